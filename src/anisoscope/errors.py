@@ -1,0 +1,40 @@
+"""The errors a user can meet. Each says what was seen, what was expected and what to do."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+
+class AnisoscopeError(Exception):
+    """Anything this package raises on purpose; the command line prints it as one line and exits with 1."""
+
+
+class InputError(AnisoscopeError):
+    """Something the user gave (a file, a name, an option) cannot be used as it is."""
+
+
+class MetricError(AnisoscopeError):
+    """A metric has no value for this cloud: which metric, why, and what would help."""
+
+    def __init__(self, metric: str, reason: str, remedy: str) -> None:
+        super().__init__(f"{metric}: {reason}; {remedy}")
+        self.metric = metric
+        self.reason = reason
+        self.remedy = remedy
+
+
+class CaptureError(AnisoscopeError):
+    """A site that was asked for was not seen in the model."""
+
+
+class StoreError(AnisoscopeError):
+    """A run folder cannot be read or written."""
+
+
+def unknown(kind: str, name: str, known: Iterable[str]) -> InputError:
+    """An InputError for a name that does not exist, with its nearest neighbours."""
+    names = sorted(known)
+    near = difflib.get_close_matches(name, names, n=3, cutoff=0.5)
+    hint = f"did you mean {' or '.join(near)}?" if near else f"known: {', '.join(names)}"
+    return InputError(f"no {kind} is called {name!r}; {hint}")

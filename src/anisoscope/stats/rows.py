@@ -1,0 +1,95 @@
+"""Token vectors at a site, with what is known of each token. No behaviour: data that capture makes and statistics eat."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+_MASK = (1 << 63) - 1
+
+
+@dataclass(frozen=True)
+class Tokens:
+    """What is known of n tokens, shared by the rows of every site of a batch. All columns live on the CPU.
+
+    `document` and `position` (in that document) name a token; `offset` is its position in the window the model saw
+    (0: the attention sink); `token` its id; `block` the block of contiguous documents it is counted in for error bars.
+    """
+
+    key: Tensor  # (n,) int64 in [0, 2^63): a hash of seed, document, position
+    document: Tensor  # (n,) int64
+    position: Tensor  # (n,) int64
+    offset: Tensor  # (n,) int64
+    token: Tensor  # (n,) int64, -1 where there is none
+    block: Tensor  # (n,) int64
+
+    def __len__(self) -> int:
+        return len(self.key)
+
+    def take(self, index: Tensor | slice) -> Tokens:
+        """The tokens at these places (an index, a mask or a slice)."""
+        return Tokens(*(column[index] for column in self.columns()))
+
+    def columns(self) -> tuple[Tensor, ...]:
+        return (self.key, self.document, self.position, self.offset, self.token, self.block)
+
+
+@dataclass(frozen=True)
+class Rows:
+    """The vectors of n tokens at one site: x is (n, d), any float dtype, any device."""
+
+    x: Tensor  # (n, d)
+    tokens: Tokens
+
+    def take(self, index: Tensor | slice) -> Rows:
+        where = index.to(self.x.device) if isinstance(index, Tensor) else index
+        return Rows(self.x[where], self.tokens.take(index))
+
+
+def token_table(
+    document: Tensor,
+    position: Tensor,
+    *,
+    offset: Tensor | None = None,
+    token: Tensor | None = None,
+    block: Tensor | None = None,
+    seed: int = 0,
+) -> Tokens:
+    """A table of tokens with their keys; what is not given is `position`, -1 and 0."""
+    document, position = document.to("cpu", torch.int64), position.to("cpu", torch.int64)
+    return Tokens(
+        key=token_key(document, position, seed),
+        document=document,
+        position=position,
+        offset=position if offset is None else offset.to("cpu", torch.int64),
+        token=torch.full_like(document, -1) if token is None else token.to("cpu", torch.int64),
+        block=torch.zeros_like(document) if block is None else block.to("cpu", torch.int64),
+    )
+
+
+def token_key(document: Tensor, position: Tensor, seed: int = 0) -> Tensor:
+    """A well-mixed 63-bit key of (seed, document, position): the same token has the same key at every site and step.
+
+    Two rounds of the splitmix64 finaliser on wrapping int64 arithmetic.
+    """
+    return _mix(_mix(document + _wrap(seed * 0x9E3779B97F4A7C15)) + position) & _MASK
+
+
+def _mix(z: Tensor) -> Tensor:
+    z = z + _wrap(0x9E3779B97F4A7C15)
+    z = (z ^ _shift(z, 30)) * _wrap(0xBF58476D1CE4E5B9)
+    z = (z ^ _shift(z, 27)) * _wrap(0x94D049BB133111EB)
+    return z ^ _shift(z, 31)
+
+
+def _shift(z: Tensor, by: int) -> Tensor:
+    """Logical right shift (torch shifts int64 arithmetically)."""
+    return (z >> by) & ((1 << (64 - by)) - 1)
+
+
+def _wrap(value: int) -> int:
+    """A Python integer as the int64 with the same low 64 bits."""
+    value &= (1 << 64) - 1
+    return value - (1 << 64) if value >= 1 << 63 else value
