@@ -1,4 +1,4 @@
-"""Token vectors at a site, with what is known of each token. No behaviour: data that capture makes and statistics eat."""
+"""Token vectors at a site, with what is known of each token: what capture makes and statistics eat."""
 
 from __future__ import annotations
 
@@ -67,6 +67,16 @@ def token_table(
         token=torch.full_like(document, -1) if token is None else token.to("cpu", torch.int64),
         block=torch.zeros_like(document) if block is None else block.to("cpu", torch.int64),
     )
+
+
+def bare_rows(
+    x: Tensor, *, first: int = 0, document: Tensor | None = None, block: Tensor | None = None, seed: int = 0
+) -> Rows:
+    """Rows of vectors that come without tokens; row i (counted from `first`) is its own document unless told."""
+    number = torch.arange(first, first + len(x))
+    if document is None:
+        document, number = number, torch.zeros_like(number)
+    return Rows(x, token_table(document, number, offset=torch.ones_like(number), block=block, seed=seed))
 
 
 def token_key(document: Tensor, position: Tensor, seed: int = 0) -> Tensor:

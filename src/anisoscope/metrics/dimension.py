@@ -1,0 +1,210 @@
+"""Intrinsic dimension: in how many directions one can move without leaving the cloud.
+
+All estimators read the keyed sample, exact copies of a row removed first (and counted in the note). All saturate: a
+true 50 reads about 32 from 2,048 rows, so compare only numbers of equal n, which the record holds.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+from anisoscope.metrics.metric import Undefined, Value, metric
+from anisoscope.stats.derived import Neighbours
+
+_INF = math.inf
+_KEEPS = {"rotation", "scale", "shift"}
+_MLE_NEIGHBOURS = 20
+_LOCAL_ROWS = 256
+_LOCAL_SHARE = 0.95
+_PUBLISHED_SHARE = 0.2
+
+
+@metric(
+    Neighbours, low=0, high=_INF, keeps=_KEEPS, paper="facco2017",
+    knows={"line": (1, 0.1), "plane": (3, 0.3), "swiss roll": (2, 0.2), "curved": (4, 0.5), "duplicates": (3, 0.3)},
+)  # fmt: skip
+def two_nn(neighbours: Neighbours) -> Iterator[Value]:
+    """Intrinsic dimension from the ratio of the distances to the second and the first neighbour.
+
+    Slope through the origin of −ln(1 − F(μ)) on ln μ, μ = r2/r1, over the lowest 90 % of μ. `neighbours=all` counts
+    every row; where documents are known, `neighbours=other documents` leaves a row's own document out: tokens that
+    follow each other are near for that reason alone and pull the dimension down.
+    """
+    yield _value(neighbours, _slope(_log_ratios(neighbours), 0.9), variant={"neighbours": "all"})
+    yield from _across(neighbours, lambda log_mu: _slope(log_mu, 0.9))
+
+
+@metric(
+    Neighbours, low=0, high=_INF, keeps=_KEEPS, paper="facco2017",
+    knows={"line": (1, 0.1), "plane": (3, 0.3), "swiss roll": (2, 0.2), "curved": (4, 0.5), "duplicates": (3, 0.3)},
+)  # fmt: skip
+def two_nn_ml(neighbours: Neighbours) -> Iterator[Value]:
+    """Intrinsic dimension from the same ratios by maximum likelihood.
+
+    (n − 1)/Σ ln μ; variants as in `two_nn`.
+    """
+    yield _value(neighbours, _likeliest(_log_ratios(neighbours)), variant={"neighbours": "all"})
+    yield from _across(neighbours, _likeliest)
+
+
+@metric(
+    Neighbours, low=0, high=_INF, keeps=_KEEPS, paper="razzhigaev2023", knows={"plane": (3, 0.4)},
+)  # fmt: skip
+def two_nn_paper(neighbours: Neighbours) -> Value:
+    """Intrinsic dimension as `The Shape of Learning` computed it: for comparison, not for use.
+
+    The slope over the lowest 20 % of μ only, with copies of a row left in the distribution: 10 % of duplicates turn a
+    true 10 into about 17.
+    """
+    distance, copies = neighbours.distance, neighbours.copies
+    _enough(neighbours)
+    nearest_is_double = copies[neighbours.index[:, 0]] > 1
+    second = torch.where(nearest_is_double, distance[:, 0], distance[:, 1])
+    alone = copies[neighbours.row] == 1  # a row with a copy has r1 = 0 and no ratio
+    total = int(copies[neighbours.row].sum())
+    log_mu = (second / distance[:, 0]).log()[alone].sort().values
+    share = torch.arange(1, len(log_mu) + 1, dtype=torch.float64) / total
+    keep = share <= _PUBLISHED_SHARE
+    return _value(neighbours, _through_origin(log_mu[keep], -torch.log1p(-share[keep])), n=total)
+
+
+@metric(
+    Neighbours, low=0, high=_INF, keeps=_KEEPS, paper="denti2022",
+)  # fmt: skip
+def gride(neighbours: Neighbours) -> Iterator[Value]:
+    """Intrinsic dimension by scale, from the ratio of the distances to neighbours 2k and k; index is k.
+
+    Maximum likelihood of d for r_2k/r_k, k = 1, 2, 4, …: near-copies and noise spoil small k, curvature large k; a
+    plateau is a dimension.
+    """
+    _enough(neighbours)
+    k = 1
+    while 2 * k <= neighbours.distance.shape[1]:
+        log_mu = (neighbours.distance[:, 2 * k - 1] / neighbours.distance[:, k - 1]).log()
+        yield _value(neighbours, _gride(log_mu, k), index=k)
+        k *= 2
+
+
+@metric(
+    Neighbours, low=0, high=_INF, keeps=_KEEPS, paper="levina2005",
+    knows={"line": (1, 0.1), "plane": (3, 0.3), "swiss roll": (2, 0.2)},
+)  # fmt: skip
+def mle_dimension(neighbours: Neighbours) -> Value:
+    """Intrinsic dimension from how fast neighbours accumulate around a row.
+
+    (k − 1)/Σ_j ln(r_k/r_j) with k = 20, averaged harmonically over rows.
+    """
+    _enough(neighbours)
+    k = min(_MLE_NEIGHBOURS, neighbours.distance.shape[1])
+    near = neighbours.distance[:, :k]
+    logs = (near[:, -1:] / near[:, :-1]).log().sum(1)  # (n,)
+    if k < 3 or float(logs.mean()) <= 0:
+        raise Undefined("all neighbours are at one distance", "give at least 4 rows in general position")
+    return _value(neighbours, (k - 1) / float(logs.mean()), variant={"k": k})
+
+
+@metric(
+    Neighbours, low=0, high=_INF, keeps=_KEEPS, paper="fukunaga1971",
+    knows={"line": 1, "plane": (3, 0.2), "swiss roll": (2, 0.3)},
+)  # fmt: skip
+def local_pca_dimension(neighbours: Neighbours) -> Value:
+    """Average number of directions that hold 95 % of the variance among a row's nearest neighbours.
+
+    At most the number of neighbours (32) can be seen, so a large value is a lower bound. 256 rows are asked about.
+    """
+    _enough(neighbours)
+    asked = torch.linspace(0, len(neighbours.index) - 1, min(_LOCAL_ROWS, len(neighbours.index))).long().unique()
+    near = neighbours.x[neighbours.index[asked].to(neighbours.x.device)].double()  # (q, K, d)
+    near = near - near.mean(1, keepdim=True)
+    variance = torch.linalg.svdvals(near).square()  # (q, K)
+    share = variance.cumsum(1) / variance.sum(1, keepdim=True).clamp(min=1e-300)
+    count = (share < _LOCAL_SHARE).sum(1) + 1
+    k = neighbours.index.shape[1]
+    return _value(neighbours, float(count.double().mean()), variant={"k": k, "share": _LOCAL_SHARE}, n=len(asked))
+
+
+def _log_ratios(neighbours: Neighbours) -> Tensor:
+    """ln μ, ascending."""
+    _enough(neighbours)
+    return (neighbours.distance[:, 1] / neighbours.distance[:, 0]).log().sort().values
+
+
+def _across(neighbours: Neighbours, estimate: object) -> Iterator[Value]:
+    """The same estimate from neighbours in other documents, with the share of rows whose nearest is in their own."""
+    if not neighbours.other.shape[1]:
+        return
+    there = neighbours.other.isfinite().all(1)
+    if int(there.sum()) < 3:
+        return
+    other = neighbours.other[there]
+    log_mu = (other[:, 1] / other[:, 0]).log().sort().values
+    own = float(neighbours.same_document.double().mean())
+    yield _value(
+        neighbours,
+        estimate(log_mu),  # type: ignore[operator]
+        variant={"neighbours": "other documents"},
+        n=int(there.sum()),
+        note=f"{own:.0%} of rows have their nearest neighbour in their own document",
+    )
+
+
+def _slope(log_mu: Tensor, share: float) -> float:
+    n = len(log_mu)
+    keep = max(2, int(share * n))
+    heights = -torch.log1p(-torch.arange(1, keep + 1, dtype=torch.float64) / n) if keep < n else None
+    if heights is None:
+        raise Undefined(f"{n} different rows are too few", "give at least 20")
+    return _through_origin(log_mu[:keep], heights)
+
+
+def _through_origin(x: Tensor, y: Tensor) -> float:
+    square = float(x @ x)
+    if square <= 0:
+        raise Undefined("first and second neighbours are equally far", "the rows lie on a grid; add noise or jitter")
+    return float(x @ y) / square
+
+
+def _likeliest(log_mu: Tensor) -> float:
+    total = float(log_mu.sum())
+    if total <= 0:
+        raise Undefined("first and second neighbours are equally far", "the rows lie on a grid; add noise or jitter")
+    return (len(log_mu) - 1) / total
+
+
+def _gride(log_mu: Tensor, k: int) -> float:
+    """The d that makes ratios of neighbours 2k and k likeliest: a root of the score, by bisection on log d.
+
+    score(d) = n/d + (k − 1) Σ ln μ/(1 − μ^−d) − (2k − 1) Σ ln μ, decreasing in d.
+    """
+    n, total = len(log_mu), float(log_mu.sum())
+    if total <= 0:
+        raise Undefined(f"neighbours {k} and {2 * k} are equally far", "the rows lie on a grid; add noise or jitter")
+    if k == 1:
+        return (n - 1) / total
+
+    def score(d: float) -> float:
+        inner = torch.where(log_mu > 0, log_mu / -torch.expm1(-d * log_mu.clamp(min=1e-300)), 1 / d)
+        return n / d + (k - 1) * float(inner.sum()) - (2 * k - 1) * total
+
+    low, high = -20.0, 20.0
+    for _ in range(100):
+        middle = (low + high) / 2
+        low, high = (middle, high) if score(math.exp(middle)) > 0 else (low, middle)
+    return math.exp((low + high) / 2)
+
+
+def _enough(neighbours: Neighbours) -> None:
+    if neighbours.distance.shape[1] < 2 or len(neighbours.distance) < 3:
+        raise Undefined(f"{len(neighbours.distance)} different rows are too few", "give at least 20")
+
+
+def _value(
+    neighbours: Neighbours, value: float, *, n: int | None = None, note: str | None = None, **where: object
+) -> Value:
+    copies = int(neighbours.copies.sum()) - len(neighbours.copies)
+    notes = [text for text in (f"{copies} duplicate rows removed" if copies else None, note) if text]
+    return Value(value, n=len(neighbours.distance) if n is None else n, note="; ".join(notes) or None, **where)  # type: ignore[arg-type]

@@ -1,0 +1,239 @@
+"""How evenly rows fill the directions of their space: cosine, drift, share of variance, partition function."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+
+from torch import Tensor
+
+from anisoscope.metrics.metric import Undefined, Value, metric
+from anisoscope.metrics.shares import top_share_of, variance_of
+from anisoscope.stats.derived import Groups
+from anisoscope.stats.directions import CentredDirections, Directions
+from anisoscope.stats.documents import Documents
+from anisoscope.stats.moments import Moments
+from anisoscope.stats.partition import Partition
+
+ZETA = 0.2  # shrinkage of IsoScore*
+_INF = math.inf
+
+
+@metric(
+    Directions, low=-1, high=1, keeps={"rotation", "scale", "row-scale"}, paper="ethayarajh2019",
+    knows={"sphere": (0, 0.01), "one direction": 1, "cone": (0.8, 0.02)}, null=lambda iso, _: 0.0,
+)  # fmt: skip
+def mean_cosine(directions: Directions) -> Value:
+    """Average cosine between two different rows, over all pairs.
+
+    (‖Σu‖² − n)/(n(n − 1)) with u = x/‖x‖: exact, in one read. It reflects the mean of the rows; see
+    `mean_cosine_centred`. Rows of norm zero have no direction: they are left out and counted.
+
+    Two equal rows give 1, two opposite rows −1.
+    """
+    return _cosine(directions.unit, directions.directed, int(directions.zero))
+
+
+@metric(
+    CentredDirections, low=-1, high=1, keeps={"rotation", "scale", "shift"}, paper="ethayarajh2019",
+    knows={"sphere": (0, 0.01), "cone": (0, 0.02)}, null=lambda _, v: -1 / ((v.n or 2) - 1),
+)  # fmt: skip
+def mean_cosine_centred(directions: CentredDirections) -> Value:
+    """Average cosine between two different rows after the mean row is subtracted.
+
+    The same formula on x − mean. The mean must be known first: from a file this takes a second pass; inside a model
+    it is computed on the keyed sample.
+    """
+    return _cosine(directions.unit, directions.directed, int(directions.zero))
+
+
+@metric(
+    Directions, Documents, low=-1, high=1, keeps={"rotation", "scale", "row-scale"}, paper="anisoscope",
+    requires={"documents"}, null=lambda iso, _: 0.0,
+)  # fmt: skip
+def mean_cosine_across_documents(directions: Directions, documents: Documents) -> Value:
+    """Average cosine between two rows of different documents.
+
+    (‖Σu‖² − Σ_b ‖Σ_{i∈b} u‖²)/(n² − Σ n_b²): what rows share although their texts do not.
+    """
+    n = directions.directed
+    pairs = n**2 - documents.all_square
+    if pairs <= 0:
+        raise Undefined("all rows are of one document", "give at least two documents")
+    total = float(directions.unit @ directions.unit)
+    return Value((total - documents.all_unit_square) / pairs, n=n)
+
+
+@metric(
+    Directions, low=0, high=_INF, keeps={"rotation"}, paper="godey2024",
+    knows={"sphere": (0, 0.3), "one direction": 2},
+)  # fmt: skip
+def drift_norm(directions: Directions) -> float:
+    """Length of the mean row.
+
+    ‖Σx‖/n. Correlate the cosine with this, not with ‖Σu‖/n, which determines the cosine by itself.
+    """
+    return float(directions.total.norm()) / directions.n
+
+
+@metric(
+    Directions, low=0, high=1, keeps={"rotation", "scale"}, paper="godey2024",
+    knows={"one direction": (0.894, 0.001), "sphere": (0, 0.05)}, null=lambda iso, _: 1 / math.sqrt(iso.rows),
+)  # fmt: skip
+def relative_drift(directions: Directions) -> float:
+    """Length of the mean row in units of the rows' root mean square length.
+
+    ‖mean x‖/√(mean ‖x‖²): 0 for a centred cloud, 1 when all rows are equal.
+    """
+    square = float(directions.norm_square) / directions.n
+    if square == 0:
+        raise Undefined("all rows are zero", "check what was captured")
+    return min(1.0, float(directions.total.norm()) / directions.n / math.sqrt(square))
+
+
+@metric(
+    Moments, low=0, high=1, keeps={"rotation", "scale", "shift"}, paper="razzhigaev2023",
+    knows={"line": 1, "sphere": (1 / 16, 0.01), "outlier dimension": (0.862, 0.02)}, null=lambda iso, _: iso.top_share,
+)  # fmt: skip
+def spectral_anisotropy(moments: Moments) -> float:
+    """Share of the variance that the top direction carries.
+
+    λ1/Σλ = σ1²/Σσ² of the centred rows: 1/d for a sphere, 1 for a line. σ = (10, 2, 1) gives 0.952.
+    """
+    return top_share_of(moments.eigenvalues)
+
+
+@metric(
+    Moments, low=0, high=1, keeps={"rotation", "scale"}, paper="razzhigaev2023",
+    knows={"one direction": 1, "sphere": (1 / 16, 0.01)}, null=lambda iso, _: iso.top_share,
+)  # fmt: skip
+def spectral_anisotropy_uncentred(moments: Moments) -> float:
+    """Share of the squared length that the top direction carries, the mean included.
+
+    σ1²/Σσ² of the rows as they are: a large mean alone makes it large.
+    """
+    return top_share_of(moments.eigenvalues_uncentred)
+
+
+@metric(
+    Moments, low=0, high=1, keeps={"rotation", "scale"}, paper="razzhigaev2023",
+    knows={"one direction": (1, 1e-6), "sphere": (1 / 16, 0.005)},
+    null=lambda iso, _: float(iso.eigenvalues[0].sqrt() / iso.eigenvalues.sqrt().sum()),
+)  # fmt: skip
+def singular_anisotropy(moments: Moments) -> float:
+    """Share of the top singular value in the sum of singular values, uncentred.
+
+    σ1/Σσ, as notes on the paper give it; the authors' code squares and centres (`spectral_anisotropy`).
+    σ = (10, 2, 1) gives 0.769.
+    """
+    return top_share_of(moments.eigenvalues_uncentred.sqrt())
+
+
+@metric(
+    Moments, low=1, high=_INF, keeps={"rotation", "scale", "shift"}, paper="rudman2022",
+    knows={"line": 1, "sphere": (16, 0.2), "plane": (3, 0.05)}, null=lambda iso, _: iso.participation_ratio,
+)  # fmt: skip
+def participation_ratio(moments: Moments) -> float:
+    """Number of directions that share the variance.
+
+    (Σλ)²/Σλ² = (tr C)²/‖C‖²: d for a sphere, 1 for a line; needs no eigenvalues. A finite sample of a sphere gives
+    about 1/(1/d + 1/n); `participation_ratio_unbiased` does not have that bias.
+    """
+    trace = variance_of(moments)
+    return float(trace**2 / moments.scatter.square().sum())
+
+
+@metric(
+    Groups, low=-_INF, high=_INF, keeps={"rotation", "scale", "shift"}, paper="anisoscope",
+    knows={"sphere": (16, 0.3), "plane": (3, 0.05)}, null=None,
+)  # fmt: skip
+def participation_ratio_unbiased(groups: Groups) -> Value:
+    """Participation ratio from pairs of different document blocks only, free of the finite-sample bias.
+
+    [(Σt)² − Σt_b²]/[‖ΣS‖² − Σ‖S_b‖²] with S_b the scatter of block b about the common mean, t_b its trace. For a
+    sphere of any sample size it is d on average; it may exceed d.
+    """
+    blocks = len(groups.trace)
+    if blocks < 2:
+        raise Undefined("all rows are in one block of documents", "give at least two documents")
+    squares = groups.overlap.sum() - groups.overlap.diagonal().sum()
+    if squares <= 0:
+        raise Undefined("different blocks share no direction of variance", "give more rows")
+    return Value(float((groups.trace.sum() ** 2 - groups.trace.square().sum()) / squares))
+
+
+@metric(
+    Moments, low=0, high=1, keeps={"rotation", "scale", "shift"}, paper="rudman2022",
+    knows={"sphere": (1, 0.01), "line": 0}, null=lambda iso, _: iso.isoscore,
+)  # fmt: skip
+def isoscore(moments: Moments) -> float:
+    """Evenness of variance over directions: 1 is a sphere, 0 a line.
+
+    (PR − 1)/(d − 1), exactly the published score.
+    """
+    return _isoscore(participation_ratio(moments), moments.dim)
+
+
+@metric(
+    Moments, low=0, high=1, keeps={"rotation", "scale", "shift"}, paper="rudman2024",
+    knows={"sphere": (1, 0.01), "line": (0.018, 0.01)},
+    null=lambda iso, _: _isoscore(_shrunk(iso.participation_ratio, iso.dim), iso.dim),
+)  # fmt: skip
+def isoscore_star(moments: Moments) -> Value:
+    """IsoScore of the covariance shrunk towards a sphere of the same trace.
+
+    IsoScore of (1 − ζ)C + ζ·(tr C/d)·I with ζ = 0.2: stable where there are fewer rows than dimensions.
+    """
+    return Value(_isoscore(_shrunk(participation_ratio(moments), moments.dim), moments.dim), variant={"zeta": ZETA})
+
+
+@metric(
+    Partition, low=0, high=1, keeps={"rotation"}, paper="mu2018", knows={"sphere": (0.9, 0.1)},
+)  # fmt: skip
+def partition_isotropy(partition: Partition) -> Iterator[Value]:
+    """Smallest over largest value of the partition function along the cloud's axes: 1 is isotropic.
+
+    min Z(v)/max Z(v), Z(v) = Σ exp(x·v), v the eigenvectors of XᵀX. Their sign is arbitrary: `signs=both` uses ±v,
+    `signs=mean` the side of the mean. It depends on scale (`rows=raw`); `rows=unit-rms` rescales the cloud so that
+    widths can be compared. A light-tailed cloud of mean m gives about exp(−‖m‖) (`mean`) or exp(−2‖m‖) (`both`).
+    """
+    for scale, rows in enumerate(("raw", "unit-rms")):
+        both = partition.log_z[scale]  # (2, d)
+        for signs, chosen in (("both", both), ("mean", both[0])):
+            ratio = float((chosen.min() - chosen.max()).exp())
+            yield Value(ratio, variant={"rows": rows, "signs": signs})
+
+
+@metric(
+    Directions, low=-1, high=1, keeps={"scale", "row-scale"}, paper="timkey2021", top=8,
+)  # fmt: skip
+def cosine_contribution(directions: Directions) -> Iterator[Value]:
+    """How much each dimension adds to the mean cosine; index is the dimension.
+
+    ((Σu_i)² − Σu_i²)/(n(n − 1)): sums to `mean_cosine`. A run records the largest.
+    """
+    n = directions.directed
+    if n < 2:
+        raise Undefined(f"{n} rows have a direction", "give at least two rows that are not zero")
+    each = (directions.unit.square() - directions.unit_square) / (n * (n - 1))
+    for place, value in enumerate(each.tolist()):
+        yield Value(value, index=place, n=n)
+
+
+def _cosine(unit: Tensor, n: int, zero: int) -> Value:
+    if n < 2:
+        raise Undefined(f"{n} rows have a direction", "give at least two rows that are not zero")
+    note = f"{zero} rows of norm zero left out" if zero else None
+    return Value((float(unit @ unit) - n) / (n * (n - 1)), n=n, note=note)
+
+
+def _isoscore(ratio: float, d: int) -> float:
+    if d < 2:
+        raise Undefined("the rows have one dimension", "evenness needs at least two")
+    return (ratio - 1) / (d - 1)
+
+
+def _shrunk(ratio: float, d: int) -> float:
+    """Participation ratio of (1 − ζ)C + ζ(tr C/d)I from that of C."""
+    keep = (1 - ZETA) ** 2
+    return 1 / (keep / ratio + (1 - keep) / d)

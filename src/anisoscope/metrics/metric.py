@@ -1,0 +1,202 @@
+"""What a metric is: a pure function of statistics, with declared facts that the tests hold it to."""
+
+from __future__ import annotations
+
+import inspect
+import math
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from anisoscope.errors import MetricError
+from anisoscope.metrics.nulls import Isotropic
+from anisoscope.stats.blocks import Cloud
+from anisoscope.stats.cloud import cloud_of
+from anisoscope.stats.derived import resolve, sources
+from anisoscope.stats.directions import Directions
+from anisoscope.stats.moments import Moments
+
+INVARIANCES = {
+    "rotation": "any rotation or reflection of the space",
+    "permutation": "reordering coordinates and flipping their signs",
+    "scale": "multiplying all rows by one number",
+    "shift": "adding one vector to all rows",
+    "row-scale": "multiplying each row by a number of its own",
+}
+_SLACK = 1e-9  # rounding allowed beyond a declared range
+
+
+class Undefined(Exception):
+    """Raised inside a metric that has no value for these rows; becomes a MetricError that names the metric."""
+
+    def __init__(self, reason: str, remedy: str) -> None:
+        super().__init__(reason, remedy)
+        self.reason = reason
+        self.remedy = remedy
+
+
+@dataclass(frozen=True)
+class Value:
+    """One number of a metric: which (index, variant), from how many rows, its null level and its caveat."""
+
+    value: float | None
+    index: int | None = None
+    variant: Mapping[str, Any] = field(default_factory=dict)
+    n: int | None = None
+    null: float | None = None
+    note: str | None = None
+
+    @property
+    def key(self) -> tuple[Any, ...]:
+        return (self.index, *sorted(self.variant.items()))
+
+
+@dataclass(frozen=True)
+class Metric:
+    """A function of statistics with its facts. Call it on an array of rows, or on the statistics themselves."""
+
+    name: str
+    function: Callable[..., Any]
+    needs: tuple[type, ...]
+    low: float
+    high: float
+    keeps: frozenset[str]
+    knows: Mapping[str, float | tuple[float, float]]
+    paper: str
+    version: int
+    null: Callable[[Isotropic, Value], float | None] | None
+    requires: frozenset[str]  # "documents", "tokens": what the rows must come with
+    slow: bool
+    top: int | None  # how many of its largest numbers are recorded
+
+    @property
+    def family(self) -> str:
+        return self.function.__module__.rsplit(".", 1)[-1]
+
+    @property
+    def meaning(self) -> str:
+        """The first sentence of its docstring."""
+        return " ".join(self.text.split("\n\n")[0].split())
+
+    @property
+    def text(self) -> str:
+        return inspect.cleandoc(self.function.__doc__ or "")
+
+    @property
+    def sources(self) -> frozenset[str]:
+        """Names of the statistics that must be collected for it."""
+        return frozenset(name for kind in self.needs for name in sources(kind))
+
+    def card(self) -> dict[str, Any]:
+        """What a run keeps of a metric, so that it renders where this package's metrics are not installed."""
+        return {
+            "name": self.name,
+            "family": self.family,
+            "meaning": self.meaning,
+            "text": self.text,
+            "low": None if math.isinf(self.low) else self.low,
+            "high": None if math.isinf(self.high) else self.high,
+            "ignores": sorted(self.keeps),
+            "needs": [kind.__name__ for kind in self.needs],
+            "paper": self.paper,
+            "version": self.version,
+        }
+
+    def __call__(self, *given: Any, documents: Any = None) -> Any:
+        """The value: of an array of rows (a float, or {index or variant: float}), or of the statistics it needs."""
+        if given and all(isinstance(stat, kind) for stat, kind in zip(given, self.needs, strict=False)):
+            return self.function(*given)
+        (rows,) = given
+        values = self.values(cloud_of(rows, self.sources, documents=documents))
+        if len(values) == 1 and values[0].index is None:
+            return values[0].value
+        return {_label(value): value.value for value in values}
+
+    def values(self, cloud: Cloud) -> list[Value]:
+        """All its numbers for a cloud, checked: finite, inside the declared range, or a MetricError that says why."""
+        try:
+            _check_rows(cloud)
+            found = self.function(*(resolve(cloud, kind) for kind in self.needs))
+        except Undefined as why:
+            raise MetricError(self.name, why.reason, why.remedy) from None
+        values = list(found) if isinstance(found, Iterable) else [found]
+        return [self._checked(value if isinstance(value, Value) else Value(float(value))) for value in values]
+
+    def _checked(self, value: Value) -> Value:
+        number = value.value
+        if number is None:
+            return value
+        if not math.isfinite(number):
+            raise MetricError(self.name, f"the result is {number}", "these rows are outside what it can measure")
+        slack = _SLACK * max(1.0, abs(number))
+        if not self.low - slack <= number <= self.high + slack:
+            raise MetricError(
+                self.name,
+                f"the result {number} lies outside its range [{self.low}, {self.high}]",
+                "rounding has spoilt it: pass the rows in float64",
+            )
+        clipped = min(max(float(number), self.low), self.high)
+        return Value(clipped, value.index, value.variant, value.n, value.null, value.note)
+
+
+def metric(
+    *needs: type,
+    low: float,
+    high: float,
+    keeps: set[str],
+    paper: str,
+    knows: Mapping[str, float | tuple[float, float]] | None = None,
+    version: int = 1,
+    null: Callable[[Isotropic, Value], float | None] | None = None,
+    requires: set[str] | None = None,
+    slow: bool = False,
+    top: int | None = None,
+) -> Callable[[Callable[..., Any]], Metric]:
+    """Makes a function of statistics a metric; see CONTRIBUTING.md for the facts it declares.
+
+    `knows` maps clouds of `anisoscope.synthetic` to the answer, or to (answer, tolerance).
+    """
+    odd = keeps - set(INVARIANCES)
+    if odd:
+        raise ValueError(f"unknown invariances {sorted(odd)}; known: {', '.join(INVARIANCES)}")
+
+    def wrap(function: Callable[..., Any]) -> Metric:
+        return Metric(
+            name=function.__name__,
+            function=function,
+            needs=needs,
+            low=low,
+            high=high,
+            keeps=frozenset(keeps | ({"permutation"} if "rotation" in keeps else set())),
+            knows=knows or {},
+            paper=paper,
+            version=version,
+            null=null,
+            requires=frozenset(requires or ()),
+            slow=slow,
+            top=top,
+        )
+
+    return wrap
+
+
+def _check_rows(cloud: Cloud) -> None:
+    """NaN and Inf poison every sum: say so once, with the count, instead of failing in each metric."""
+    bad = 0
+    if cloud.has(Directions):
+        bad = int(cloud.get(Directions).bad)
+    elif cloud.has(Moments) and not bool(cloud.get(Moments).fourth.isfinite()):
+        bad = -1
+    if bad:
+        how_many = f"{bad} rows hold" if bad > 0 else "some rows hold"
+        raise Undefined(
+            f"{how_many} NaN or Inf (or numbers whose square overflows)",
+            "drop those rows, or rescale them, or pass float64",
+        )
+
+
+def _label(value: Value) -> Any:
+    if not value.variant:
+        return value.index
+    parts = [f"{key}={entry}" for key, entry in value.variant.items()]
+    return ", ".join(parts if value.index is None else [*parts, str(value.index)])

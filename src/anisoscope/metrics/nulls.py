@@ -1,0 +1,105 @@
+"""What isotropic rows of the same documents would give: the level beside every score.
+
+A finite sample of a perfect sphere does not look perfectly round, and dependent tokens make the sample smaller than
+it is. The null of a cloud rotates each document independently: nothing is left but the documents' own lumpiness. With
+S_b the scatter of document b about the common mean and t_b its trace, the expected participation ratio is
+PR₀ = (Σ t_b)² / [Σ ‖S_b‖² + ((Σ t_b)² − Σ t_b²)/d]. Read as 1/PR₀ = 1/d + 1/rows it gives the number of independent
+isotropic rows the cloud is worth, and the Marchenko–Pastur law for that number gives the other levels.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+from anisoscope.stats.blocks import Cloud
+from anisoscope.stats.documents import Documents, segments
+from anisoscope.stats.moments import Moments
+from anisoscope.stats.sample import Sample
+
+_POINTS = 4096  # quadrature points of the Marchenko–Pastur law
+
+
+@dataclass(frozen=True)
+class Isotropic:
+    """`rows` independent isotropic rows in `dim` dimensions: what the cloud would be without structure."""
+
+    dim: int
+    rows: float
+
+    @property
+    def participation_ratio(self) -> float:
+        return 1 / (1 / self.dim + 1 / self.rows)
+
+    @property
+    def isoscore(self) -> float:
+        return (self.participation_ratio - 1) / (self.dim - 1)
+
+    @property
+    def top_share(self) -> float:
+        """λ1/Σλ: the upper edge (1 + √(d/rows))²/d."""
+        return min(1.0, (1 + math.sqrt(self.dim / self.rows)) ** 2 / self.dim)
+
+    @cached_property
+    def eigenvalues(self) -> Tensor:
+        """Expected eigenvalues, descending, summing to 1: quantiles of the Marchenko–Pastur law, (d,)."""
+        d, rows = self.dim, self.rows
+        nonzero = min(d, max(1, round(rows)))
+        ratio = d / rows
+        low, high = (1 - math.sqrt(ratio)) ** 2, (1 + math.sqrt(ratio)) ** 2
+        # λ = centre + radius·cos θ makes the density smooth at both edges
+        theta = (torch.arange(_POINTS, dtype=torch.float64) + 0.5) * (math.pi / _POINTS)
+        at = (low + high) / 2 + (high - low) / 2 * torch.cos(theta)  # descending
+        weight = torch.sin(theta).square() / at.clamp(min=1e-300)
+        cumulated = torch.cumsum(weight / weight.sum(), 0)
+        wanted = (torch.arange(nonzero, dtype=torch.float64) + 0.5) / nonzero
+        values = at[torch.searchsorted(cumulated, wanted).clamp(max=_POINTS - 1)]
+        full = torch.zeros(d, dtype=torch.float64)
+        full[:nonzero] = values / values.sum()
+        return full
+
+
+def isotropic(cloud: Cloud) -> Isotropic:
+    """The null of this cloud, from its exact fourth moment and, where documents are known, pairs inside documents.
+
+    Σ_b ‖S_b‖² = Σ_i ‖y_i‖⁴ + Σ_b Σ_{i≠j in b} (y_i·y_j)²: the first sum is exact; the second is the mean over the
+    sample's pairs times the exact number of pairs.
+    """
+    moments = cloud.get(Moments)
+    return null_of(moments, _pairs_inside_documents(cloud, moments))
+
+
+def null_of(moments: Moments, inside: tuple[float, float] = (0.0, 0.0)) -> Isotropic:
+    """The null of rows with these moments; `inside` = Σ over pairs in documents of (y_i·y_j)² and ‖y_i‖²‖y_j‖²."""
+    trace = float(moments.trace)
+    if trace <= 0:
+        return Isotropic(moments.dim, float(max(moments.n, 1)))
+    overlap = float(moments.fourth) + inside[0]  # Σ ‖S_b‖²
+    square = float(moments.fourth) + inside[1]  # Σ t_b²
+    share = (overlap + (trace**2 - square) / moments.dim) / trace**2  # 1/PR₀
+    return Isotropic(moments.dim, 1 / max(share - 1 / moments.dim, 1e-12))
+
+
+def _pairs_inside_documents(cloud: Cloud, moments: Moments) -> tuple[float, float]:
+    if not (cloud.has(Documents) and cloud.has(Sample)):
+        return 0.0, 0.0
+    sample = cloud.get(Sample)
+    document, order = torch.sort(sample.rows.tokens.document, stable=True)
+    y = sample.x.cpu().double()[order] - moments.mean.cpu()
+    starts, _ = segments(document)
+    dots = norms = pairs = 0.0
+    for part in torch.tensor_split(y, starts[1:]):
+        if len(part) > 1:
+            inner = part @ part.T
+            own = inner.diagonal()
+            dots += float(inner.square().sum() - own.square().sum())
+            norms += float(own.sum() ** 2 - own.square().sum())
+            pairs += len(part) * (len(part) - 1)
+    if not pairs:
+        return 0.0, 0.0
+    all_pairs = cloud.get(Documents).all_square - moments.n
+    return dots / pairs * all_pairs, norms / pairs * all_pairs

@@ -1,0 +1,186 @@
+"""Few rows or coordinates that carry much: outlier dimensions, massive tokens, what is left without them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+from anisoscope.metrics.metric import Undefined, Value, metric
+from anisoscope.metrics.nulls import Isotropic, null_of
+from anisoscope.metrics.shares import top_share_of, variance_of
+from anisoscope.stats.derived import Peeled
+from anisoscope.stats.moments import Moments
+from anisoscope.stats.norms import Norms
+from anisoscope.stats.sample import Extremes, Sample
+
+MASSIVE = 5.0  # a token is massive when its norm exceeds this many medians
+OUTLIER = 5.0  # a dimension is an outlier when its rms exceeds this many medians of the dimensions' rms
+_INF = math.inf
+
+
+@metric(
+    Moments, low=0, high=_INF, keeps={"permutation", "scale"}, paper="timkey2021",
+    knows={"sphere": 0, "outlier dimension": 1},
+)  # fmt: skip
+def outlier_dimensions(moments: Moments) -> Value:
+    """How many dimensions are outsized: rms over five times the median of the dimensions' rms.
+
+    The note names them, largest first.
+    """
+    rms = (moments.second.diagonal() / moments.n).clamp(min=0).sqrt()
+    outsized = (rms > OUTLIER * rms.median()).nonzero()[:, 0]
+    largest = outsized[rms[outsized].argsort(descending=True)][:8].tolist()
+    note = f"dimensions {', '.join(map(str, largest))}" if largest else None
+    return Value(float(len(outsized)), note=note)
+
+
+@metric(
+    Norms, Extremes, Sample, low=0, high=_INF, keeps={"permutation"}, paper="sun2024",
+    knows={"sphere": 0, "massive row": 1},
+)  # fmt: skip
+def massive_tokens(norms: Norms, extremes: Extremes, sample: Sample) -> Iterator[Value]:
+    """How many rows are massive: by norm (over five medians) and by entry (over 100 and 1000 medians).
+
+    Medians: of the rows' norms (log histogram, good to 1 %), of the absolute entries (keyed sample).
+    """
+    held = extremes.x.double()
+    lengths = held.norm(dim=1)
+    by_norm = int((lengths > MASSIVE * norms.median).sum())
+    entry = float(sample.x.double().abs().median())
+    by_entry = int((held.abs().amax(1, keepdim=True) > max(100.0, 1000 * entry)).sum()) if len(held) else 0
+    full = len(held) == extremes.size
+    for rule, count in (("norm", by_norm), ("entry", by_entry)):
+        capped = full and count == len(held)
+        yield Value(
+            float(count), variant={"rule": rule}, note=f"at least: only {count} rows are held" if capped else None
+        )
+
+
+@metric(
+    Peeled, low=0, high=1, keeps={"rotation", "scale"}, paper="anisoscope",
+)  # fmt: skip
+def removal_curve(peeled: Peeled) -> Iterator[Value]:
+    """Spectral anisotropy without the k rows of largest norm; index is k.
+
+    Flat for a smooth cloud; a cliff when a few tokens draw the whole picture. The null is that of the rows left.
+    """
+    for k in _removals(peeled):
+        left = peeled.without_largest(k)
+        yield Value(_top_eigenvalue_share(left), index=k, n=left.n, null=null_of(left).top_share)
+
+
+@metric(
+    Peeled, low=0, high=1, keeps={"rotation", "scale"}, paper="anisoscope",
+)  # fmt: skip
+def tokens_to_halve(peeled: Peeled) -> Value:
+    """Smallest share of largest-norm rows whose removal halves the excess of spectral anisotropy over its null.
+
+    One massive row in a thousand gives 0.001. Missing where the rows held do not suffice, or where there is no
+    excess to halve.
+    """
+
+    def excess(k: int) -> float:
+        left = peeled.without_largest(k)
+        return _top_eigenvalue_share(left) - null_of(left).top_share
+
+    whole, most = excess(0), _removals(peeled)[-1]
+    if whole <= 0.1 * null_of(peeled.without_largest(0)).top_share:
+        return Value(None, note="no excess over the null to halve")
+    if excess(most) > whole / 2:
+        return Value(None, note=f"> {most / peeled.n:.2g}: removing the {most} rows held does not halve it")
+    low, high = 0, most
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if excess(middle) > whole / 2 else (low, middle)
+    return Value(high / peeled.n, n=peeled.n)
+
+
+@metric(
+    Moments, low=0, high=1, keeps={"permutation", "scale", "shift"}, paper="anisoscope",
+    knows={"outlier dimension": (1, 0.01)},
+)  # fmt: skip
+def top_coordinate(moments: Moments) -> Value:
+    """Largest squared entry of the top eigenvector: 1 when one coordinate is the anisotropy; the note names it."""
+    variance_of(moments)
+    top = moments.top_axis.square()
+    return Value(float(top.max()), note=f"coordinate {int(top.argmax())}")
+
+
+@metric(
+    Sample, low=0, high=1, keeps={"rotation", "scale", "shift"}, paper="tyler1987", slow=True,
+    knows={"sphere": (1 / 16, 0.01)},
+)  # fmt: skip
+def tyler_share(sample: Sample) -> Value:
+    """Share of the top direction in Tyler's shape matrix, which no row's length can sway.
+
+    The fixed point of V ∝ Σ yyᵀ/(yᵀV⁻¹y), y the rows about their coordinatewise median. One massive row changes
+    nothing; a true top share of .9 stays .9.
+    """
+    y = sample.x.double()
+    y = y - y.median(0).values
+    length = y.norm(dim=1)
+    y = y[length > 0] / length[length > 0, None]
+    n, d = y.shape
+    if n < 2 * d:
+        raise Undefined(f"{n} rows with a direction in {d} dimensions", f"give at least {2 * d} rows")
+    return Value(top_share_of(torch.linalg.eigvalsh(_tyler(y)).flip(0)), n=n, null=Isotropic(d, n).top_share)
+
+
+def _tyler(y: Tensor) -> Tensor:
+    """Tyler's shape matrix of unit rows, trace 1, (n, d) -> (d, d)."""
+    d = y.shape[1]
+    shape = y.T @ y / len(y)
+    for _ in range(100):
+        factor, failed = torch.linalg.cholesky_ex(shape)
+        if failed:
+            raise Undefined("the rows fill fewer dimensions than they have", "project them on their span first")
+        weight = torch.linalg.solve_triangular(factor, y.T, upper=False).square().sum(0)  # (n,) yᵀV⁻¹y
+        new = (y / weight[:, None]).T @ y
+        new = new / new.diagonal().sum()
+        moved = (new - shape).norm() / new.norm()
+        shape = new
+        if moved < 1e-6 * math.sqrt(d):
+            break
+    return shape
+
+
+def _top_eigenvalue_share(moments: Moments) -> float:
+    """λ1/Σλ by Lanczos: the curve needs one eigenvalue of many matrices."""
+    return float(_largest_eigenvalue(moments.scatter) / variance_of(moments))
+
+
+def _largest_eigenvalue(matrix: Tensor) -> Tensor:
+    """λ1 of a positive matrix: Lanczos with full reorthogonalisation from a fixed start, to 1e-12."""
+    d = len(matrix)
+    start = torch.randn(d, generator=torch.Generator().manual_seed(0), dtype=torch.float64).to(matrix.device)
+    basis = [start / start.norm()]
+    diagonal: list[Tensor] = []
+    side: list[Tensor] = []
+    last = matrix.new_zeros(())
+    for step in range(d):
+        image = matrix @ basis[-1]
+        diagonal.append(image @ basis[-1])
+        known = torch.stack(basis)
+        image = image - known.T @ (known @ image)
+        image = image - known.T @ (known @ image)
+        length = image.norm()
+        if step % 8 == 7 or step == d - 1 or length <= 1e-14 * diagonal[0].abs():
+            small = torch.diag(torch.stack(diagonal))
+            if side:
+                small += torch.diag(torch.stack(side), 1) + torch.diag(torch.stack(side), -1)
+            top = torch.linalg.eigvalsh(small)[-1]
+            if length <= 1e-14 * diagonal[0].abs() or (top - last).abs() <= 1e-12 * top:
+                return top
+            last = top
+        side.append(length)
+        basis.append(image / length)
+    return last
+
+
+def _removals(peeled: Peeled) -> list[int]:
+    """0, 1, 2, 4, … up to half of the rows held (a block left out may take some), leaving most of the cloud."""
+    most = min(peeled.extremes.size // 2, peeled.held, peeled.n // 2)
+    return [0, *(2**j for j in range(most.bit_length()) if 2**j <= most)]

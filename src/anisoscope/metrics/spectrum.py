@@ -1,0 +1,148 @@
+"""How variance is spread over ranks: effective rank, stable rank, power law, shares."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+from anisoscope.metrics.metric import Undefined, Value, metric
+from anisoscope.stats.moments import Moments
+
+_INF = math.inf
+_FLOOR = 1e-14  # eigenvalues below this share of the largest are rounding
+
+
+@metric(
+    Moments, low=1, high=_INF, keeps={"rotation", "scale", "shift"}, paper="roy2007",
+    knows={"line": 1, "sphere": (16, 0.1), "plane": (3, 0.03)},
+    null=lambda iso, v: _entropy_rank(iso.eigenvalues.sqrt() if v.variant["of"] != "eigenvalues" else iso.eigenvalues),
+)  # fmt: skip
+def effective_rank(moments: Moments) -> Iterator[Value]:
+    """Number of equally strong directions that would have the same spectral entropy, centred.
+
+    exp(H(p)) with p = σ/Σσ (`of=singular values`, as published) or p = λ/Σλ (`of=eigenvalues`): d for a sphere.
+    """
+    eigenvalues = _spectrum(moments.eigenvalues)
+    yield Value(_entropy_rank(eigenvalues.sqrt()), variant={"of": "singular values"})
+    yield Value(_entropy_rank(eigenvalues), variant={"of": "eigenvalues"})
+
+
+@metric(
+    Moments, low=1, high=_INF, keeps={"rotation", "scale"}, paper="garrido2023",
+    knows={"one direction": (1, 1e-6), "sphere": (16, 0.1)}, null=lambda iso, _: _entropy_rank(iso.eigenvalues.sqrt()),
+)  # fmt: skip
+def rankme(moments: Moments) -> float:
+    """Effective rank of the rows as they are, the mean included.
+
+    exp(H(σ/Σσ)), uncentred: the score by that name in self-supervised learning.
+    """
+    return _entropy_rank(_spectrum(moments.eigenvalues_uncentred).sqrt())
+
+
+@metric(
+    Moments, low=1, high=_INF, keeps={"rotation", "scale"}, paper="rudelson2007",
+    knows={"one direction": 1, "sphere": (15.3, 0.7)}, null=lambda iso, _: 1 / iso.top_share,
+)  # fmt: skip
+def stable_rank(moments: Moments) -> float:
+    """Squared Frobenius norm over squared spectral norm of the rows as they are.
+
+    ‖X‖²/σ1²: a lower bound of the rank that noise hardly moves.
+    """
+    eigenvalues = _spectrum(moments.eigenvalues_uncentred)
+    return float(eigenvalues.sum() / eigenvalues[0])
+
+
+@metric(
+    Moments, low=-_INF, high=_INF, keeps={"rotation", "scale", "shift"}, paper="stringer2019",
+    knows={"power law": (1, 0.05)}, null=lambda iso, _: _power_law(iso.eigenvalues)[0],
+)  # fmt: skip
+def power_law_alpha(moments: Moments) -> Value:
+    """Exponent α of the spectrum's decay λ_j ∝ j^−α.
+
+    Least squares of log λ_j on log j, weighted by 1/j so that each octave counts alike, over ranks 1 to half of the
+    smaller of n and d; the range is in the variant.
+    """
+    eigenvalues = _spectrum(moments.eigenvalues)
+    alpha, last = _power_law(eigenvalues[: min(moments.n - 1, moments.dim)])
+    return Value(alpha, variant={"ranks": f"1-{last}"})
+
+
+@metric(
+    Moments, low=0, high=1, keeps={"rotation", "scale", "shift"}, paper="razzhigaev2023",
+    null=lambda iso, v: float(iso.eigenvalues[: v.index].sum()),
+)  # fmt: skip
+def top_share(moments: Moments) -> Iterator[Value]:
+    """Share of the variance in the k strongest directions; index is k.
+
+    Σ_{j≤k} λ_j/Σλ for k = 1, 2, 4, …
+    """
+    shares = (_spectrum(moments.eigenvalues) / moments.eigenvalues.sum()).cumsum(0)
+    for k in _octaves(moments.dim):
+        yield Value(min(1.0, float(shares[k - 1])), index=k)
+
+
+@metric(
+    Moments, low=0, high=1, keeps={"rotation", "scale", "shift"}, paper="razzhigaev2023",
+    null=lambda iso, v: float(iso.eigenvalues[(v.index or 1) - 1]),
+)  # fmt: skip
+def spectrum(moments: Moments) -> Iterator[Value]:
+    """Share of the variance in the direction of rank j; index is j (log-spaced).
+
+    λ_j/Σλ; directions that the rows cannot reach (j ≥ n) give 0.
+    """
+    shares = _spectrum(moments.eigenvalues) / moments.eigenvalues.sum()
+    for rank in _log_spaced(moments.dim):
+        yield Value(float(shares[rank - 1]), index=rank)
+
+
+@metric(
+    Moments, low=1, high=_INF, keeps={"rotation", "scale", "shift"}, paper="anisoscope",
+    knows={"power law": (2, 0.2)},
+    null=lambda iso, _: float(iso.eigenvalues[(iso.dim - 1) // 2] / iso.eigenvalues[-1].clamp(min=1e-300)),
+)  # fmt: skip
+def tail_condition(moments: Moments) -> float:
+    """Condition of the lower half of the spectrum: the median eigenvalue over the smallest.
+
+    Large where the last directions are all but empty; without value where they are empty (n ≤ d, or a rank deficit).
+    """
+    eigenvalues = _spectrum(moments.eigenvalues)
+    smallest = float(eigenvalues[-1])
+    if moments.n <= moments.dim or smallest <= _FLOOR * float(eigenvalues[0]):
+        raise Undefined("the smallest eigenvalue is zero", f"give more than {moments.dim} rows of full rank")
+    return float(eigenvalues[(moments.dim - 1) // 2]) / smallest
+
+
+def _spectrum(eigenvalues: Tensor) -> Tensor:
+    if float(eigenvalues.sum()) <= 0:
+        raise Undefined("the rows do not vary", "give at least two different rows")
+    return torch.where(eigenvalues > _FLOOR * eigenvalues[0], eigenvalues, 0.0)
+
+
+def _entropy_rank(weights: Tensor) -> float:
+    p = weights / weights.sum()
+    return math.exp(float(-torch.xlogy(p, p).sum()))
+
+
+def _power_law(eigenvalues: Tensor) -> tuple[float, int]:
+    last = len(eigenvalues) // 2
+    if last < 4:
+        raise Undefined(f"{len(eigenvalues)} eigenvalues are too few for a fit", "give at least 9 rows and dimensions")
+    rank = torch.arange(1, last + 1, dtype=torch.float64)
+    there = eigenvalues[:last].cpu() > 0
+    x, y, w = rank[there].log(), eigenvalues[:last].cpu()[there].log(), 1 / rank[there]
+    if len(x) < 4:
+        raise Undefined("fewer than 4 directions vary", "a power law needs more")
+    x, y = x - (w @ x) / w.sum(), y - (w @ y) / w.sum()
+    return float(-((w * x) @ y) / ((w * x) @ x)), last
+
+
+def _octaves(d: int) -> list[int]:
+    return [2**j for j in range(d.bit_length()) if 2**j <= d]
+
+
+def _log_spaced(d: int, points: int = 24) -> list[int]:
+    """Ranks 1 … d, each at most once, evenly spaced on a log axis."""
+    return sorted({round(d ** (j / (points - 1))) for j in range(points)}) if d > 1 else [1]

@@ -1,0 +1,112 @@
+"""Sums over each document's unit rows: what tokens of different documents share, and how long documents are."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from anisoscope.stats.arith import double, full_precision, plain
+from anisoscope.stats.rows import Rows
+
+
+@dataclass(frozen=True)
+class Documents:
+    """Sums over finished documents b, and the documents that may go on: the first and the last.
+
+    With U_b = Σ u over document b and n_b its rows that have a direction: `square` = Σ n_b², `unit_square` = Σ ‖U_b‖².
+    A document's rows must be contiguous; adding joins the last document of one side to the first of the other where
+    they are the same.
+    """
+
+    count: int  # finished documents
+    square: Tensor  # ()
+    unit_square: Tensor  # ()
+    open_id: Tensor  # (k,) int64, k = 0, 1 or 2
+    open_n: Tensor  # (k,)
+    open_unit: Tensor  # (k, d)
+
+    @classmethod
+    def of(cls, rows: Rows) -> Documents:
+        x = plain(rows.x)
+        starts, ids = segments(rows.tokens.document)
+        segment = torch.repeat_interleave(torch.arange(len(ids)), starts.diff(append=torch.tensor([len(x)])))
+        with full_precision(x.device):
+            norm = torch.linalg.vector_norm(x, dim=1, keepdim=True)  # (n, 1)
+            unit = torch.where(norm > 0, x / norm, 0.0)  # (n, d)
+            segment = segment.to(x.device)
+            sums = double(unit.new_zeros(len(ids), x.shape[1]).index_add_(0, segment, unit))  # (k, d)
+            number = double(unit.new_zeros(len(ids)).index_add_(0, segment, (norm[:, 0] > 0).to(unit.dtype)))
+        zero = sums.new_zeros(())
+        return _close(cls(0, zero, zero, ids, number, sums))
+
+    def __add__(self, other: Documents) -> Documents:
+        ids = torch.cat((self.open_id, other.open_id))
+        number = torch.cat((self.open_n, other.open_n))
+        unit = torch.cat((self.open_unit, other.open_unit))
+        k = len(self.open_id)
+        if k and len(other.open_id) and ids[k - 1] == ids[k]:
+            number = torch.cat((number[: k - 1], number[k - 1 : k + 1].sum(0, keepdim=True), number[k + 1 :]))
+            unit = torch.cat((unit[: k - 1], unit[k - 1 : k + 1].sum(0, keepdim=True), unit[k + 1 :]))
+            ids = torch.cat((ids[:k], ids[k + 1 :]))
+        return _close(
+            Documents(
+                self.count + other.count,
+                self.square + other.square,
+                self.unit_square + other.unit_square,
+                ids,
+                number,
+                unit,
+            )
+        )
+
+    def without(self, part: Documents) -> Documents:
+        """The sums over the documents that are left when `part`'s documents (whole ones) are taken out."""
+        zero = self.open_n[:0]
+        return Documents(
+            self.documents - part.documents,
+            torch.tensor(self.all_square - part.all_square, dtype=torch.float64),
+            torch.tensor(self.all_unit_square - part.all_unit_square, dtype=torch.float64),
+            self.open_id[:0],
+            zero,
+            self.open_unit[:0],
+        )
+
+    @property
+    def documents(self) -> int:
+        return self.count + len(self.open_id)
+
+    @property
+    def all_square(self) -> float:
+        """Σ n_b² over all documents, those at the ends included."""
+        return float(self.square + self.open_n.square().sum())
+
+    @property
+    def all_unit_square(self) -> float:
+        """Σ ‖U_b‖² over all documents, those at the ends included."""
+        return float(self.unit_square + self.open_unit.square().sum())
+
+
+def segments(document: Tensor) -> tuple[Tensor, Tensor]:
+    """Where each run of equal document ids starts, and its id."""
+    change = torch.ones(len(document), dtype=torch.bool)
+    change[1:] = document[1:] != document[:-1]
+    starts = change.nonzero()[:, 0]
+    return starts, document[starts]
+
+
+def _close(open_: Documents) -> Documents:
+    """Finishes all open documents but the first and the last."""
+    k = len(open_.open_id)
+    if k <= 2:
+        return open_
+    ends = torch.tensor([0, k - 1])
+    return Documents(
+        open_.count + k - 2,
+        open_.square + open_.open_n[1:-1].square().sum(),
+        open_.unit_square + open_.open_unit[1:-1].square().sum(),
+        open_.open_id[ends],
+        open_.open_n[ends.to(open_.open_n.device)],
+        open_.open_unit[ends.to(open_.open_unit.device)],
+    )

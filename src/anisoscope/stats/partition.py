@@ -1,0 +1,60 @@
+"""The partition function Z(v) = Σ exp(x·v) along the cloud's own axes."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from anisoscope.stats.arith import CHUNK, double, full_precision, plain
+from anisoscope.stats.moments import Moments
+from anisoscope.stats.rows import Rows
+
+
+@dataclass(frozen=True)
+class Partition:
+    """log Z along ±v for the eigenvectors v of Σ xxᵀ, for rows as they are and for rows rescaled to unit rms.
+
+    v points to the side of the mean, so that the first sign is a choice and not an accident of the solver. The axes
+    must be known, so this takes a second look at the rows. Rescaled: all rows times one number, so that their root
+    mean square norm is √d (as if entries had unit variance).
+    """
+
+    log_z: Tensor  # (2 scales, 2 signs, d) float64: [raw, unit rms] × [+, −]
+
+    @classmethod
+    def of(cls, rows: Rows, moments: Moments) -> Partition:
+        x = plain(rows.x)
+        axes = moments.axes_uncentred.to(x.device, x.dtype)
+        scale = unit_scale(moments)
+        total = None
+        with full_precision(x.device):
+            for chunk in x.split(CHUNK):
+                along = chunk @ axes  # (n, d)
+                part = torch.stack(
+                    [torch.stack([_log_sum_exp(s * along), _log_sum_exp(-s * along)]) for s in (1.0, scale)]
+                )
+                total = part if total is None else torch.logaddexp(total, part)
+        assert total is not None
+        return cls(total)
+
+    def __add__(self, other: Partition) -> Partition:
+        return Partition(torch.logaddexp(self.log_z, other.log_z))
+
+    def without(self, part: Partition) -> Partition:
+        """log(Z − Z_part)."""
+        return Partition(self.log_z + torch.log1p(-torch.exp(part.log_z - self.log_z)))
+
+
+def unit_scale(moments: Moments) -> float:
+    """The factor that makes the rows' root mean square norm √d."""
+    mean_square = float(moments.second.diagonal().sum()) / moments.n
+    return math.sqrt(moments.dim / mean_square) if mean_square > 0 else 1.0
+
+
+def _log_sum_exp(along: Tensor) -> Tensor:
+    """log Σ exp over rows, (n, d) -> (d,): the exponentials lie in (0, 1], so float32 will do; their sum is float64."""
+    top = along.amax(0)
+    return double(top) + double((along - top).exp_().sum(0)).log()
