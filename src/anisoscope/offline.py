@@ -15,12 +15,14 @@ from anisoscope import __version__
 from anisoscope.errors import InputError, MetricError
 from anisoscope.metrics import Metric, catalogue, find
 from anisoscope.metrics.evaluate import Measured, evaluate
-from anisoscope.models.vectors import Vectors
+from anisoscope.models.vectors import Vectors, write_npy
 from anisoscope.records import Record
 from anisoscope.stats.blocks import Block, Cloud, from_arrays, to_arrays
 from anisoscope.stats.cloud import as_rows, batches_of, block_numbers, collect, with_documents
+from anisoscope.stats.moments import Moments
 from anisoscope.stats.rows import Rows, bare_rows
 from anisoscope.store import Run
+from anisoscope.transform import Remedy, fit_remedy
 
 SAMPLE = 8192  # rows kept for metrics that need rows: neighbours, clusters, words
 Progress = Callable[[int], None]  # told how many more rows have gone by
@@ -109,7 +111,9 @@ def choose_metrics(names: Sequence[str] | None, known: set[str]) -> list[Metric]
     for metric in chosen:
         lacking = sorted(metric.requires - known)
         if lacking:
-            raise MetricError(metric.name, f"the rows come without {' and '.join(lacking)}", "give them, or leave it out")
+            raise MetricError(
+                metric.name, f"the rows come without {' and '.join(lacking)}", "give them, or leave it out"
+            )
     return chosen
 
 
@@ -181,3 +185,23 @@ def _told(batches: Iterator[Rows], progress: Progress | None) -> Iterator[Rows]:
 
 def _run_name(out: str | Path | None) -> str:
     return "" if out is None else Path(out).name
+
+
+def transform_rows(
+    source: Vectors,
+    out: str | Path,
+    *,
+    centre: bool = False,
+    remove_top: int = 0,
+    whiten: bool = False,
+    shrinkage: float | None = None,
+    progress: Progress | None = None,
+) -> Remedy:
+    """Fits a remedy on vectors in one pass and writes the remedied vectors in a second."""
+    look, _ = _source(source, None, 0, progress)
+    cloud = collect(look, {"Moments"})
+    remedy = fit_remedy(cloud.get(Moments), centre=centre, remove_top=remove_top, whiten=whiten, shrinkage=shrinkage)
+    with write_npy(out, source.n, source.d) as write:
+        for rows in look():
+            write(remedy(rows.x).float())
+    return remedy

@@ -176,7 +176,7 @@ def isoscore(moments: Moments) -> float:
 
 @metric(
     Moments, low=0, high=1, keeps={"rotation", "scale", "shift"}, paper="rudman2024",
-    knows={"sphere": (1, 0.01), "line": (0.018, 0.01)},
+    knows={"sphere": (1, 0.01), "line": (1 / (0.64 + 0.36 / 16) - 1) / 15},
     null=lambda iso, _: _isoscore(_shrunk(iso.participation_ratio, iso.dim), iso.dim),
 )  # fmt: skip
 def isoscore_star(moments: Moments) -> Value:

@@ -15,6 +15,7 @@ from anisoscope.stats.cloud import cloud_of
 from anisoscope.stats.derived import resolve, sources
 from anisoscope.stats.directions import Directions
 from anisoscope.stats.moments import Moments
+from anisoscope.stats.sample import Sample
 
 INVARIANCES = {
     "rotation": "any rotation or reflection of the space",
@@ -117,9 +118,9 @@ class Metric:
         try:
             _check_rows(cloud)
             found = self.function(*(resolve(cloud, kind) for kind in self.needs))
+            values = list(found) if isinstance(found, Iterable) else [found]
         except Undefined as why:
             raise MetricError(self.name, why.reason, why.remedy) from None
-        values = list(found) if isinstance(found, Iterable) else [found]
         return [self._checked(value if isinstance(value, Value) else Value(float(value))) for value in values]
 
     def _checked(self, value: Value) -> Value:
@@ -187,6 +188,8 @@ def _check_rows(cloud: Cloud) -> None:
         bad = int(cloud.get(Directions).bad)
     elif cloud.has(Moments) and not bool(cloud.get(Moments).fourth.isfinite()):
         bad = -1
+    elif cloud.has(Sample):
+        bad = int((~cloud.get(Sample).x.isfinite()).any(1).sum())
     if bad:
         how_many = f"{bad} rows hold" if bad > 0 else "some rows hold"
         raise Undefined(

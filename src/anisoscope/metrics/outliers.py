@@ -18,6 +18,8 @@ from anisoscope.stats.sample import Extremes, Sample
 
 MASSIVE = 5.0  # a token is massive when its norm exceeds this many medians
 OUTLIER = 5.0  # a dimension is an outlier when its rms exceeds this many medians of the dimensions' rms
+_FEW_ROWS = 4  # a cloud worth fewer independent rows than this is a few massive rows
+_NO_EXCESS = 0.1  # an excess below this share of the null is noise
 _INF = math.inf
 
 
@@ -73,28 +75,31 @@ def removal_curve(peeled: Peeled) -> Iterator[Value]:
 
 
 @metric(
-    Peeled, low=0, high=1, keeps={"rotation", "scale"}, paper="anisoscope",
+    Peeled, low=0, high=1, keeps={"rotation", "scale"}, paper="anisoscope", knows={"massive row": 1 / 4096},
 )  # fmt: skip
 def tokens_to_halve(peeled: Peeled) -> Value:
     """Smallest share of largest-norm rows whose removal halves the excess of spectral anisotropy over its null.
 
     One massive row in a thousand gives 0.001. Missing where the rows held do not suffice, or where there is no
-    excess to halve.
+    excess to halve. The null knows the rows' lengths, so that unequal lengths in random directions are no excess;
+    where fewer than four rows outweigh all others that is itself the finding, and the null is that of the others.
     """
+    whole = peeled.without_largest(0)
+    few = null_of(whole).rows < _FEW_ROWS
+    others = null_of(peeled.without_largest(peeled.held)).top_share if few and peeled.bulk.n > 1 else None
 
-    def excess(k: int) -> float:
-        left = peeled.without_largest(k)
-        return _top_eigenvalue_share(left) - null_of(left).top_share
+    def excess(left: Moments) -> float:
+        return _top_eigenvalue_share(left) - (null_of(left).top_share if others is None else others)
 
-    whole, most = excess(0), _removals(peeled)[-1]
-    if whole <= 0.1 * null_of(peeled.without_largest(0)).top_share:
+    start, most = excess(whole), _removals(peeled)[-1]
+    if start <= _NO_EXCESS * (others or null_of(whole).top_share):
         return Value(None, note="no excess over the null to halve")
-    if excess(most) > whole / 2:
-        return Value(None, note=f"> {most / peeled.n:.2g}: removing the {most} rows held does not halve it")
+    if excess(peeled.without_largest(most)) > start / 2:
+        return Value(None, note=f"> {most / peeled.n:.2g}: removing the {most} largest rows does not halve it")
     low, high = 0, most
     while high - low > 1:
         middle = (low + high) // 2
-        low, high = (middle, high) if excess(middle) > whole / 2 else (low, middle)
+        low, high = (middle, high) if excess(peeled.without_largest(middle)) > start / 2 else (low, middle)
     return Value(high / peeled.n, n=peeled.n)
 
 
@@ -116,17 +121,26 @@ def top_coordinate(moments: Moments) -> Value:
 def tyler_share(sample: Sample) -> Value:
     """Share of the top direction in Tyler's shape matrix, which no row's length can sway.
 
-    The fixed point of V ∝ Σ yyᵀ/(yᵀV⁻¹y), y the rows about their coordinatewise median. One massive row changes
+    The fixed point of V ∝ Σ yyᵀ/(yᵀV⁻¹y), y the rows about their geometric median. One massive row changes
     nothing; a true top share of .9 stays .9.
     """
     y = sample.x.double()
-    y = y - y.median(0).values
+    y = y - _geometric_median(y)
     length = y.norm(dim=1)
     y = y[length > 0] / length[length > 0, None]
     n, d = y.shape
     if n < 2 * d:
         raise Undefined(f"{n} rows with a direction in {d} dimensions", f"give at least {2 * d} rows")
     return Value(top_share_of(torch.linalg.eigvalsh(_tyler(y)).flip(0)), n=n, null=Isotropic(d, n).top_share)
+
+
+def _geometric_median(x: Tensor) -> Tensor:
+    """The point of least summed distance to the rows, by Weiszfeld's iteration, (n, d) -> (d,)."""
+    centre = x.mean(0)
+    for _ in range(50):
+        weight = 1 / (x - centre).norm(dim=1).clamp(min=1e-12)  # (n,)
+        centre = (weight @ x) / weight.sum()
+    return centre
 
 
 def _tyler(y: Tensor) -> Tensor:

@@ -44,7 +44,7 @@ def rankme(moments: Moments) -> float:
 
 @metric(
     Moments, low=1, high=_INF, keeps={"rotation", "scale"}, paper="rudelson2007",
-    knows={"one direction": 1, "sphere": (15.3, 0.7)}, null=lambda iso, _: 1 / iso.top_share,
+    knows={"one direction": 1, "sphere": (14.2, 0.4)}, null=lambda iso, _: 1 / iso.top_share,
 )  # fmt: skip
 def stable_rank(moments: Moments) -> float:
     """Squared Frobenius norm over squared spectral norm of the rows as they are.

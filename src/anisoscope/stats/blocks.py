@@ -167,6 +167,7 @@ class Collector:
             return
         if self._sample_size:
             self._keep_sample(rows)
+        self._raise_level(int(rows.tokens.block.max()))
         number = rows.tokens.block >> self._level
         for part in torch.unique_consecutive(number):
             chosen = (number == part).nonzero()[:, 0] if len(rows.tokens) > 1 else slice(0, 1)
@@ -193,7 +194,7 @@ class Collector:
             self._samples = [merge_samples(self._samples)]
 
     def _count(self, number: int, rows: Rows, priority: Tensor | None) -> None:
-        number = self._opened(number)
+        self._make_open(number)
         for name in self._make:
             if name not in OF_REST:
                 _accumulate(self._open, name, self._make[name](rows))
@@ -217,19 +218,27 @@ class Collector:
         if sum(len(r.tokens) for r in self._pending) >= _PENDING:
             self._flush()
 
-    def _opened(self, number: int) -> int:
-        """Makes the block of this number the open one; joins blocks in pairs when there are too many."""
-        while number >= 2 * self._blocks:
+    def _raise_level(self, highest: int) -> None:
+        """Joins blocks in pairs until the highest block number is below twice the number of blocks wanted."""
+        while highest >> self._level >= 2 * self._blocks:
             self._close()
             self._level += 1
-            self._join_pairs()
-            number >>= 1
+            joined: list[Block] = []
+            for block in self._closed:
+                number = block.number >> 1
+                if joined and joined[-1].number == number:
+                    joined[-1] = self._store(Block(number, join(joined[-1].load(), block.load(), self._make)))
+                else:
+                    joined.append(self._store(Block(number, block.load())))
+            self._closed = joined
+
+    def _make_open(self, number: int) -> None:
+        """Makes the block of this number the open one."""
         if self._number is not None and number != self._number:
             self._close()
         if self._number is None and self._closed and self._closed[-1].number == number:
             self._open = dict(self._closed.pop().load())
         self._number = number
-        return number
 
     def _flush(self) -> None:
         waiting = [rows for rows in self._pending if len(rows.tokens)]
@@ -266,16 +275,6 @@ class Collector:
         save_file(arrays, path.with_suffix(".new"))
         path.with_suffix(".new").replace(path)  # the old file may be what these arrays are mapped from
         return Block(block.number, path, scratch=self._scratch)
-
-    def _join_pairs(self) -> None:
-        joined: list[Block] = []
-        for block in self._closed:
-            number = block.number >> 1
-            if joined and joined[-1].number == number:
-                joined[-1] = self._store(Block(number, join(joined[-1].load(), block.load(), self._make)))
-            else:
-                joined.append(self._store(Block(number, block.load())))
-        self._closed = joined
 
     def _settle(self) -> Stats:
         """The pooled statistics. Rows that are extreme in their block but not in the whole go back to their block."""

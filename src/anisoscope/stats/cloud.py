@@ -35,6 +35,8 @@ def collect(look: Callable[[], Iterable[Rows]], names: Iterable[str], **options:
 def second_look(cloud: Cloud, rows: Iterable[Rows], names: Iterable[str]) -> Cloud:
     """The cloud with the statistics that need its pooled Moments, from rows seen again (or from its own sample)."""
     moments = cloud.get(Moments)
+    if not bool(moments.fourth.isfinite()):
+        return cloud  # NaN or Inf: every metric says so before it asks for more
     make = {name: partial(KINDS[name].of, moments=moments) for name in names}  # type: ignore[attr-defined]
     again = Collector(make, make=make)
     for part in rows:

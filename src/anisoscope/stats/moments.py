@@ -11,6 +11,7 @@ from torch import Tensor
 from anisoscope.stats.arith import CHUNK, double, full_precision, gram, plain
 from anisoscope.stats.rows import Rows
 
+_NARROW = 256  # up to this width float64 products cost no more than reading the rows
 _FAR = 100.0  # beyond this ratio of mean to spread float32 rows have lost digits that float64 products still hold
 
 
@@ -32,15 +33,16 @@ class Moments:
     def of(cls, rows: Rows, *, precise: bool = False) -> Moments:
         """From rows: products in float32 about a local centre, sums in float64.
 
-        Float64 rows, `precise=True`, and (on the CPU) float32 rows whose mean exceeds 100 spreads are multiplied in
-        float64. The rows of largest norm always are, so that one massive row cannot round away all the others and
+        Float64 rows, narrow rows, `precise=True`, and (on the CPU) rows whose mean exceeds 100 spreads are multiplied
+        in float64. The rows of largest norm always are, so that one massive row cannot round away all the others and
         can be taken out again exactly.
         """
         x = plain(rows.x)  # (n, d)
+        wide = precise or x.dtype == torch.float64 or x.shape[1] <= _NARROW
+        total = _empty(x)
         with full_precision(x.device):
-            total = _empty(x)
             for chunk in x.split(CHUNK) if len(x) else ():
-                total = total + (_in_float64(chunk) if precise or x.dtype == torch.float64 else _in_float32(chunk))
+                total = total + (_in_float64(chunk) if wide else _in_float32(chunk))
         return total
 
     @property

@@ -27,7 +27,6 @@ from anisoscope.stats.search_cloud import (
 )
 from anisoscope.stats.search_exact import brute_force, certified, true_distances
 
-_SPARE = 3  # candidates beyond k: the gap behind them is what certifies a row
 _WIDE = 32  # the same for the few rows that are searched a second time
 _SHORT_FROM = 1000  # dimensions from which a search on principal components is tried first
 _SHORT_ROWS = 4096  # rows from which its preparation can pay
@@ -138,7 +137,7 @@ def _plain_float32(device: torch.device) -> Iterator[None]:
 def _search(cloud: Cloud, k: int, *, dense: bool) -> tuple[Tensor, Tensor]:
     """All rows in float32; those without a certificate again with more candidates, then in float64, then by force."""
     e = _embedding(cloud, k, dense=dense)
-    found = search_all(cloud, e, k + _SPARE, dense=dense)
+    found = search_all(cloud, e, k + _spare(e.width), dense=dense)
     every = torch.arange(len(cloud), device=cloud.x.device)
     distance, index, sure = _settle(cloud, every, found.rows(slice(0, len(cloud))), e.half, e.width, k)
     del e, found
@@ -170,9 +169,14 @@ def _failures(cloud: Cloud, e: Embedding, k: int, *, dense: bool) -> float:
     row = torch.arange(0, len(cloud), math.ceil(len(cloud) / _PROBE), device=cloud.x.device)
     place = row.to(e.y.device)
     half = e.half[place]
-    found = search_rows(cloud, row, e.y[place], half, e.blocks(), k + _SPARE, dense=dense)
+    found = search_rows(cloud, row, e.y[place], half, e.blocks(), k + _spare(e.width), dense=dense)
     _, _, sure = _settle(cloud, row, found, half, e.width, k)
     return 1 - float(sure.double().mean())
+
+
+def _spare(width: int) -> int:
+    """Candidates beyond k: the gap behind them is what certifies a row, and longer rows need more (5 % fail with 3 at 4096)."""
+    return 3 + width // 2048
 
 
 def _search_again(

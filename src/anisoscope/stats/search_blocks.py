@@ -11,6 +11,10 @@ from torch import Tensor
 from anisoscope.stats.search_cloud import Cloud, Embedding
 
 
+def _GROUP(k):
+    return 16 if k <= 8 else 4
+
+
 @dataclass(frozen=True)
 class Found:
     """The `keep` smallest half squared distances seen so far from each of m rows, ascending, and where to.
@@ -112,7 +116,7 @@ def _absorb_sparsely(block: Tensor, side: Tensor, found: Found, start: int, tran
     minimum: an entry of any other group has `keep` minima that are no larger.
     """
     keep = found.half.shape[1]
-    size = 16 if keep <= 8 else 4
+    size = _GROUP(keep)
     count = side.shape[1] // size
     # reduced along the block's own rows or columns: the same reduction of a transposed view is 30 times slower
     minima = block.unflatten(0, (size, count)).amin(0).T if transposed else block.unflatten(1, (size, count)).amin(1)

@@ -11,7 +11,7 @@ from torch import Tensor
 
 BLOCK = 2048  # rows of a block: 16 MB of float32 products, which stay in the last cache of a server CPU
 GROUP = 16  # blocks are padded to a multiple of this, so that they split into strided groups
-_CHUNK = 1 << 22  # entries converted at once: bounds temporary memory to a few tens of MB
+_CHUNK = 1 << 19  # entries converted at once: 4 MB of float64, which stay in cache and cost no fresh pages
 _CENTRE_ROWS = 255
 _BASIS_ROWS = 1024
 
@@ -96,28 +96,34 @@ def embed(cloud: Cloud, basis: Tensor | None = None) -> Embedding:
     padded = math.ceil(len(cloud) / block) * block
     y = torch.zeros(padded, width, device=cloud.device)  # (padded, width)
     half = torch.full((padded,), torch.inf, device=cloud.device)  # (padded,)
-    for part in chunks(len(cloud), cloud.dim):
-        y[part] = (centred(cloud, part, torch.float32) if basis is None else _short(cloud, part, basis)).to(y.device)
-        half[part] = half_square(y[part])
+    _fill(cloud, 0, y[: len(cloud)], half, basis)
     return Embedding(y, half, block)
+
+
+def centred_blocks(cloud: Cloud, dtype: torch.dtype) -> Iterator[tuple[int, Tensor, Tensor]]:
+    """(first row, y, half) of each block of the centred cloud in dtype; a block lives until the next is asked for."""
+    device = cloud.device if dtype == torch.float32 else cloud.x.device
+    block = block_size(len(cloud))
+    y = torch.zeros(block, cloud.dim, dtype=dtype, device=device)  # (block, d)
+    half = y.new_empty(block)  # (block,)
+    for start in range(0, len(cloud), block):
+        half.fill_(torch.inf)
+        _fill(cloud, start, y[: len(cloud) - start], half, basis=None)
+        yield start, y, half
+
+
+def _fill(cloud: Cloud, start: int, y: Tensor, half: Tensor, basis: Tensor | None) -> None:
+    """Write the embedding of as many rows from `start` on as y has."""
+    for part in chunks(len(y), cloud.dim):
+        rows = slice(start + part.start, start + part.stop)
+        y[part] = centred(cloud, rows, y.dtype) if basis is None else _short(cloud, rows, basis)
+        half[part] = half_square(y[part])
 
 
 def half_square(y: Tensor) -> Tensor:
     """½‖y‖² of each row, summed in float64 where there is one and rounded once."""
     total = y.dtype if y.device.type == "mps" else torch.float64
     return (0.5 * torch.linalg.vector_norm(y, dim=1, dtype=total).square()).to(y.dtype)
-
-
-def centred_blocks(cloud: Cloud, dtype: torch.dtype) -> Iterator[tuple[int, Tensor, Tensor]]:
-    """(first row, y, half) of each block of the centred cloud in dtype, made when asked for."""
-    device = cloud.device if dtype == torch.float32 else cloud.x.device
-    block = block_size(len(cloud))
-    for start in range(0, len(cloud), block):
-        rows = centred(cloud, slice(start, start + block), dtype).to(device)
-        y = torch.nn.functional.pad(rows, (0, 0, 0, block - len(rows)))  # (block, d)
-        half = y.new_full((block,), torch.inf)  # (block,)
-        half[: len(rows)] = half_square(rows)
-        yield start, y, half
 
 
 def principal_basis(cloud: Cloud, count: int) -> Tensor:
@@ -134,5 +140,5 @@ def principal_basis(cloud: Cloud, count: int) -> Tensor:
 def _short(cloud: Cloud, part: slice, basis: Tensor) -> Tensor:
     a = centred(cloud, part, torch.float64)  # (m, d)
     p = a @ basis  # (m, count)
-    rest = torch.linalg.vector_norm(a - p @ basis.T, dim=1)
-    return torch.cat([p, rest[:, None]], dim=1).float()
+    rest = torch.linalg.vector_norm(a.addmm_(p, basis.T, alpha=-1), dim=1, keepdim=True)  # (m, 1)
+    return torch.cat([p, rest], dim=1).float()

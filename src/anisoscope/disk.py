@@ -1,0 +1,189 @@
+"""Files that survive a kill -9, a full disk and a crafted folder: whole lines, whole files, one writer. Stdlib only."""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from anisoscope.errors import StoreError
+
+TEMPORARY = ".tmp"
+# Far above anything real, so that a crafted file cannot fill the memory.
+LINE_LIMIT = 16 << 20
+# About a thousand records: large enough to check many at once, small enough to stay in the cache.
+_CHUNK = 1 << 18
+_REMEDIES = {
+    errno.ENOSPC: "free some space; what was stored before is intact",
+    errno.EDQUOT: "free some space; what was stored before is intact",
+    errno.EFBIG: "choose a disk that takes larger files; what was stored before is intact",
+    errno.EACCES: "choose a folder you may use, or change its permissions",
+    errno.EPERM: "choose a folder you may use, or change its permissions",
+    errno.EROFS: "choose a folder on another disk",
+    errno.ELOOP: "it is a link; replace it by the file itself",
+}
+
+
+@contextmanager
+def explained(action: str, path: Path) -> Iterator[None]:
+    """An OSError inside becomes one line: what could not be done, to which file, why, and the remedy."""
+    try:
+        yield
+    except OSError as error:
+        remedy = _REMEDIES.get(error.errno or 0, "check the path and the disk")
+        raise StoreError(f"cannot {action} {path}: {error.strerror or error}; {remedy}") from error
+
+
+def open_plain(path: Path, flags: int) -> int:
+    """A descriptor of a regular file: a link is refused, and a pipe in the file's place cannot block."""
+    safe = sum(getattr(os, name, 0) for name in ("O_NOFOLLOW", "O_NONBLOCK", "O_BINARY"))  # each absent somewhere
+    descriptor = os.open(path, flags | safe, 0o666)
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise StoreError(f"{path} is not a plain file; replace it by the file itself")
+    return descriptor
+
+
+def require_folder(path: Path) -> None:
+    """A real folder, not a link: a folder from elsewhere must not lead a writer out of itself."""
+    if not stat.S_ISDIR(path.lstat().st_mode):
+        raise StoreError(f"{path} is not a folder; replace it by the folder itself")
+
+
+def read_lines(path: Path) -> Iterator[tuple[int, list[bytes]]]:
+    """The complete lines of a file in small lots, each with the number of its first line, counted from 1.
+
+    What follows the last newline was torn by a kill and is left out; a file that is not there has no lines.
+    """
+    try:
+        descriptor = open_plain(path, os.O_RDONLY)
+    except FileNotFoundError:
+        return
+    number, rest = 1, b""
+    with os.fdopen(descriptor, "rb") as file:
+        while chunk := file.read(_CHUNK):
+            if b"\n" not in chunk:
+                rest += chunk
+            else:
+                *lines, rest = (rest + chunk).split(b"\n")
+                yield number, lines
+                number += len(lines)
+            if len(rest) > LINE_LIMIT:
+                raise StoreError(f"{path}, line {number}: longer than {LINE_LIMIT} bytes; not a file of a run")
+
+
+def append_lines(path: Path, data: bytes) -> None:
+    """Add whole lines and bring them to the disk; a torn line is cut off first, a failed append is taken back."""
+    descriptor = open_plain(path, os.O_RDWR | os.O_CREAT)
+    try:
+        end = _end_of_lines(descriptor)
+        os.ftruncate(descriptor, end)
+        os.lseek(descriptor, end, os.SEEK_SET)
+        try:
+            _write(descriptor, data)
+            os.fsync(descriptor)
+        except BaseException:
+            with suppress(OSError):
+                os.ftruncate(descriptor, end)
+            raise
+    finally:
+        os.close(descriptor)
+
+
+def _end_of_lines(descriptor: int) -> int:
+    """The offset behind the last newline of a file, looked for from its end."""
+    end = os.fstat(descriptor).st_size
+    while end:
+        start = max(0, end - _CHUNK)
+        os.lseek(descriptor, start, os.SEEK_SET)
+        found = os.read(descriptor, end - start).rfind(b"\n")
+        if found >= 0:
+            return start + found + 1
+        end = start
+    return 0
+
+
+def _write(descriptor: int, data: bytes) -> None:
+    rest = memoryview(data)
+    while rest:  # one call may write less than it was given
+        rest = rest[os.write(descriptor, rest) :]
+
+
+@contextmanager
+def replacing(path: Path) -> Iterator[Path]:
+    """A temporary file beside `path` that takes its place, whole and on the disk, when the block ends well."""
+    temporary = path.with_name(f".{path.stem[:180]}.{os.getpid()}{TEMPORARY}")
+    temporary.unlink(missing_ok=True)
+    os.close(open_plain(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL))
+    try:
+        yield temporary
+        _sync(temporary, os.O_RDWR)
+        os.replace(temporary, path)
+        if os.name != "nt":  # Windows cannot open a folder
+            _sync(path.parent, os.O_RDONLY)  # or a power cut could undo the rename
+    except BaseException:
+        with suppress(OSError):
+            temporary.unlink(missing_ok=True)
+        raise
+
+
+def _sync(path: Path, flags: int) -> None:
+    descriptor = os.open(path, flags)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def acquire(path: Path) -> int:
+    """The descriptor of a lock file, or a StoreError that names the process that holds it.
+
+    The lock belongs to the open file: close the descriptor to give it up; the system does so when the process dies,
+    however it dies.
+    """
+    descriptor = open_plain(path, os.O_RDWR | os.O_CREAT)
+    try:
+        if not _try_lock(descriptor):
+            holder = os.read(descriptor, 32).decode("ascii", "replace").strip()
+            raise StoreError(
+                f"{path.parent} is being written by process {holder if holder.isdigit() else 'unknown'} "
+                "(or a child it left behind); wait until it ends, or write to another folder"
+            )
+        os.ftruncate(descriptor, 0)
+        _write(descriptor, f"{os.getpid()}\n".encode())
+    except BaseException:
+        os.close(descriptor)
+        raise
+    return descriptor
+
+
+if sys.platform == "win32":
+
+    def _try_lock(descriptor: int) -> bool:
+        import msvcrt
+
+        # Windows locks ranges of bytes and nobody can read a locked range: lock one byte far behind the pid's text.
+        os.lseek(descriptor, 1 << 20, os.SEEK_SET)
+        try:
+            msvcrt.locking(descriptor, msvcrt.LK_NBLCK, 1)
+        except OSError:
+            return False
+        finally:
+            os.lseek(descriptor, 0, os.SEEK_SET)
+        return True
+
+else:
+
+    def _try_lock(descriptor: int) -> bool:
+        import fcntl
+
+        # flock, not lockf: it also keeps out a second writer in the same process.
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return False
+        return True

@@ -1,0 +1,1 @@
+"""From records to tables and charts. Reads runs only: neither torch nor metrics are imported here."""

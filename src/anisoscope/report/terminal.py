@@ -1,0 +1,161 @@
+"""Records as tables in a terminal."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from rich import box
+from rich.console import Group, RenderableType
+from rich.markup import escape
+from rich.table import Table
+from rich.text import Text
+
+from anisoscope.records import Record
+
+_HIDDEN_CURVES = 3  # a curve with more points than this is shown as one sparkline row
+_BARS = "▁▂▃▄▅▆▇█"
+
+
+def records_table(records: Sequence[Record], title: str = "") -> Table:
+    """One row a number: value ± one standard error, the null level, the caveat. Curves become one row each."""
+    table = _table(title, "metric", "value", "± error", "without structure", "n", "note")
+    for group in _groups(records):
+        first = group[0]
+        label = _label(first)
+        if len(group) > _HIDDEN_CURVES:
+            first_index, last_index = group[0].index, group[-1].index
+            curve = sparkline([r.value for r in group])
+            ends = f"{_number(group[0].value)} … {_number(group[-1].value)}"
+            table.add_row(f"{label} [dim]({first_index}–{last_index})[/]", ends, curve, "", _count(first.n), "")
+            continue
+        for record in group:
+            name = label if record.index is None else f"{label} [dim]({record.index})[/]"
+            note = escape(record.note or "")
+            table.add_row(
+                name,
+                _number(record.value),
+                _number(record.error),
+                _number(record.null),
+                _count(record.n),
+                f"[dim]{note}[/]",
+            )
+    return table
+
+
+def before_after_table(before: Sequence[Record], after: Sequence[Record], title: str) -> Table:
+    """The same numbers of two clouds side by side."""
+    table = _table(title, "metric", "before", "after", "without structure")
+    later = {(_label(r), r.index): r for r in after}
+    for record in before:
+        other = later.get((_label(record), record.index))
+        table.add_row(
+            _label(record), _number(record.value), _number(other.value if other else None), _number(record.null)
+        )
+    return table
+
+
+def metrics_table(cards: Sequence[Mapping[str, Any]]) -> Table:
+    """The catalogue: one row a metric."""
+    table = _table("", "metric", "meaning", "range", "ignores", "paper")
+    family = None
+    for card in cards:
+        if card["family"] != family:
+            family = card["family"]
+            table.add_section()
+            table.add_row(f"[bold]{family}[/]", "", "", "", "")
+        table.add_row(
+            escape(card["name"]),
+            escape(card["meaning"]),
+            _range(card),
+            ", ".join(card["ignores"]),
+            escape(card["paper"]),
+        )
+    return table
+
+
+def metric_card(card: Mapping[str, Any]) -> RenderableType:
+    """One metric in full."""
+    facts = Table.grid(padding=(0, 2))
+    for name, value in (
+        ("range", _range(card)),
+        ("ignores", ", ".join(card["ignores"]) or "nothing"),
+        ("reads", ", ".join(card["needs"])),
+        ("paper", escape(card["paper"])),
+        ("version", str(card["version"])),
+    ):
+        facts.add_row(f"[dim]{name}[/]", value)
+    return Group(Text(card["name"], style="bold"), Text(""), Text(card["text"]), Text(""), facts)
+
+
+def clouds_table(records: Mapping[str, Sequence[Record]], metrics: Sequence[str]) -> Table:
+    """One row a cloud, one column a metric."""
+    table = _table("What the instrument says of clouds whose answers are known", "cloud", *metrics)
+    for cloud, found in records.items():
+        by_name: dict[str, Record] = {}
+        for record in found:
+            by_name.setdefault(record.metric, record)
+        table.add_row(cloud, *(_with_error(by_name.get(name)) for name in metrics))
+    return table
+
+
+def sparkline(values: Sequence[float | None]) -> str:
+    """A curve in one line of text; a missing value leaves a gap."""
+    known = [v for v in values if v is not None]
+    if not known:
+        return ""
+    low, high = min(known), max(known)
+    span = (high - low) or 1.0
+    return "".join(" " if v is None else _BARS[round((v - low) / span * (len(_BARS) - 1))] for v in values)
+
+
+def _groups(records: Sequence[Record]) -> list[list[Record]]:
+    """Consecutive records of one metric and variant."""
+    groups: list[list[Record]] = []
+    for record in records:
+        if groups and (groups[-1][0].metric, groups[-1][0].variant) == (record.metric, record.variant):
+            groups[-1].append(record)
+        else:
+            groups.append([record])
+    return groups
+
+
+def _label(record: Record) -> str:
+    variant = ", ".join(f"{key}={value}" for key, value in record.variant.items())
+    return escape(record.metric) + (f" [dim]{escape(variant)}[/]" if variant else "")
+
+
+def _with_error(record: Record | None) -> str:
+    if record is None or record.value is None:
+        return "[dim]–[/]"
+    error = "" if record.error is None else f" [dim]±{_number(record.error, 1)}[/]"
+    return _number(record.value, 3) + error
+
+
+def _number(value: float | None, digits: int = 4) -> str:
+    if value is None:
+        return "[dim]–[/]"
+    if value == 0 or 1e-3 <= abs(value) < 1e5:
+        whole = len(str(int(abs(value)))) if abs(value) >= 1 else 1 + max(0, math.floor(math.log10(abs(value or 1))))
+        return f"{value:.{max(0, digits - whole)}f}"
+    return f"{value:.{max(0, digits - 2)}e}"
+
+
+def _count(n: int | None) -> str:
+    return "" if n is None else f"{n:,}"
+
+
+def _range(card: Mapping[str, Any]) -> str:
+    low = "−∞" if card["low"] is None else f"{card['low']:g}"
+    high = "∞" if card["high"] is None else f"{card['high']:g}"
+    return f"{low} … {high}"
+
+
+def _table(title: str, *columns: str) -> Table:
+    table = Table(title=title or None, box=box.SIMPLE_HEAD, title_justify="left", title_style="bold")
+    for place, column in enumerate(columns):
+        table.add_column(
+            column, justify="left" if place == 0 or column in ("note", "meaning") else "right", overflow="fold"
+        )
+    return table

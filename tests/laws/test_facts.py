@@ -1,0 +1,33 @@
+"""Every metric of the catalogue is held to the facts it declares."""
+
+from __future__ import annotations
+
+import pytest
+
+from anisoscope.metrics import Metric, catalogue
+from anisoscope.testing import check_hard, check_invariances, check_known
+
+METRICS = list(catalogue().values())
+every_metric = pytest.mark.parametrize("metric", METRICS, ids=lambda m: m.name)
+
+
+@every_metric
+def test_a_metric_knows_the_answer_for_the_clouds_it_names(metric: Metric) -> None:
+    check_known(metric)
+
+
+@every_metric
+def test_a_metric_ignores_what_it_declares_and_nothing_else(metric: Metric) -> None:
+    check_invariances(metric)
+
+
+@every_metric
+def test_a_metric_gives_a_number_or_a_reason_on_hard_clouds(metric: Metric) -> None:
+    check_hard(metric)
+
+
+@every_metric
+def test_a_metric_explains_itself(metric: Metric) -> None:
+    assert metric.meaning.endswith((".", ":")) or metric.meaning, metric.name
+    assert metric.paper
+    assert metric.low < metric.high
