@@ -1,3 +1,69 @@
-"""anisoscope: the shape of a transformer's representations, layer by layer, while it trains and after."""
+"""anisoscope: the shape of a transformer's representations, layer by layer, while it trains and after.
+
+The public names, each imported when first used, so that a report renders where torch is not installed.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from anisoscope.errors import AnisoscopeError, CaptureError, InputError, MetricError, StoreError
+    from anisoscope.metrics.metric import Metric, Undefined, Value, metric
+    from anisoscope.models.vectors import open_vectors
+    from anisoscope.offline import measure_rows, recompute
+    from anisoscope.records import Record, Site
+    from anisoscope.store import Run
 
 __version__ = "0.1.0"
+
+_HOME = {
+    "AnisoscopeError": "errors",
+    "CaptureError": "errors",
+    "InputError": "errors",
+    "Metric": "metrics.metric",
+    "MetricError": "errors",
+    "Record": "records",
+    "Run": "store",
+    "Site": "records",
+    "StoreError": "errors",
+    "Undefined": "metrics.metric",
+    "Value": "metrics.metric",
+    "measure_rows": "offline",
+    "metric": "metrics.metric",
+    "open_vectors": "models.vectors",
+    "recompute": "offline",
+}
+
+_ROOMS = ("metrics", "synthetic", "testing")
+
+__all__ = [
+    "AnisoscopeError",
+    "CaptureError",
+    "InputError",
+    "Metric",
+    "MetricError",
+    "Record",
+    "Run",
+    "Site",
+    "StoreError",
+    "Undefined",
+    "Value",
+    "measure_rows",
+    "metric",
+    "open_vectors",
+    "recompute",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name in _ROOMS:
+        return import_module(f"anisoscope.{name}")
+    if name not in _HOME:
+        raise AttributeError(f"module 'anisoscope' has no attribute {name!r}")
+    return getattr(import_module(f"anisoscope.{_HOME[name]}"), name)
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *__all__, *_ROOMS])

@@ -188,7 +188,7 @@ class Run:
                 raise InputError(f"{len(replicates)} replicates for {len(values)} records; give one, or None, for each")
             pairs = zip(values, replicates, strict=True)
             # Replicates first: a record that is there after a kill then has its replicates too.
-            (lambda *_: None)(_REPLICATES, [_replicate_line(value, others) for value, others in pairs if others is not None])
+            self._append(_REPLICATES, [_replicate_line(value, others) for value, others in pairs if others is not None])
         self._append(_RECORDS, lines)
 
     def rewind(self, step: int) -> None:

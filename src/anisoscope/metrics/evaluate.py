@@ -136,7 +136,7 @@ def _null(metric: Metric, value: Value, null: Isotropic | None, cloud: Cloud) ->
         return value.null
     share = 1.0 if value.n is None else min(1.0, value.n / cloud.n)  # a sample is worth fewer rows
     try:
-        level = metric.null(Isotropic(null.dim, max(null.rows * share, 1.0)), value)
+        level = metric.null(Isotropic(null.dim, max(null.rows * share, 1.0), null.heaviest), value)
     except Undefined:
         return None
     return level if level is not None and math.isfinite(level) else None

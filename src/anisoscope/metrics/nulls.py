@@ -19,17 +19,21 @@ from torch import Tensor
 from anisoscope.stats.blocks import Cloud
 from anisoscope.stats.documents import Documents, segments
 from anisoscope.stats.moments import Moments
-from anisoscope.stats.sample import Sample
+from anisoscope.stats.sample import Extremes, Sample
 
 _POINTS = 4096  # quadrature points of the Marchenko–Pastur law
 
 
 @dataclass(frozen=True)
 class Isotropic:
-    """`rows` independent isotropic rows in `dim` dimensions: what the cloud would be without structure."""
+    """`rows` independent isotropic rows in `dim` dimensions: what the cloud would be without structure.
+
+    `heaviest` is the largest row's share of the total squared length: wherever it points, that much lies on one line.
+    """
 
     dim: int
     rows: float
+    heaviest: float = 0.0
 
     @property
     def participation_ratio(self) -> float:
@@ -41,8 +45,9 @@ class Isotropic:
 
     @property
     def top_share(self) -> float:
-        """λ1/Σλ: the upper edge (1 + √(d/rows))²/d."""
-        return min(1.0, (1 + math.sqrt(self.dim / self.rows)) ** 2 / self.dim)
+        """λ1/Σλ: the upper edge (1 + √(d/rows))²/d, or the heaviest row with its share of the others, if that is more."""
+        edge = (1 + math.sqrt(self.dim / self.rows)) ** 2 / self.dim
+        return min(1.0, max(edge, self.heaviest + (1 - self.heaviest) / self.dim))
 
     @cached_property
     def eigenvalues(self) -> Tensor:
@@ -70,18 +75,25 @@ def isotropic(cloud: Cloud) -> Isotropic:
     sample's pairs times the exact number of pairs.
     """
     moments = cloud.get(Moments)
-    return null_of(moments, _pairs_inside_documents(cloud, moments))
+    extremes = cloud.get(Extremes) if cloud.has(Extremes) else None
+    return null_of(moments, extremes, _pairs_inside_documents(cloud, moments))
 
 
-def null_of(moments: Moments, inside: tuple[float, float] = (0.0, 0.0)) -> Isotropic:
-    """The null of rows with these moments; `inside` = Σ over pairs in documents of (y_i·y_j)² and ‖y_i‖²‖y_j‖²."""
+def null_of(moments: Moments, extremes: Extremes | None = None, inside: tuple[float, float] = (0.0, 0.0)) -> Isotropic:
+    """The null of rows with these moments, the largest of which are `extremes`.
+
+    `inside` = Σ over pairs in documents of (y_i·y_j)² and of ‖y_i‖²‖y_j‖².
+    """
     trace = float(moments.trace)
     if trace <= 0:
         return Isotropic(moments.dim, float(max(moments.n, 1)))
     overlap = float(moments.fourth) + inside[0]  # Σ ‖S_b‖²
     square = float(moments.fourth) + inside[1]  # Σ t_b²
     share = (overlap + (trace**2 - square) / moments.dim) / trace**2  # 1/PR₀
-    return Isotropic(moments.dim, 1 / max(share - 1 / moments.dim, 1e-12))
+    heaviest = 0.0
+    if extremes is not None and len(extremes.x):
+        heaviest = float((extremes.x.double() - moments.mean).square().sum(1).max()) / trace
+    return Isotropic(moments.dim, 1 / max(share - 1 / moments.dim, 1e-12), min(1.0, heaviest))
 
 
 def _pairs_inside_documents(cloud: Cloud, moments: Moments) -> tuple[float, float]:

@@ -19,7 +19,7 @@ from anisoscope.stats.sample import Extremes, Sample
 MASSIVE = 5.0  # a token is massive when its norm exceeds this many medians
 OUTLIER = 5.0  # a dimension is an outlier when its rms exceeds this many medians of the dimensions' rms
 _FEW_ROWS = 4  # a cloud worth fewer independent rows than this is a few massive rows
-_NO_EXCESS = 0.1  # an excess below this share of the null is noise
+_NO_EXCESS = 0.25  # an excess below this share of the null is noise
 _INF = math.inf
 
 
@@ -70,8 +70,9 @@ def removal_curve(peeled: Peeled) -> Iterator[Value]:
     Flat for a smooth cloud; a cliff when a few tokens draw the whole picture. The null is that of the rows left.
     """
     for k in _removals(peeled):
-        left = peeled.without_largest(k)
-        yield Value(_top_eigenvalue_share(left), index=k, n=left.n, null=null_of(left).top_share)
+        moments, extremes = peeled.without_largest(k)
+        null = null_of(moments, extremes).top_share
+        yield Value(_top_eigenvalue_share(moments), index=k, n=moments.n, null=null)
 
 
 @metric(
@@ -84,22 +85,26 @@ def tokens_to_halve(peeled: Peeled) -> Value:
     excess to halve. The null knows the rows' lengths, so that unequal lengths in random directions are no excess;
     where fewer than four rows outweigh all others that is itself the finding, and the null is that of the others.
     """
-    whole = peeled.without_largest(0)
-    few = null_of(whole).rows < _FEW_ROWS
-    others = null_of(peeled.without_largest(peeled.held)).top_share if few and peeled.bulk.n > 1 else None
+    few = null_of(peeled.without_largest(0)[0]).rows < _FEW_ROWS
+    others = null_of(peeled.bulk).top_share if few and peeled.bulk.n > 1 else None
 
-    def excess(left: Moments) -> float:
-        return _top_eigenvalue_share(left) - (null_of(left).top_share if others is None else others)
+    def share_and_null(k: int) -> tuple[float, float]:
+        moments, extremes = peeled.without_largest(k)
+        return _top_eigenvalue_share(moments), null_of(moments, extremes).top_share if others is None else others
 
-    start, most = excess(whole), _removals(peeled)[-1]
-    if start <= _NO_EXCESS * (others or null_of(whole).top_share):
+    def excess(k: int) -> float:
+        share, null = share_and_null(k)
+        return share - null
+
+    start, most = excess(0), _removals(peeled)[-1]
+    if start <= _NO_EXCESS * share_and_null(0)[1]:
         return Value(None, note="no excess over the null to halve")
-    if excess(peeled.without_largest(most)) > start / 2:
+    if excess(most) > start / 2:
         return Value(None, note=f"> {most / peeled.n:.2g}: removing the {most} largest rows does not halve it")
     low, high = 0, most
     while high - low > 1:
         middle = (low + high) // 2
-        low, high = (middle, high) if excess(peeled.without_largest(middle)) > start / 2 else (low, middle)
+        low, high = (middle, high) if excess(middle) > start / 2 else (low, middle)
     return Value(high / peeled.n, n=peeled.n)
 
 

@@ -39,11 +39,10 @@ class Peeled:
     def n(self) -> int:
         return self.bulk.n + self.held
 
-    def without_largest(self, k: int) -> Moments:
-        """The moments of all rows but the k largest."""
+    def without_largest(self, k: int) -> tuple[Moments, Extremes]:
+        """The moments of all rows but the k largest, and the extremes among them."""
         left = self.extremes.keeping(torch.arange(k, self.held))
-        whole: Moments = self.bulk + of_extremes("Moments", left) if len(left.x) else self.bulk
-        return whole
+        return self.bulk + of_extremes("Moments", left) if len(left.x) else self.bulk, left
 
 
 @dataclass(frozen=True)

@@ -8,11 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from anisoscope.stats.search_cloud import Cloud, Embedding
-
-
-def _GROUP(k):
-    return 16 if k <= 8 else 4
+from anisoscope.stats.search_cloud import GROUP, Cloud, Embedding
 
 
 @dataclass(frozen=True)
@@ -116,14 +112,13 @@ def _absorb_sparsely(block: Tensor, side: Tensor, found: Found, start: int, tran
     minimum: an entry of any other group has `keep` minima that are no larger.
     """
     keep = found.half.shape[1]
-    size = _GROUP(keep)
-    count = side.shape[1] // size
+    count = side.shape[1] // GROUP  # groups
     # reduced along the block's own rows or columns: the same reduction of a transposed view is 30 times slower
-    minima = block.unflatten(0, (size, count)).amin(0).T if transposed else block.unflatten(1, (size, count)).amin(1)
+    minima = block.unflatten(0, (GROUP, count)).amin(0).T if transposed else block.unflatten(1, (GROUP, count)).amin(1)
     hit = (minima.amin(1) < found.half[:, -1]).nonzero().squeeze(1)  # (h,)
     group = minima[hit].topk(min(keep, count), dim=1, largest=False, sorted=False).indices  # (h, keep)
-    step = count * torch.arange(size, device=group.device)
-    column = (group[:, :, None] + step).flatten(1)  # (h, keep * size)
+    step = count * torch.arange(GROUP, device=group.device)
+    column = (group[:, :, None] + step).flatten(1)  # (h, keep * GROUP)
     _merge(found, hit, side[hit[:, None], column], column + start)
 
 

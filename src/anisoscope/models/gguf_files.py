@@ -1,0 +1,61 @@
+"""What a GGUF file says of itself, read from its header alone."""
+
+from __future__ import annotations
+
+import struct
+from pathlib import Path
+from typing import BinaryIO
+
+from anisoscope.errors import InputError
+
+# Bytes of a value by its type number; 8 is a string, 9 an array.
+_SIZES = {0: 1, 1: 1, 2: 2, 3: 2, 4: 4, 5: 4, 6: 4, 7: 1, 10: 8, 11: 8, 12: 8}
+_STRING, _ARRAY, _UINT32 = 8, 9, 4
+
+
+def gguf_quantization(file: Path) -> str | None:
+    """How most of a GGUF file's weights are stored, such as "Q4_1"; None if it does not say.
+
+    The gguf library would build an array for every word of the vocabulary first, which takes seconds.
+    """
+    from gguf import LlamaFileType
+
+    with file.open("rb") as stream:
+        if stream.read(4) != b"GGUF":
+            raise InputError(f"{file} is not a GGUF file; give another, or a folder")
+        try:
+            number = _file_type(stream)
+            return None if number is None else LlamaFileType(number).name.removeprefix("MOSTLY_").removeprefix("ALL_")
+        except (struct.error, ValueError):
+            raise InputError(f"the header of {file} cannot be read; copy or download it again") from None
+
+
+def _file_type(stream: BinaryIO) -> int | None:
+    _version, _tensors, entries = struct.unpack("<IQQ", stream.read(20))
+    for _ in range(entries):
+        key = stream.read(_number(stream, "<Q"))
+        kind = _number(stream, "<I")
+        if key == b"general.file_type" and kind == _UINT32:
+            return _number(stream, "<I")
+        _skip(stream, kind)
+    return None
+
+
+def _skip(stream: BinaryIO, kind: int) -> None:
+    if kind == _STRING:
+        stream.seek(_number(stream, "<Q"), 1)
+    elif kind == _ARRAY:
+        inner, length = _number(stream, "<I"), _number(stream, "<Q")
+        if inner in _SIZES:
+            stream.seek(_SIZES[inner] * length, 1)
+        else:
+            for _ in range(length):
+                _skip(stream, inner)
+    elif kind in _SIZES:
+        stream.seek(_SIZES[kind], 1)
+    else:
+        raise ValueError(f"unknown type {kind}")
+
+
+def _number(stream: BinaryIO, form: str) -> int:
+    return int(struct.unpack(form, stream.read(struct.calcsize(form)))[0])

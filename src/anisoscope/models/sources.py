@@ -1,0 +1,201 @@
+"""Finding what a user named: a hub id, a folder, a file. The only place that may use the network."""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from anisoscope.errors import InputError
+from anisoscope.models.weights import PICKLES, weight_names
+
+# One request, which the client does not repeat, decides whether the hub can be reached.
+HUB_SECONDS = 10.0
+
+_HUB_ID = re.compile(r"[\w-][\w.-]*(/[\w-][\w.-]*)?")
+_SMALL = (".json", ".txt", ".model", ".jinja", ".tiktoken")
+
+
+@dataclass(frozen=True)
+class Located:
+    """A model on this machine: its folder, the weights file if one was named, and the hub commit it came from."""
+
+    folder: Path
+    file: Path | None = None
+    commit: str | None = None
+
+
+def locate(
+    source: str | Path, revision: str | None = None, *, allow_pickle: bool = False, remote_code: bool = False
+) -> Located:
+    """The files of a model; those of a hub id are downloaded to the local cache first."""
+    path = Path(source).expanduser()
+    if path.exists() and revision is not None:
+        raise InputError(f"{path} is on this machine and has no revision {revision!r}; give its checkpoint's folder")
+    if path.is_file():
+        return _located_file(path)
+    if path.is_dir():
+        return _located_folder(path)
+    repository, gguf = str(source), None
+    if path.suffix == ".gguf":
+        repository, _, gguf = repository.rpartition("/")
+    if not is_hub_id(repository):
+        raise InputError(f"no model at {path}{near_paths(path)}; give a folder, a .gguf file or a hub id")
+    return _from_hub(repository, revision, gguf, allow_pickle, remote_code)
+
+
+def is_hub_id(source: str | Path) -> bool:
+    """Whether a name can be a repository of the hub: `gpt2`, `org/model`; paths and file names cannot."""
+    return bool(_HUB_ID.fullmatch(str(source))) and Path(source).suffix not in (".gguf", ".safetensors", *PICKLES)
+
+
+def near_paths(path: Path) -> str:
+    """The names most like a missing path's that are there, as the rest of a sentence: ` (did you mean …?)`."""
+    folder = path.parent
+    names = sorted(entry.name for entry in folder.iterdir()) if folder.is_dir() else []
+    near = difflib.get_close_matches(path.name, names, n=3, cutoff=0.5)
+    return f" (did you mean {' or '.join(str(folder / name) for name in near)}?)" if near else ""
+
+
+def files_in(folder: Path, suffixes: Sequence[str]) -> list[Path]:
+    """The files of these kinds in a folder and its subfolders, in the order of their paths; none is an InputError."""
+    found = sorted(
+        path
+        for path in folder.rglob("*")
+        if path.suffix.lower() in suffixes and path.is_file() and not path.name.startswith(".")
+    )
+    if not found:
+        raise InputError(f"{folder} has no {', '.join(suffixes)} file; give another folder or a file")
+    return found
+
+
+def named_files(source: str | Path | Iterable[str | Path], suffixes: Sequence[str]) -> list[Path]:
+    """The files that a user named: those of a folder with these suffixes, one file, or a list of files."""
+    given = [source] if isinstance(source, str | Path) else list(source)
+    paths = [Path(name).expanduser() for name in given]
+    if not paths:
+        raise InputError("no files were given; name a folder or some files")
+    if len(paths) == 1 and paths[0].is_dir():
+        return files_in(paths[0], suffixes)
+    for path in paths:
+        if not path.is_file():
+            raise InputError(f"no file at {path}{near_paths(path)}; give a folder or files")
+    return paths
+
+
+def hub_refs(repository: str) -> list[str]:
+    """The branches and tags of a hub repository; without network, those in the local cache."""
+    import huggingface_hub as hub
+
+    try:
+        hub.HfApi().model_info(repository, timeout=HUB_SECONDS)
+        refs = hub.HfApi().list_repo_refs(repository)
+    except Exception as error:  # the hub's client raises its own errors and those of its transport
+        if cached := cached_refs(repository):
+            return cached
+        raise _hub_error(repository, None, error) from error
+    return [ref.name for ref in (*refs.branches, *refs.tags)]
+
+
+def cached_refs(repository: str) -> list[str]:
+    """The revisions of a hub repository that were downloaded to this machine."""
+    from huggingface_hub import constants
+
+    folder = Path(constants.HF_HUB_CACHE) / f"models--{repository.replace('/', '--')}" / "refs"
+    return sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file())
+
+
+def _located_file(path: Path) -> Located:
+    if path.suffix.lower() not in (".gguf", ".safetensors", *PICKLES):
+        raise InputError(f"{path} is not a model; expected a .gguf or .safetensors file, a folder or a hub id")
+    if path.suffix.lower() != ".gguf" and not (path.parent / "config.json").is_file():
+        raise InputError(f"{path} has no config.json beside it; put the model's configuration there")
+    return Located(path.parent, path)
+
+
+def _located_folder(folder: Path) -> Located:
+    if (folder / "config.json").is_file() or (folder / "adapter_config.json").is_file():
+        return Located(folder)
+    ggufs = sorted(folder.glob("*.gguf"))
+    if len(ggufs) == 1:
+        return Located(folder, ggufs[0])
+    if ggufs:
+        raise InputError(f"{folder} has {len(ggufs)} GGUF files; name one: {', '.join(p.name for p in ggufs)}")
+    inside = sorted(path.parent.name for path in folder.glob("*/config.json"))
+    hint = f"; models are in its folders {', '.join(inside[:6])}: give one of them" if inside else ""
+    raise InputError(
+        f"{folder} is not a model: it has no config.json and no GGUF file{hint or '; give another folder'}"
+    )
+
+
+def _from_hub(
+    repository: str, revision: str | None, gguf: str | None, allow_pickle: bool, remote_code: bool
+) -> Located:
+    import huggingface_hub as hub
+
+    try:
+        info = hub.HfApi().model_info(repository, revision=revision, timeout=HUB_SECONDS)
+    except Exception as error:  # the hub's client raises its own errors and those of its transport
+        if (cached := _from_cache(repository, revision, gguf)) is not None:
+            return cached
+        raise _hub_error(repository, revision, error) from error
+    names = [entry.rfilename for entry in info.siblings or ()]
+    wanted = _wanted(names, repository, gguf, allow_pickle, remote_code)
+    try:
+        folder = Path(hub.snapshot_download(repository, revision=info.sha, allow_patterns=wanted))
+    except Exception as error:
+        raise _hub_error(repository, revision, error) from error
+    return Located(folder, folder / gguf if gguf else None, info.sha)
+
+
+def _wanted(
+    names: Iterable[str], repository: str, gguf: str | None, allow_pickle: bool, remote_code: bool
+) -> list[str]:
+    """The files of a repository to download: small files of the top folder and one kind of weights."""
+    top = [name for name in names if "/" not in name]
+    ggufs = [name for name in top if name.endswith(".gguf")]
+    if gguf is not None and gguf not in ggufs:
+        raise InputError(f"{repository} has no file {gguf}; its GGUF files are {', '.join(ggufs) or 'none'}")
+    if gguf is None and ggufs and "config.json" not in top:
+        raise InputError(f"{repository} holds GGUF files; name one, such as {repository}/{ggufs[0]}")
+    weights = [gguf] if gguf else weight_names(top, repository, allow_pickle=allow_pickle)
+    small = (*_SMALL, ".py") if remote_code else _SMALL
+    return [name for name in top if Path(name).suffix in small] + weights
+
+
+def _from_cache(repository: str, revision: str | None, gguf: str | None) -> Located | None:
+    """A model that was downloaded before; it is found by the one file that every model has."""
+    import huggingface_hub as hub
+
+    for name in (gguf,) if gguf else ("config.json", "adapter_config.json"):
+        found = hub.try_to_load_from_cache(repository, name, revision=revision)
+        if isinstance(found, str):
+            folder = Path(found).parent
+            return Located(folder, folder / gguf if gguf else None, folder.name)
+    return None
+
+
+def _hub_error(repository: str, revision: str | None, error: Exception) -> InputError:
+    """One line for whatever the hub's client raised."""
+    from huggingface_hub import errors
+
+    if isinstance(error, errors.GatedRepoError):
+        return InputError(f"{repository} is gated: ask for access on its page and log in (hf auth login)")
+    if isinstance(error, errors.RevisionNotFoundError):
+        return InputError(f"{repository} has no revision {revision!r}; look at its branches and tags")
+    if isinstance(error, errors.RepositoryNotFoundError):
+        local = near_paths(Path(repository))
+        return InputError(
+            f"no model {repository!r} on the hub, nor a folder{local}; check the name, or log in if private"
+        )
+    if isinstance(error, errors.OfflineModeIsEnabled):
+        reason = "offline mode is on (HF_HUB_OFFLINE)"
+    else:
+        reason = f"the hub cannot be reached ({(str(error).strip().splitlines() or [type(error).__name__])[0]})"
+    name = repository if revision is None else f"{repository} at {revision}"
+    return InputError(
+        f"{name} is neither a folder here{near_paths(Path(repository))} nor in the local cache, and {reason}; "
+        "check the name, connect, or give a folder"
+    )
