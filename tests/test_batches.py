@@ -185,6 +185,7 @@ def test_the_decoder_sees_the_window_one_step_behind() -> None:
         ids = batch.inputs["input_ids"][b, :length].tolist()
         assert batch.decoder.token[b].tolist() == [0, *ids[:-1]] + [-1] * (batch.counts.shape[1] - length)
         assert batch.inputs["decoder_input_ids"][b, :length].tolist() == [0, *ids[:-1]]
+        assert (batch.inputs["decoder_input_ids"][b, length:] == 0).all()  # <pad>
     assert torch.equal(batch.decoder.counts, batch.counts)
     assert batch.decoder.special[:, 0].all()
     assert torch.equal(batch.inputs["decoder_attention_mask"].bool(), batch.decoder.counts)

@@ -261,17 +261,51 @@ def test_rounding_stays_within_the_bound_of_the_certificate(d: int, dtype: torch
     assert dtype == torch.float64 or not bool(search_exact.certified(tied, one, one, d))
 
 
-def test_a_lower_precision_that_the_caller_allows_is_put_aside_and_restored() -> None:
-    x = sinks()
-    before = torch.get_float32_matmul_precision()
+def test_a_lower_precision_that_the_caller_allows_is_put_aside_and_restored(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[tuple[str, bool]] = []
+
+    def spy(cloud: search_cloud.Cloud, e: search_cloud.Embedding, keep: int, *, dense: bool) -> search_blocks.Found:
+        seen.append((torch.get_float32_matmul_precision(), torch.is_autocast_enabled("cpu")))
+        return search_blocks.search_all(cloud, e, keep, dense=dense)
+
+    monkeypatch.setattr(neighbours, "search_all", spy)
+    x, before = sinks(), torch.get_float32_matmul_precision()
     try:
         torch.set_float32_matmul_precision("medium")
         with torch.autocast("cpu", dtype=torch.bfloat16):
             found = nearest(x, 2)
+            assert torch.is_autocast_enabled("cpu")
         assert torch.get_float32_matmul_precision() == "medium"
     finally:
         torch.set_float32_matmul_precision(before)
+    assert seen == [("highest", False)]
     assert_exact(found, x, 2)
+
+
+@pytest.mark.parametrize("name", ["gaussian", "mean a billion times the spread", "sinks", "exact copies", "bfloat16"])
+def test_ordinary_clouds_are_certified_at_the_first_try(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    again: list[int] = []
+    search_again = neighbours._search_again
+
+    def spy(
+        cloud: search_cloud.Cloud, row: Tensor, k: int, dtype: torch.dtype, *, dense: bool
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        again.append(len(row))
+        return search_again(cloud, row, k, dtype, dense=dense)
+
+    monkeypatch.setattr(neighbours, "_search_again", spy)
+    nearest(CLOUDS[name](), 2)
+    assert sum(again) <= 10  # in float32 a handful of sinks cannot tell small rows apart
+
+
+def test_coordinates_in_a_basis_and_a_residual_norm_bound_distances_from_below() -> None:
+    x = gaussian(100, 30).double() + 5
+    place = torch.arange(100)
+    cloud = search_cloud.Cloud(x, search_cloud.robust_centre(x), place, place + 1, x.device)
+    short = search_cloud.embed(cloud, search_cloud.principal_basis(cloud, 6), torch.float64).y[:100]
+    assert short.shape == (100, 7)
+    assert bool((torch.cdist(short, short) <= torch.cdist(x, x) + 1e-5).all())
+    torch.testing.assert_close(short.norm(dim=1), (x - cloud.centre).norm(dim=1), rtol=1e-6, atol=0)
 
 
 @pytest.mark.parametrize(

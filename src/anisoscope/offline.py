@@ -57,7 +57,9 @@ def measure_rows(
     names = with_documents(set().union(*(m.sources for m in chosen)) | {"Directions", "Moments"}, document)
     cloud = collect(look, names, sample=sample, precise=precise)
     unit = "rows" if document is None else "documents"
-    measured = evaluate(cloud, chosen, site=site, run=_run_name(out), unit=unit, errors=errors)
+    measured = evaluate(
+        cloud, chosen, site=site, run=_run_name(out), unit=unit, errors=errors, slow_errors=metrics is not None
+    )
     if out is not None:
         info = {
             "kind": "vectors",

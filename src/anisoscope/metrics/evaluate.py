@@ -38,13 +38,16 @@ def evaluate(
     tokens: str = "all",
     unit: str = "rows",
     errors: bool = True,
+    slow_errors: bool = True,
 ) -> list[Measured]:
     """All numbers of these metrics for a cloud. A metric without a value gives one record whose note says why.
 
-    `unit` is what blocks are made of: documents, windows, rows.
+    `unit` is what blocks are made of: documents, windows, rows. Without `slow_errors` metrics that iterate to a
+    fixed point are computed once and not again without each block.
     """
     whole = {metric.name: _attempt(metric, cloud) for metric in metrics}
-    without = _replicates(cloud, metrics) if errors and len(cloud.blocks) >= FEWEST_BLOCKS else []
+    barred = [m for m in metrics if not m.slow or slow_errors]
+    without = _replicates(cloud, barred) if errors and len(cloud.blocks) >= FEWEST_BLOCKS else []
     null = isotropic(cloud) if cloud.has(Moments) and _finite(cloud) else None
     out: list[Measured] = []
     for metric in metrics:
@@ -124,6 +127,8 @@ def _error(
         return None, None, ()
     if not without:
         return None, f"no error bar: {len(cloud.blocks)} blocks of {unit}, {FEWEST_BLOCKS} are needed", ()
+    if metric.name not in without[0].values:
+        return None, "no error bar unless asked for by name: it is slow", ()
     replicates = [part.values[metric.name].get(value.key) for part in without]
     known = [r for r in replicates if r is not None]
     if len(known) < len(replicates):

@@ -19,6 +19,7 @@ from anisoscope.stats.sample import Extremes, Sample
 MASSIVE = 5.0  # a token is massive when its norm exceeds this many medians
 OUTLIER = 5.0  # a dimension is an outlier when its rms exceeds this many medians of the dimensions' rms
 _FEW_ROWS = 4  # a cloud worth fewer independent rows than this is a few massive rows
+_SMALL = 256  # up to this width all eigenvalues cost less than an iteration for one
 _NO_EXCESS = 0.25  # an excess below this share of the null is noise
 _INF = math.inf
 
@@ -174,6 +175,8 @@ def _top_eigenvalue_share(moments: Moments) -> float:
 def _largest_eigenvalue(matrix: Tensor) -> Tensor:
     """λ1 of a positive matrix: Lanczos with full reorthogonalisation from a fixed start, to 1e-12."""
     d = len(matrix)
+    if d <= _SMALL:
+        return torch.linalg.eigvalsh(matrix)[-1]
     start = torch.randn(d, generator=torch.Generator().manual_seed(0), dtype=torch.float64).to(matrix.device)
     basis = [start / start.norm()]
     diagonal: list[Tensor] = []

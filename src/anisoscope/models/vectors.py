@@ -544,9 +544,12 @@ def _parquet(file: _File) -> Iterator[Any]:
     """The file as pyarrow sees it, read through a small buffer: by default a row group is read whole."""
     import pyarrow.parquet as pq
 
-    with _reading(file.path), file.open() as opened:
-        with pq.ParquetFile(opened, buffer_size=1 << 20, pre_buffer=False) as table:
-            yield table
+    with (
+        _reading(file.path),
+        file.open() as opened,
+        pq.ParquetFile(opened, buffer_size=1 << 20, pre_buffer=False) as table,
+    ):
+        yield table
 
 
 def _open_parquet(file: _File) -> dict[str, _Array]:

@@ -20,27 +20,20 @@ _BARS = "▁▂▃▄▅▆▇█"
 
 def records_table(records: Sequence[Record], title: str = "") -> Table:
     """One row a number: value ± one standard error, the null level, the caveat. Curves become one row each."""
-    table = _table(title, "metric", "value", "± error", "without structure", "n", "note")
+    table = _table(title, "metric", "value", "without structure", "n", "note")
     for group in _groups(records):
-        first = group[0]
+        first, last = group[0], group[-1]
         label = _label(first)
         if len(group) > _HIDDEN_CURVES:
-            first_index, last_index = group[0].index, group[-1].index
-            curve = sparkline([r.value for r in group])
-            ends = f"{_number(group[0].value)} … {_number(group[-1].value)}"
-            table.add_row(f"{label} [dim]({first_index}–{last_index})[/]", ends, curve, "", _count(first.n), "")
+            ends = f"{_number(first.value)} … {_number(last.value)}"
+            nulls = "" if first.null is None else f"{_number(first.null)} … {_number(last.null)}"
+            shape = f"{sparkline([r.value for r in group])} [dim]index {first.index} … {last.index}[/]"
+            table.add_row(label, ends, nulls, _count(first.n), shape)
             continue
         for record in group:
             name = label if record.index is None else f"{label} [dim]({record.index})[/]"
-            note = escape(record.note or "")
-            table.add_row(
-                name,
-                _number(record.value),
-                _number(record.error),
-                _number(record.null),
-                _count(record.n),
-                f"[dim]{note}[/]",
-            )
+            null = "" if record.null is None else _number(record.null)
+            table.add_row(name, _with_error(record), null, _count(record.n), f"[dim]{escape(record.note or '')}[/]")
     return table
 
 
@@ -80,7 +73,7 @@ def metric_card(card: Mapping[str, Any]) -> RenderableType:
     facts = Table.grid(padding=(0, 2))
     for name, value in (
         ("range", _range(card)),
-        ("ignores", ", ".join(card["ignores"]) or "nothing"),
+        ("ignores", _ignores(card)),
         ("reads", ", ".join(card["needs"])),
         ("paper", escape(card["paper"])),
         ("version", str(card["version"])),
@@ -129,21 +122,29 @@ def _label(record: Record) -> str:
 def _with_error(record: Record | None) -> str:
     if record is None or record.value is None:
         return "[dim]–[/]"
-    error = "" if record.error is None else f" [dim]±{_number(record.error, 1)}[/]"
-    return _number(record.value, 3) + error
+    if record.error is None:
+        return _number(record.value)
+    return f"{_number(record.value)} [dim]± {_number(record.error, 2)}[/]"
 
 
 def _number(value: float | None, digits: int = 4) -> str:
+    """A number to that many significant digits, in plain notation where that stays short."""
     if value is None:
         return "[dim]–[/]"
-    if value == 0 or 1e-3 <= abs(value) < 1e5:
-        whole = len(str(int(abs(value)))) if abs(value) >= 1 else 1 + max(0, math.floor(math.log10(abs(value or 1))))
-        return f"{value:.{max(0, digits - whole)}f}"
-    return f"{value:.{max(0, digits - 2)}e}"
+    if value == 0:
+        return "0"
+    size = math.floor(math.log10(abs(value)))
+    return f"{value:.{max(0, digits - 1 - size)}f}" if -4 <= size < 6 else f"{value:.{digits - 1}e}"
 
 
 def _count(n: int | None) -> str:
     return "" if n is None else f"{n:,}"
+
+
+def _ignores(card: Mapping[str, Any]) -> str:
+    """What leaves the metric unchanged; a rotation includes a permutation."""
+    laws = [law for law in card["ignores"] if law != "permutation" or "rotation" not in card["ignores"]]
+    return ", ".join(laws) or "nothing"
 
 
 def _range(card: Mapping[str, Any]) -> str:
@@ -155,7 +156,6 @@ def _range(card: Mapping[str, Any]) -> str:
 def _table(title: str, *columns: str) -> Table:
     table = Table(title=title or None, box=box.SIMPLE_HEAD, title_justify="left", title_style="bold")
     for place, column in enumerate(columns):
-        table.add_column(
-            column, justify="left" if place == 0 or column in ("note", "meaning") else "right", overflow="fold"
-        )
+        text = place == 0 or column in ("note", "meaning")
+        table.add_column(column, justify="left" if text else "right", no_wrap=place == 0, overflow="fold")
     return table

@@ -131,15 +131,10 @@ def attention_rows(pattern: Heads | Scores, counts: Tensor, at: Tensor | None = 
     at = every if at is None else at.to(x.device)
     counts = counts.to(x.device)
     with full_precision(x.device):
-        if isinstance(pattern, Heads) and _has_plain_logits(pattern):
-            seen = _seen(pattern, counts, every)
-            entropy, sink = _by_mean_key(pattern, seen)
-            some = _by_logits(pattern, seen, at)
-            return AttentionRows(seen.length, entropy, sink, at, some.largest, some.logit_std)
         seen = _seen(pattern, counts, every)
-        full = _by_logits(pattern, seen, every)
-        largest, logit_std = full.largest.index_select(2, at), full.logit_std.index_select(2, at)
-        return replace(full, at=at, largest=largest, logit_std=logit_std)
+        if isinstance(pattern, Heads) and _has_plain_logits(pattern):
+            return _by_mean_key(pattern, seen, at)
+        return _by_logits(pattern, seen, every, at)
 
 
 def _sums(x: Tensor, counted: Tensor) -> tuple[Tensor, Tensor]:
@@ -232,30 +227,43 @@ def _blocks(pattern: Heads | Scores, rows: Tensor) -> Iterator[Tensor]:
 # --- from logits ------------------------------------------------------------------------------------------------
 
 
-def _by_logits(pattern: Heads | Scores, seen: _Seen, at: Tensor) -> AttentionRows:
-    """All four values of the queries `at` from blocks of logits."""
-    x = pattern.logits if isinstance(pattern, Scores) else pattern.q
-    empty = plain(x).new_zeros(*x.shape[:2], 0)  # (b, h, 0): so that no position at all gives empty rows
-    parts = [(empty,) * 4] + [_block_values(pattern, seen, rows) for rows in _blocks(pattern, at)]
+def _by_logits(pattern: Heads | Scores, seen: _Seen, every: Tensor, at: Tensor) -> AttentionRows:
+    """All values of every query from blocks of logits."""
+    parts = [_block_values(pattern, seen, rows) for rows in _blocks(pattern, every)]
     entropy, sink, largest, logit_std = (torch.cat(column, 2) for column in zip(*parts, strict=True))
-    return AttentionRows(seen.length, entropy, sink, at, largest, logit_std)
+    return AttentionRows(seen.length, entropy, sink, at, largest.index_select(2, at), logit_std.index_select(2, at))
 
 
 def _block_values(pattern: Heads | Scores, seen: _Seen, rows: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Entropy / ln(length), sink mass, largest weight, logit std of these queries, (b, h, r) each."""
-    logits = _logits(pattern, rows)  # (b, h, r, s)
-    hidden = ~_visible(pattern, rows)
+    logits, hidden = _logits(pattern, rows), ~_visible(pattern, rows)  # (b, h, r, s)
     length = seen.length.index_select(2, rows)
     hiding = logits.masked_fill(hidden, -math.inf)
-    logits = logits.masked_fill_(hidden, 0.0)
     lse = hiding.logsumexp(-1)  # (b, h, r)
-    p = (hiding - lse[..., None]).exp_()  # (b, h, r, s)
-    entropy = lse - (p * logits).sum(-1)
+    p = hiding.sub_(lse[..., None]).exp_()  # (b, h, r, s)
+    logits = logits.masked_fill_(hidden, 0.0)
+    entropy = (lse - (p * logits).sum(-1)) / _log_length(length)
     place = seen.first[:, None, None, None].expand(*p.shape[:3], 1)
-    mean = logits.sum(-1) / length
-    deviation = (logits - mean[..., None]).masked_fill_(hidden, 0.0)
-    std = (deviation.square().sum(-1) / length).sqrt()
-    return entropy / _log_length(length), p.gather(3, place)[..., 0], p.amax(-1), std
+    return entropy, p.gather(3, place)[..., 0], p.amax(-1), _std(logits, hidden, length)
+
+
+def _spread(heads: Heads, lse: Tensor, seen: _Seen, at: Tensor) -> tuple[Tensor, Tensor]:
+    """Largest weight and logit std of the queries `at`, (b, h, r) each, where the log-sum-exp is known."""
+    empty = lse[:, :, :0]  # so that no position at all gives empty rows
+    parts = [(empty, empty)]
+    for rows in _blocks(heads, at):
+        logits, hidden = _logits(heads, rows), ~_visible(heads, rows)  # (b, h, r, s)
+        largest = (logits.masked_fill_(hidden, -math.inf).amax(-1) - lse.index_select(2, rows)).exp()
+        logits = logits.masked_fill_(hidden, 0.0)
+        parts.append((largest, _std(logits, hidden, seen.length.index_select(2, rows))))
+    return torch.cat([largest for largest, _ in parts], 2), torch.cat([std for _, std in parts], 2)
+
+
+def _std(logits: Tensor, hidden: Tensor, length: Tensor) -> Tensor:
+    """The population std of each row's visible logits; hidden ones must be 0, and the logits are used up."""
+    mean = logits.sum(-1) / length  # (b, h, r)
+    deviation = logits.sub_(mean[..., None]).masked_fill_(hidden, 0.0)
+    return torch.linalg.vector_norm(deviation, dim=-1) / length.sqrt()
 
 
 def _logits(pattern: Heads | Scores, rows: Tensor) -> Tensor:
@@ -282,21 +290,29 @@ def _log_length(length: Tensor) -> Tensor:
 # --- from the mean key ------------------------------------------------------------------------------------------
 
 
-def _by_mean_key(heads: Heads, seen: _Seen) -> tuple[Tensor, Tensor]:
-    """Entropy / ln(length) and sink mass of every query, (b, h, t) each, from attention calls with V = K."""
+def _by_mean_key(heads: Heads, seen: _Seen, at: Tensor) -> AttentionRows:
+    """Entropy and sink mass of every query from attention calls with V = K; the spread of the queries `at`."""
+    heads = replace(heads, k=_centred(plain(heads.k), seen.keys))
+    mean, lse = _mean_key_grouped(heads)  # (b, h, t), (b, h, t)
+    first = heads.k.gather(2, seen.first[:, None, None, None].expand(*heads.k.shape[:2], 1, heads.k.shape[3]))
+    b, h, t, d = heads.q.shape
+    q = plain(heads.q).view(b, heads.k.shape[1], -1, t, d)  # (b, g, h/g, t, d)
+    to_first = heads.scaling * (q * first[:, :, None]).sum(-1).view(b, h, t)
+    sink = torch.where(seen.sees_first, (to_first - lse).exp(), 0.0)
+    return AttentionRows(seen.length, (lse - mean) / _log_length(seen.length), sink, at, *_spread(heads, lse, seen, at))
+
+
+def _mean_key_grouped(heads: Heads) -> tuple[Tensor, Tensor]:
+    """The mean logit and the log-sum-exp of every query, (b, h, t) each."""
     b, h, t, d = heads.q.shape
     g = heads.k.shape[1]
-    k = _centred(plain(heads.k), seen.keys)  # (b, g, s, d)
-    first = k.gather(2, seen.first[:, None, None, None].expand(b, g, 1, d))  # (b, g, 1, d)
-    entropy = k.new_empty(b, g, h // g, t)
-    sink = torch.empty_like(entropy)
+    mean = heads.k.new_empty(b, g, h // g, t)
+    lse = torch.empty_like(mean)
     for member in range(h // g):  # one call for each query head of a group: no key is repeated
         q = plain(heads.q.view(b, g, h // g, t, d)[:, :, member])  # (b, g, t, d)
-        mean, lse = _mean_key(replace(heads, q=q, k=k))  # (b, g, t, d), (b, g, t)
-        entropy[:, :, member] = lse - heads.scaling * (q * mean).sum(-1)
-        sink[:, :, member] = (heads.scaling * (q * first).sum(-1) - lse).exp()
-    sink = torch.where(seen.sees_first, sink.view(b, h, t), 0.0)
-    return entropy.view(b, h, t) / _log_length(seen.length), sink
+        key, lse[:, :, member] = _mean_key(replace(heads, q=q))
+        mean[:, :, member] = heads.scaling * (q * key).sum(-1)
+    return mean.view(b, h, t), lse.view(b, h, t)
 
 
 def _centred(k: Tensor, real: Tensor) -> Tensor:

@@ -1,0 +1,51 @@
+"""Writes the generated pages of docs/: run `make docs`. A test fails when a page is older than the code."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from anisoscope.metrics import catalogue
+from anisoscope.metrics.metric import INVARIANCES, Metric
+
+HERE = Path(__file__).parent
+HEADER = "<!-- written by docs/build.py from the code: do not edit -->\n\n"
+
+
+def pages() -> dict[Path, str]:
+    """Every generated page and its text."""
+    return {HERE / "metrics.md": HEADER + metrics_page()}
+
+
+def metrics_page() -> str:
+    known = catalogue()
+    families: dict[str, list[Metric]] = {}
+    for metric in known.values():
+        families.setdefault(metric.family, []).append(metric)
+    lines = [
+        "# The metrics",
+        "",
+        f"{len(known)} metrics in {len(families)} families. *Ignores* is what leaves a metric unchanged, tested in both",
+        "directions: " + "; ".join(f"**{law}**: {text}" for law, text in INVARIANCES.items()) + ".",
+        "",
+    ]
+    for family, members in families.items():
+        lines += [f"## {family}", "", "| metric | meaning | range | ignores | paper |", "|---|---|---|---|---|"]
+        lines += [_row(metric) for metric in members]
+        lines += [""]
+        for metric in members:
+            lines += [f"### {metric.name}", "", metric.text, ""]
+            if metric.requires:
+                lines += [f"Needs {' and '.join(sorted(metric.requires))}.", ""]
+    return "\n".join(lines)
+
+
+def _row(metric: Metric) -> str:
+    ignores = [law for law in INVARIANCES if law in metric.keeps and (law != "permutation" or "rotation" not in metric.keeps)]
+    low, high = (f"{edge:g}".replace("inf", "∞").replace("-", "−") for edge in (metric.low, metric.high))
+    cells = (f"[`{metric.name}`](#{metric.name})", metric.meaning, f"{low} … {high}", ", ".join(ignores), metric.paper)
+    return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
+
+
+if __name__ == "__main__":
+    for path, text in pages().items():
+        path.write_text(text)

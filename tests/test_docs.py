@@ -1,0 +1,53 @@
+"""Documentation cannot rot: generated pages are current, examples in docstrings and README run."""
+
+from __future__ import annotations
+
+import doctest
+import importlib.util
+import re
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+MODULES = ["records", "synthetic", "offline", "stats.norms", "metrics.evaluate"]
+
+
+def load(path: Path) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_generated_pages_are_current() -> None:
+    for path, text in load(ROOT / "docs" / "build.py").pages().items():
+        assert path.read_text() == text, f"{path.name} is older than the code; run `make docs`"
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_examples_in_docstrings_give_what_they_say(name: str) -> None:
+    import torch
+
+    module = importlib.import_module(f"anisoscope.{name}")
+    result = doctest.testmod(module, extraglobs={"torch": torch})
+    assert result.attempted
+    assert not result.failed
+
+
+def test_python_in_the_readme_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    blocks = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), flags=re.S)
+    assert blocks
+    for block in blocks:
+        exec(compile(block, "README.md", "exec"), {})
+
+
+def test_no_path_of_a_machine_is_in_the_tree() -> None:
+    for folder in ("src", "docs", "tests", "benchmarks"):
+        for path in (ROOT / folder).rglob("*.*"):
+            if path.suffix in (".py", ".md", ".json", ".toml") and path != Path(__file__):
+                assert not re.search(r"(^|[^\w.])/(work|root|home)/", path.read_text()), path

@@ -1,0 +1,52 @@
+"""Statistics summed over two real processes equal those of one."""
+
+from __future__ import annotations
+
+import socket
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
+
+from anisoscope.stats.directions import Directions
+from anisoscope.stats.moments import Moments
+from anisoscope.stats.ranks import add_over_ranks
+from anisoscope.stats.rows import bare_rows
+from anisoscope.stats.sample import Sample
+
+
+def rows_of(rank: int) -> torch.Tensor:
+    return torch.randn(300 + 57 * rank, 12, generator=torch.Generator().manual_seed(rank)).double() + rank
+
+
+def work(rank: int, port: int, folder: str) -> None:
+    dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=3)
+    rows = bare_rows(rows_of(rank), first=1000 * rank) if rank < 2 else None
+    found = [
+        add_over_ranks(None if rows is None else kind.of(rows), kind)  # type: ignore[attr-defined]
+        for kind in (Moments, Directions, Sample)
+    ]
+    torch.save([found[0].scatter, found[1].unit, found[2].x], Path(folder) / f"{rank}.pt")
+    dist.destroy_process_group()
+
+
+def test_statistics_add_over_ranks_even_where_one_rank_has_no_rows(tmp_path: Path) -> None:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    mp.spawn(work, args=(port, str(tmp_path)), nprocs=3)
+    ranks = [torch.load(tmp_path / f"{rank}.pt") for rank in range(3)]
+    for mine in ranks[1:]:
+        assert all(torch.equal(a, b) for a, b in zip(mine, ranks[0], strict=True))
+    both = bare_rows(torch.cat((rows_of(0), rows_of(1))))
+    torch.testing.assert_close(ranks[0][0], Moments.of(both).scatter)
+    torch.testing.assert_close(ranks[0][1], Directions.of(both).unit)
+    assert len(ranks[0][2]) == 657
+
+
+def test_one_process_alone_keeps_its_statistic() -> None:
+    alone = Moments.of(bare_rows(rows_of(0)))
+    added = add_over_ranks(alone, Moments)
+    assert added is not None
+    assert torch.equal(added.scatter, alone.scatter)
