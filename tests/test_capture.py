@@ -584,6 +584,29 @@ def test_a_compiled_model_is_seen() -> None:
     assert all(torch.equal(got[site], expected[site]) for site in expected)
 
 
+def test_adapters_count_as_the_projections_they_wrap() -> None:
+    import peft
+
+    model, batch = build("llama")
+    config = peft.LoraConfig(target_modules=["q_proj", "o_proj", "down_proj"], r=2, init_lora_weights=False)
+    adapted = peft.get_peft_model(model, config).eval()
+    got, _ = captured(adapted, batch, ["embed", "resid", "attn", "mlp", "q", "q.pre"])
+    torch.testing.assert_close(got["embed"] + got["attn.0"] + got["mlp.0"], got["resid.0"])
+    torch.testing.assert_close(got["q.pre.1"][:, :, 0], got["q.1"][:, :, 0])
+
+
+def test_an_offloaded_model_is_seen() -> None:
+    import accelerate
+
+    model, batch = build("llama")
+    expected, output = captured(model, batch, ["resid", "q", "final"])
+    offloaded = accelerate.cpu_offload(model, execution_device=torch.device("cpu"))
+    got, again = captured(offloaded, batch, ["resid", "q", "final"])
+    assert torch.equal(output["logits"], again["logits"])
+    assert list(got) == list(expected)
+    assert all(torch.equal(got[site], expected[site]) for site in expected)
+
+
 def test_gradient_checkpointing_shows_each_site_once() -> None:
     model, batch = build("llama")
     model.gradient_checkpointing_enable()

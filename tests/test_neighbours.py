@@ -261,24 +261,32 @@ def test_rounding_stays_within_the_bound_of_the_certificate(d: int, dtype: torch
     assert dtype == torch.float64 or not bool(search_exact.certified(tied, one, one, d))
 
 
-def test_a_lower_precision_that_the_caller_allows_is_put_aside_and_restored(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("through", ["the process", "the backend"])
+def test_a_lower_precision_that_the_caller_allows_is_put_aside_and_restored(
+    through: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cuda = torch.backends.cuda.matmul
     seen: list[tuple[str, bool]] = []
 
     def spy(cloud: search_cloud.Cloud, e: search_cloud.Embedding, keep: int, *, dense: bool) -> search_blocks.Found:
-        seen.append((torch.get_float32_matmul_precision(), torch.is_autocast_enabled("cpu")))
+        seen.append((cuda.fp32_precision, torch.is_autocast_enabled("cpu")))
         return search_blocks.search_all(cloud, e, keep, dense=dense)
 
     monkeypatch.setattr(neighbours, "search_all", spy)
     x, before = sinks(), torch.get_float32_matmul_precision()
     try:
-        torch.set_float32_matmul_precision("medium")
+        if through == "the process":
+            torch.set_float32_matmul_precision("high")
+        else:
+            cuda.fp32_precision = "tf32"
         with torch.autocast("cpu", dtype=torch.bfloat16):
             found = nearest(x, 2)
             assert torch.is_autocast_enabled("cpu")
-        assert torch.get_float32_matmul_precision() == "medium"
+        assert cuda.fp32_precision == "tf32"
+        assert through == "the backend" or torch.get_float32_matmul_precision() == "high"
     finally:
         torch.set_float32_matmul_precision(before)
-    assert seen == [("highest", False)]
+    assert seen == [("ieee", False)]
     assert_exact(found, x, 2)
 
 

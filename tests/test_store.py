@@ -364,6 +364,13 @@ def test_statistics_of_any_name_stay_in_their_folder_and_apart(
     assert len({path.name.lower() for path in files}) == len(addresses)
 
 
+def test_statistics_of_names_that_differ_in_case_have_files_that_differ_without_it(tmp_path: Path) -> None:
+    with Run.create(tmp_path / "r") as run:
+        for site in ("weight.a", "weight.A"):
+            run.save_statistics(0, site, "all", {"x": np.zeros(1)})
+    assert len({name.lower() for name in os.listdir(tmp_path / "r" / "stats" / "0")}) == 2
+
+
 def test_files_of_strangers_among_the_statistics_are_left_out(tmp_path: Path) -> None:
     with Run.create(tmp_path / "r") as run:
         run.save_statistics(0, "embed", "all", {"x": np.zeros(1)})

@@ -215,6 +215,15 @@ def test_batches_of_a_npy_file_lie_on_its_pages_and_cannot_change_it(tmp_path: P
     np.testing.assert_array_equal(np.load(tmp_path / "v.npy"), X)
 
 
+def test_batches_from_crooked_places_of_a_file_are_aligned(tmp_path: Path) -> None:
+    with zipfile.ZipFile(tmp_path / "v.npz", "w") as archive:
+        for name in ("x", "xx", "xxx", "xxxx"):  # names of all lengths: the arrays begin at every remainder of 4
+            archive.writestr(f"{name}.npy", npy_bytes(X))
+    for name in ("x", "xx", "xxx", "xxxx"):
+        for batch in open_vectors(tmp_path / "v.npz", tensor=name).batches(7):
+            assert batch.data_ptr() % 4 == 0
+
+
 def test_a_file_that_changes_between_passes_is_refused(tmp_path: Path) -> None:
     for suffix, save in ((".npy", save_npy), (".npz", save_packed_npz), (".parquet", save_parquet)):
         path = tmp_path / f"v{suffix}"

@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from anisoscope.errors import AnisoscopeError, CaptureError, InputError, MetricError, StoreError
     from anisoscope.metrics.metric import Metric, Undefined, Value, metric
+    from anisoscope.models.opening import open_model
     from anisoscope.models.vectors import open_vectors
-    from anisoscope.offline import measure_rows, recompute
+    from anisoscope.offline import measure, measure_rows, recompute
     from anisoscope.records import Record, Site
     from anisoscope.store import Run
 
@@ -30,8 +31,10 @@ _HOME = {
     "StoreError": "errors",
     "Undefined": "metrics.metric",
     "Value": "metrics.metric",
+    "measure": "offline",
     "measure_rows": "offline",
     "metric": "metrics.metric",
+    "open_model": "models.opening",
     "open_vectors": "models.vectors",
     "recompute": "offline",
 }
@@ -50,8 +53,10 @@ __all__ = [
     "StoreError",
     "Undefined",
     "Value",
+    "measure",
     "measure_rows",
     "metric",
+    "open_model",
     "open_vectors",
     "recompute",
 ]

@@ -33,7 +33,8 @@ def find_layout(model: nn.Module, example: Mapping[str, Any] | None = None) -> L
     The example (keyword arguments of the model) makes certain what structure only suggests: how often shared blocks
     are called and in which order, every width, and whether a norm really follows the last block.
 
-    >>> len(find_layout(nn.TransformerEncoder(nn.TransformerEncoderLayer(8, 2), 3, False)).stacks[0].blocks)
+    >>> layer = nn.TransformerEncoderLayer(8, 2, batch_first=True)
+    >>> len(find_layout(nn.TransformerEncoder(layer, 3)).stacks[0].blocks)
     3
     """
     model = unwrap(model)

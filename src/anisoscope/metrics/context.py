@@ -9,6 +9,7 @@ from anisoscope.metrics.metric import Undefined, Value, metric
 from anisoscope.stats.sample import Sample
 
 _OCCURRENCES = 5  # a word must be in the sample this often
+_WORDS = 64  # the most frequent words are enough for a mean over words
 
 
 @metric(
@@ -70,7 +71,7 @@ def max_explainable_variance(sample: Sample) -> Value:
 
 
 def _words(sample: Sample) -> list[Tensor]:
-    """For each token id that occurs often enough, the places of its occurrences."""
+    """For each of the most frequent token ids, the places of its occurrences."""
     token = sample.rows.tokens.token
     known = (token >= 0).nonzero()[:, 0]
     if not len(known):
@@ -78,6 +79,7 @@ def _words(sample: Sample) -> list[Tensor]:
     order = known[torch.sort(token[known], stable=True).indices]
     count = torch.unique_consecutive(token[order], return_counts=True)[1]
     groups = [group for group in order.split(count.tolist()) if len(group) >= _OCCURRENCES]
+    groups = sorted(groups, key=len, reverse=True)[:_WORDS]
     if not groups:
         raise Undefined(f"no word occurs {_OCCURRENCES} times in the sample", "give more tokens")
     return groups

@@ -45,7 +45,7 @@ class Isotropic:
 
     @property
     def top_share(self) -> float:
-        """λ1/Σλ: the upper edge (1 + √(d/rows))²/d, or the heaviest row with its share of the others, if that is more."""
+        """λ1/Σλ: the upper edge (1 + √(d/rows))²/d, or what the heaviest row makes of it, if that is more."""
         edge = (1 + math.sqrt(self.dim / self.rows)) ** 2 / self.dim
         return min(1.0, max(edge, self.heaviest + (1 - self.heaviest) / self.dim))
 
@@ -113,5 +113,7 @@ def _pairs_inside_documents(cloud: Cloud, moments: Moments) -> tuple[float, floa
             pairs += len(part) * (len(part) - 1)
     if not pairs:
         return 0.0, 0.0
-    all_pairs = cloud.get(Documents).all_square - moments.n
+    documents = cloud.get(Documents)
+    # where a few tokens of each document have been left out, as many pairs have gone with them
+    all_pairs = documents.all_square * (moments.n / documents.all_rows) ** 2 - moments.n if documents.all_rows else 0.0
     return dots / pairs * all_pairs, norms / pairs * all_pairs

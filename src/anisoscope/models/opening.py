@@ -113,7 +113,7 @@ def _open_plain(wish: _Wish, place: Located) -> Opened:
         options["dtype"] = choose_dtype(wish.dtype, stored, wish.device)
     if wish.device_map is not None or wish.device.type != "cpu":
         options["device_map"] = wish.device_map or {"": str(wish.device)}
-    whole, random, head = _load(wish, place, config, options)
+    whole, random = _load(wish, place, config, options)
     model, modality = _part(whole, wish.modality)
     processor = open_processor(modality, place.folder, gguf, wish.trust_remote_code)
     rows = _embedding_rows(model)
@@ -124,7 +124,7 @@ def _open_plain(wish: _Wish, place: Located) -> Opened:
         "revision": wish.revision,
         "commit": place.commit,
         "model_type": config.model_type,
-        "head": head,
+        "head": _has_head(whole),
         "modality": modality,
         "processor": processor_name(processor, modality),
         "stored_dtype": _dtype_name(stored),
@@ -190,8 +190,8 @@ def _open_base(wish: _Wish, adapter: Adapter) -> Opened:
     )
 
 
-def _load(wish: _Wish, place: Located, config: Any, options: dict[str, Any]) -> tuple[Any, list[str], bool]:
-    """The first class that the checkpoint's weights fill: the model, the names of weights filled at random, a head?"""
+def _load(wish: _Wish, place: Located, config: Any, options: dict[str, Any]) -> tuple[Any, list[str]]:
+    """The model of the first class that the checkpoint's weights fill, and the names of weights filled at random."""
     problem = ""
     for kind, head in _classes(config, wish.head):
         model, loading = _from_pretrained(kind, place, config, options)
@@ -199,62 +199,65 @@ def _load(wish: _Wish, place: Located, config: Any, options: dict[str, Any]) -> 
         sizes = dict(model.named_parameters())
         share = sum(sizes[name].numel() for name in missing if name in sizes) / max(1, model.num_parameters())
         if not missing or (not head and share <= _RANDOM_SHARE):
-            return model, missing, head
+            return model.base_model if head and not wish.head else model, missing
         problem = problem or f"{type(model).__name__} needs {missing[0]} and {len(missing) - 1} more"
     raise InputError(f"the weights of {wish.source} do not fit its config.json: {problem}; check that both are its own")
 
 
 def _classes(config: Any, head: bool) -> list[tuple[Any, bool]]:
-    """The classes to try, each with whether it has a head; `architectures` decides where it names one."""
+    """The classes to try in turn, each with whether it stands for a head: then nothing may be missing.
+
+    The class that `architectures` names comes first where it is asked for, and last where a backbone is: a checkpoint
+    of an odd class (T5EncoderModel) fills nothing else. Classes of the model's own code are reached by their auto name.
+    """
     import transformers as tf
 
-    named = getattr(tf, (config.architectures or ["?"])[0], None)
-    remote = getattr(config, "auto_map", None) or {}
-    backbones = _backbones(tf, config)
-    bare = [tf.AutoModel] if backbones or "AutoModel" in remote else []
-    heads = [named] if named is not None and named not in backbones else []
-    heads += [getattr(tf, name) for name in remote if name.startswith("AutoModelFor")]
-    heads += [getattr(tf, auto) for auto, mapping in _head_mappings(tf, config) if type(config) in mapping]
-    # A checkpoint of an odd class (T5EncoderModel) fills neither AutoModel nor a head, only what its config names.
-    last = [(named, False)] if named is not None else []
-    with_head = [(kind, True) for kind in heads] if head or not bare else []
-    return [*with_head, *((kind, False) for kind in bare), *last]
+    own = getattr(config, "auto_map", None) or {}
+    backbones = [*_known(tf.MODEL_MAPPING, config)[:1], *([tf.AutoModel] if "AutoModel" in own else [])]
+    named = [kind for name in config.architectures or () if (kind := getattr(tf, name, None)) is not None]
+    heads = [kind for kind in named if kind not in backbones]
+    heads += [getattr(tf, name) for name in own if name.startswith("AutoModelFor")]
+    heads += [kind for mapping in _head_mappings(config) for kind in _known(mapping, config)]
+    with_head = [(kind, True) for kind in heads] if head or not backbones else []
+    return [*with_head, *((kind, False) for kind in (*backbones, *named))]
 
 
-def _backbones(tf: Any, config: Any) -> tuple[Any, ...]:
-    """The classes that AutoModel knows for a configuration; a few have two."""
-    known = tf.MODEL_MAPPING.get(type(config), ())
-    return known if isinstance(known, tuple) else (known,)
+def _known(mapping: Any, config: Any) -> tuple[Any, ...]:
+    """The classes that transformers maps a configuration to: one, a few have two."""
+    classes = mapping.get(type(config), ())
+    return classes if isinstance(classes, tuple) else (classes,)
 
 
-def _head_mappings(tf: Any, config: Any) -> list[tuple[str, Any]]:
-    causal = ("AutoModelForCausalLM", tf.MODEL_FOR_CAUSAL_LM_MAPPING)
-    masked = ("AutoModelForMaskedLM", tf.MODEL_FOR_MASKED_LM_MAPPING)
-    speech = ("AutoModelForSpeechSeq2Seq", tf.MODEL_FOR_SPEECH_SEQ_2_SEQ_MAPPING)
-    seq2seq = ("AutoModelForSeq2SeqLM", tf.MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING)
+def _head_mappings(config: Any) -> list[Any]:
+    import transformers as tf
+
     if getattr(config, "is_encoder_decoder", False):
-        return [seq2seq, speech]
+        return [tf.MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING, tf.MODEL_FOR_SPEECH_SEQ_2_SEQ_MAPPING]
+    both = [tf.MODEL_FOR_MASKED_LM_MAPPING, tf.MODEL_FOR_CAUSAL_LM_MAPPING]
     # BERT and its kin have both heads; only those that say so are decoders.
-    return [causal, masked] if getattr(config, "is_decoder", False) else [masked, causal]
+    return both[::-1] if getattr(config, "is_decoder", False) else both
 
 
 def _from_pretrained(kind: Any, place: Located, config: Any, options: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
     """The model of a class and the loader's account of it: from a folder, or from one file of tensors."""
-    import transformers as tf
-
-    if place.file is None or place.file.suffix == ".gguf":
-        model, loading = kind.from_pretrained(place.folder, config=config, output_loading_info=True, **options)
-        return model, loading
-    concrete = _backbones(tf, config)[0] if kind is tf.AutoModel else kind
-    if place.file.suffix == ".safetensors":
-        from safetensors.torch import load_file
-
-        weights = load_file(place.file)
-    else:
-        weights = torch.load(place.file, map_location="cpu", weights_only=True)
-    kept = {name: value for name, value in options.items() if name in ("dtype", "device_map")}
-    model, loading = concrete.from_pretrained(None, config=config, state_dict=weights, output_loading_info=True, **kept)
+    source: Path | None = place.folder
+    if place.file is not None and place.file.suffix != ".gguf":
+        source, options = None, options | {"state_dict": _tensors(place.file)}
+    model, loading = kind.from_pretrained(source, config=config, output_loading_info=True, **options)
     return model, loading
+
+
+def _tensors(file: Path) -> dict[str, Any]:
+    if file.suffix != ".safetensors":
+        return dict(torch.load(file, map_location="cpu", weights_only=True))
+    from safetensors.torch import load_file
+
+    return dict(load_file(file))
+
+
+def _has_head(model: Any) -> bool:
+    """Whether a model is more than a backbone: it has an output embedding, or keeps its backbone as a part."""
+    return model.base_model is not model or model.get_output_embeddings() is not None
 
 
 def _part(model: Any, asked: str | None) -> tuple[Any, str]:

@@ -37,6 +37,42 @@ def records_table(records: Sequence[Record], title: str = "") -> Table:
     return table
 
 
+def layers_table(records: Sequence[Record], info: Mapping[str, Any], title: str) -> RenderableType:
+    """One row a metric and token policy: its curve over the layers, the first, the highest and the last value."""
+    table = _table(title, "metric", "tokens", "over layers", "first", "highest", "last")
+    shown: dict[tuple[str, str], list[Record]] = {}
+    for record in records:
+        if record.index is None:
+            shown.setdefault((_label(record), record.tokens), []).append(record)
+    for (label, tokens), found in sorted(shown.items(), key=lambda item: _first_seen(item, list(shown))):
+        known = [r for r in found if r.value is not None]
+        if not known:
+            table.add_row(label, tokens, "", "", "", f"[dim]{escape(found[0].note or '')}[/]")
+            continue
+        highest = max(known, key=lambda r: r.value or 0.0)
+        table.add_row(
+            label,
+            tokens,
+            sparkline([r.value for r in found]),
+            _with_error(known[0]),
+            f"{_number(highest.value)} [dim]{highest.site}[/]",
+            _with_error(known[-1]),
+        )
+    removed = info.get("removed", {})
+    gone = removed.get("tokens", [])
+    words = ", ".join(f"{t['text']!r}" if t["text"] is not None else f"#{t['token']}" for t in gone[:12])
+    note = f"no-sink: without first tokens and {removed.get('count', 0)} massive tokens" + (
+        f" ({words})" if words else ""
+    )
+    return Group(table, Text(note, style="dim"))
+
+
+def _first_seen(item: tuple[tuple[str, str], list[Record]], order: list[tuple[str, str]]) -> tuple[int, str]:
+    """Metrics in their first order, `all` and `no-sink` of one metric side by side."""
+    (label, tokens), _ = item
+    return next(place for place, (each, _) in enumerate(order) if each == label), tokens
+
+
 def before_after_table(before: Sequence[Record], after: Sequence[Record], title: str) -> Table:
     """The same numbers of two clouds side by side."""
     table = _table(title, "metric", "before", "after", "without structure")
@@ -84,12 +120,11 @@ def metric_card(card: Mapping[str, Any]) -> RenderableType:
 
 def clouds_table(records: Mapping[str, Sequence[Record]], metrics: Sequence[str]) -> Table:
     """One row a cloud, one column a metric."""
-    table = _table("What the instrument says of clouds whose answers are known", "cloud", *metrics)
+    title = "What the instrument says of clouds whose answers are known"
+    table = _table(title, "cloud", *(name.replace("_", " ") for name in metrics))
     for cloud, found in records.items():
-        by_name: dict[str, Record] = {}
-        for record in found:
-            by_name.setdefault(record.metric, record)
-        table.add_row(cloud, *(_with_error(by_name.get(name)) for name in metrics))
+        first = {record.metric: record.value for record in reversed(found)}
+        table.add_row(cloud, *(_number(first.get(name), 3) for name in metrics))
     return table
 
 
@@ -131,7 +166,7 @@ def _number(value: float | None, digits: int = 4) -> str:
     """A number to that many significant digits, in plain notation where that stays short."""
     if value is None:
         return "[dim]–[/]"
-    if value == 0:
+    if abs(value) < 1e-12:
         return "0"
     size = math.floor(math.log10(abs(value)))
     return f"{value:.{max(0, digits - 1 - size)}f}" if -4 <= size < 6 else f"{value:.{digits - 1}e}"

@@ -8,7 +8,7 @@ spread of the logits, additive biases, soft caps) is read off logits recomputed 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
@@ -17,7 +17,6 @@ from torch import Tensor
 from torch.nn import functional
 
 from anisoscope.stats.arith import double, full_precision, plain
-from anisoscope.stats.pack import pack, unpack
 
 _BLOCK = 1 << 22  # logits a block: 16 MB of float32
 _HIDDEN = -1e6  # an additive mask below this hides its key; no position bias reaches it
@@ -110,14 +109,9 @@ class Attention:
     def __add__(self, other: Attention) -> Attention:
         return Attention(*(getattr(self, f.name) + getattr(other, f.name) for f in fields(self)))
 
-    def arrays(self) -> dict[str, Tensor]:
-        """The sums as named CPU arrays."""
-        return pack(self)
-
-    @classmethod
-    def from_arrays(cls, arrays: Mapping[str, Tensor]) -> Attention:
-        """The inverse of `arrays`."""
-        return unpack(cls, arrays)
+    def without(self, part: Attention) -> Attention:
+        """The sums over the rows that are left when `part`'s are taken out."""
+        return Attention(*(getattr(self, f.name) - getattr(part, f.name) for f in fields(self)))
 
 
 def attention_rows(pattern: Heads | Scores, counts: Tensor, at: Tensor | None = None) -> AttentionRows:
@@ -263,7 +257,8 @@ def _std(logits: Tensor, hidden: Tensor, length: Tensor) -> Tensor:
     """The population std of each row's visible logits; hidden ones must be 0, and the logits are used up."""
     mean = logits.sum(-1) / length  # (b, h, r)
     deviation = logits.sub_(mean[..., None]).masked_fill_(hidden, 0.0)
-    return torch.linalg.vector_norm(deviation, dim=-1) / length.sqrt()
+    size: Tensor = torch.linalg.vector_norm(deviation, dim=-1)
+    return size / length.sqrt()
 
 
 def _logits(pattern: Heads | Scores, rows: Tensor) -> Tensor:

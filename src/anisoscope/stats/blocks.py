@@ -12,7 +12,7 @@ import shutil
 import tempfile
 import weakref
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import reduce
 from operator import add
 from pathlib import Path
@@ -22,8 +22,10 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from anisoscope.stats.attention import Attention
 from anisoscope.stats.directions import CentredDirections, Directions
-from anisoscope.stats.documents import Documents
+from anisoscope.stats.documents import Documents, segments
+from anisoscope.stats.heads import HeadSums
 from anisoscope.stats.moments import Moments
 from anisoscope.stats.norms import Norms
 from anisoscope.stats.pack import pack, unpack
@@ -37,7 +39,10 @@ Stats = dict[str, Any]  # statistics of one block or of all, by name: "Moments",
 # By name, so that a run on disk can be read back. Those "of the rest" leave the extremes out until the end.
 KINDS: dict[str, type] = {
     kind.__name__: kind
-    for kind in (Moments, Directions, Norms, Documents, CentredDirections, Partition, Sample, Extremes)
+    for kind in (
+        *(Moments, Directions, Norms, Documents, CentredDirections, Partition, Sample, Extremes),
+        *(Attention, HeadSums),
+    )
 }
 OF_REST = ("Moments", "Directions")
 SECOND_LOOK = ("CentredDirections", "Partition")  # need the pooled Moments first
@@ -87,7 +92,21 @@ class Cloud:
 
     @property
     def n(self) -> int:
-        return int(self.get(Moments).n if self.has(Moments) else self.get(Directions).n)
+        """How many rows there are; for attention, how many rows a head has."""
+        if self.has(Attention):
+            return int(self.get(Attention).rows.max())
+        if self.has(HeadSums):
+            return int(self.get(HeadSums).tokens)
+        return self.get(Moments).n if self.has(Moments) else self.get(Directions).n
+
+    def without_tokens(self, keys: Tensor, *, first: bool) -> Cloud:
+        """The cloud without the tokens of these keys (all of them extremes) and, with `first`, without first tokens.
+
+        Norms are left behind: a histogram cannot forget single rows.
+        """
+        leave_out = LeaveOut(keys, first)
+        blocks = tuple(replace(block, leave_out=leave_out) for block in self.blocks)
+        return Cloud(leave_out(self.stats), blocks)
 
     def without_block(self, place: int) -> Cloud:
         """The cloud without the block at this place; neighbours are filtered, not searched again."""
@@ -102,6 +121,29 @@ class Cloud:
 
 
 @dataclass(frozen=True)
+class LeaveOut:
+    """Tokens that do not count: those of these keys, and first tokens of windows if `first`."""
+
+    keys: Tensor
+    first: bool
+
+    def __call__(self, stats: Stats) -> Stats:
+        out: Stats = {}
+        for name, value in stats.items():
+            if isinstance(value, Sample):
+                gone = torch.isin(value.table[:, 0], self.keys)
+                if self.first:
+                    gone |= value.rows.tokens.offset == 0
+                keep = ~gone
+                out[name] = Sample(value.size, value.seen, value.x[keep.to(value.x.device)], value.table[keep])
+            elif isinstance(value, Extremes):
+                out[name] = value.keeping(~torch.isin(value.table[:, 0].cpu(), self.keys))
+            elif not isinstance(value, Norms) and not (self.first and name.startswith("first.")):
+                out[name] = value
+        return out
+
+
+@dataclass(frozen=True)
 class Block:
     """The statistics of one block: in memory, or in a file of the scratch folder (or of a run)."""
 
@@ -109,10 +151,34 @@ class Block:
     stats: Stats | Path
     more: Stats = field(default_factory=dict)  # what a second look at the rows added
     scratch: Scratch | None = None  # kept alive by the blocks that lie in it
+    leave_out: LeaveOut | None = None
 
     def load(self) -> Stats:
         own = from_arrays(load_file(self.stats)) if isinstance(self.stats, Path) else self.stats
-        return {**own, **self.more}
+        stats = {**own, **self.more}
+        return stats if self.leave_out is None else self.leave_out(stats)
+
+
+class BlockNumbers:
+    """The block of each token of a stream: (tokens before its document) // unit."""
+
+    def __init__(self, unit: int) -> None:
+        self._unit = unit
+        self._before = 0
+        self._document: int | None = None
+        self._number = 0
+
+    def of(self, document: Tensor) -> Tensor:
+        """The block numbers of the next tokens, whose documents these are, (n,) -> (n,)."""
+        starts, ids = segments(document)
+        numbers = []
+        for start, each in zip(starts.tolist(), ids.tolist(), strict=True):
+            if each != self._document:
+                self._document, self._number = each, (self._before + start) // self._unit
+            numbers.append(self._number)
+        lengths = starts.diff(append=torch.tensor([len(document)]))
+        self._before += len(document)
+        return torch.repeat_interleave(torch.tensor(numbers, dtype=torch.int64), lengths)
 
 
 class Scratch:

@@ -21,6 +21,7 @@ class Documents:
     """
 
     count: int  # finished documents
+    rows: Tensor  # () Σ n_b
     square: Tensor  # ()
     unit_square: Tensor  # ()
     open_id: Tensor  # (k,) int64, k = 0, 1 or 2
@@ -39,7 +40,7 @@ class Documents:
             sums = double(unit.new_zeros(len(ids), x.shape[1]).index_add_(0, segment, unit))  # (k, d)
             number = double(unit.new_zeros(len(ids)).index_add_(0, segment, (norm[:, 0] > 0).to(unit.dtype)))
         zero = sums.new_zeros(())
-        return _close(cls(0, zero, zero, ids, number, sums))
+        return _close(cls(0, zero, zero, zero, ids, number, sums))
 
     def __add__(self, other: Documents) -> Documents:
         ids = torch.cat((self.open_id, other.open_id))
@@ -53,6 +54,7 @@ class Documents:
         return _close(
             Documents(
                 self.count + other.count,
+                self.rows + other.rows,
                 self.square + other.square,
                 self.unit_square + other.unit_square,
                 ids,
@@ -66,6 +68,7 @@ class Documents:
         zero = self.open_n[:0]
         return Documents(
             self.documents - part.documents,
+            torch.tensor(self.all_rows - part.all_rows, dtype=torch.float64),
             torch.tensor(self.all_square - part.all_square, dtype=torch.float64),
             torch.tensor(self.all_unit_square - part.all_unit_square, dtype=torch.float64),
             self.open_id[:0],
@@ -76,6 +79,11 @@ class Documents:
     @property
     def documents(self) -> int:
         return self.count + len(self.open_id)
+
+    @property
+    def all_rows(self) -> float:
+        """Σ n_b over all documents, those at the ends included."""
+        return float(self.rows + self.open_n.sum())
 
     @property
     def all_square(self) -> float:
@@ -104,6 +112,7 @@ def _close(open_: Documents) -> Documents:
     ends = torch.tensor([0, k - 1])
     return Documents(
         open_.count + k - 2,
+        open_.rows + open_.open_n[1:-1].sum(),
         open_.square + open_.open_n[1:-1].square().sum(),
         open_.unit_square + open_.open_unit[1:-1].square().sum(),
         open_.open_id[ends],

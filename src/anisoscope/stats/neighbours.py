@@ -29,7 +29,7 @@ from anisoscope.stats.search_exact import brute_force, certified, true_distances
 
 _WIDE = 32  # the same for the few rows that are searched a second time
 _SHORT_FROM = 1000  # dimensions from which a search on principal components is tried first
-_SHORT_ROWS = 4096  # rows from which its preparation can pay
+_SHORT_ROWS = 8192  # rows from which its preparation can pay
 _COMPONENTS = 128
 _PROBE = 512  # rows on which it is tried
 _PROBE_FAILURES = 0.2  # share of them above which the full search is cheaper
@@ -125,16 +125,24 @@ def _with_float64(x: Tensor) -> Tensor:
 @contextmanager
 def _plain_float32(device: torch.device) -> Iterator[None]:
     """True float32 products, as certificates need, whatever the caller allows elsewhere (TF32, bfloat16, autocast)."""
-    settings: tuple[Any, ...] = (torch.backends.cuda.matmul, cast(Any, torch.backends.mkldnn).matmul)
-    before = [each.fp32_precision for each in settings]
+    backends: tuple[Any, ...] = (torch.backends.cuda.matmul, cast(Any, torch.backends.mkldnn).matmul)
+    before = _float32_precision(), [each.fp32_precision for each in backends]
     try:
-        for each in settings:
-            each.fp32_precision = "ieee"
+        torch.set_float32_matmul_precision("highest")  # sets the backends too
         with torch.autocast(device.type, enabled=False):
             yield
     finally:
-        for each, value in zip(settings, before, strict=True):
+        torch.set_float32_matmul_precision(before[0])
+        for each, value in zip(backends, before[1], strict=True):
             each.fp32_precision = value
+
+
+def _float32_precision() -> str:
+    """The process-wide setting; torch refuses to tell where backends were set one by one, which leaves it untouched."""
+    try:
+        return torch.get_float32_matmul_precision()
+    except RuntimeError:
+        return "highest"
 
 
 def _search(cloud: Cloud, k: int, *, dense: bool) -> tuple[Tensor, Tensor]:

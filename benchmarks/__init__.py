@@ -1,0 +1,1 @@
+"""Limits and peers: what the instrument reaches, measured beside what it is held to. Run with `make bench`."""

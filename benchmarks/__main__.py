@@ -1,0 +1,77 @@
+"""Runs the benchmarks: all, or those named.
+
+    python -m benchmarks [--quick] [--threads 1] [spectrum cosine stream neighbours peers]
+
+Results go to benchmarks/results/, one file a benchmark, with a table and a chart over all of them.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable
+from importlib import import_module
+
+import torch
+
+from benchmarks import neighbours as search
+from benchmarks.core import cosine, spectrum, stream
+from benchmarks.harness import SCRATCH, Figure, Outcome, Settings, draw, load, markdown, save, show
+from benchmarks.peers import peers, search_commands
+
+
+def neighbours(settings: Settings) -> Outcome:
+    """The exact search against bare products and, in turn with it, the searches of peers."""
+    rows = search.run(
+        quick=settings.quick,
+        threads=settings.threads,
+        exchange=SCRATCH / "exchange",
+        commands=search_commands(settings),
+    )
+    return Outcome([_figure(row) for row in rows])
+
+
+BENCHMARKS: dict[str, Callable[[Settings], Outcome]] = {
+    "spectrum": spectrum,
+    "cosine": cosine,
+    "stream": stream,
+    "neighbours": neighbours,
+    "peers": peers,
+}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks", description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("names", nargs="*", metavar="NAME", help=f"of {', '.join(BENCHMARKS)}; all if none is given")
+    parser.add_argument("--quick", action="store_true", help="small clouds, few rounds: does it run?")
+    parser.add_argument("--threads", type=int, default=1, help="one disturbs ratios least on a shared machine")
+    given = parser.parse_args()
+    odd = [name for name in given.names if name not in BENCHMARKS]
+    if odd:
+        parser.error(f"no benchmark is called {', '.join(odd)}; there are {', '.join(BENCHMARKS)}")
+    settings = Settings(given.quick, given.threads)
+    torch.set_num_threads(settings.threads)
+    with import_module("threadpoolctl").threadpool_limits(settings.threads):  # numpy and sklearn have their own pools
+        for name in given.names or BENCHMARKS:
+            outcome = BENCHMARKS[name](settings)
+            show(name, outcome)
+            save(name, outcome, settings)
+    _summarise(settings)
+
+
+def _summarise(settings: Settings) -> None:
+    """The table and the chart over all results there are."""
+    outcomes = load(settings.results)
+    parts = [f"## {name}\n\n{markdown(outcome)}\n" for name, outcome in outcomes.items()]
+    (settings.results / "tables.md").write_text("# Last results\n\n" + "\n".join(parts))
+    draw(outcomes, settings.results / "core.png")
+
+
+def _figure(row: search.Row) -> Figure:
+    """A row of the search's benchmark as a figure."""
+    name = f"{row.cloud} {row.n:,} × {row.d}, k={row.k}: {row.figure}"
+    sign, target = row.limit.split() if row.limit else ("<=", None)
+    return Figure(name, row.value, "", float(target) if target else None, at_least=sign == ">=", rounds=row.rounds)
+
+
+if __name__ == "__main__":
+    main()

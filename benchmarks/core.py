@@ -1,0 +1,212 @@
+"""The statistics against their limits: one matrix product, one read of the data, constant memory."""
+
+from __future__ import annotations
+
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from functools import reduce
+from itertools import pairwise
+from operator import add
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from anisoscope import measure_rows, metrics, open_vectors
+from anisoscope.errors import InputError
+from anisoscope.models.vectors import write_npy
+from anisoscope.stats.cloud import batches_of, cloud_of
+from anisoscope.stats.directions import Directions
+from anisoscope.stats.moments import Moments
+from benchmarks.harness import Figure, Outcome, Settings, in_turn, ratio
+from benchmarks.neighbours import seconds
+
+DIM = 768
+_CHUNK = 16384  # rows of a file written at once
+
+
+def spectrum(settings: Settings) -> Outcome:
+    """The eigenvalues of 65,536 rows against one full product and one eigenvalue problem, and how exact they are."""
+    x = _rows(8192 if settings.quick else 65536)
+    whole = _moments(x)
+    times = in_turn(
+        {
+            "product": lambda: x.T @ x,
+            "product and eigenvalues": lambda: torch.linalg.eigvalsh((x.T @ x).double()),
+            "moments": lambda: _moments(x).eigenvalues,
+            "cloud": lambda: cloud_of(x, ["Moments"]).get(Moments).eigenvalues,
+            "scores": lambda: (metrics.isoscore(whole), metrics.participation_ratio(whole)),
+        },
+        settings.rounds,
+    )
+    size = f"{len(x):,} × {DIM}"
+    figures = [
+        ratio(f"spectrum of {size}, in one product and eigvalsh", times, "moments", "product and eigenvalues", 1.2),
+        ratio("the same in blocks, extremes kept", times, "cloud", "product and eigenvalues"),
+        ratio("IsoScore and participation ratio, in one product", times, "scores", "product", 0.01),
+    ]
+    return Outcome(figures + _accuracy(2048 if settings.quick else 16384))
+
+
+def cosine(settings: Settings) -> Outcome:
+    """The mean cosine over all pairs against one read of the rows, and against all pairs in float64."""
+    x = _rows(8192 if settings.quick else 65536)
+    times = in_turn({"read": x.sum, "cosine": lambda: _mean_cosine(x)}, 3 * settings.rounds)
+    return Outcome(
+        [
+            ratio(f"mean cosine of {len(x):,} × {DIM}, in reads of the rows", times, "cosine", "read", 3.0),
+            Figure("mean cosine, error against all pairs", _cosine_error(x[:4096]), "", 1e-6),
+        ]
+    )
+
+
+def stream(settings: Settings) -> Outcome:
+    """All streaming metrics of a file of a million rows, each size in a process of its own: time and memory."""
+    largest = 100_000 if settings.quick else 1_000_000
+    sizes = (largest // 4, largest // 2, largest)
+    with tempfile.TemporaryDirectory() as folder:
+        _require_space(folder, 4 * DIM * sum(sizes))
+        files = {n: Path(folder) / f"{n}.npy" for n in sizes}
+        for n, path in files.items():
+            _write(path, n)
+        runs = {n: [_measured_apart(path, settings, errors=False) for _ in range(1)] for n, path in files.items()}
+        for _ in range(1 if settings.quick else 2):
+            for n, path in files.items():
+                runs[n].append(_measured_apart(path, settings, errors=False))
+        barred = _measured_apart(files[largest], settings, errors=True)
+    return Outcome(_stream_figures(runs, barred))
+
+
+def _stream_figures(runs: dict[int, list[tuple[float, float]]], barred: tuple[float, float]) -> list[Figure]:
+    took = {n: statistics.median(time for time, _ in each) for n, each in runs.items()}
+    sizes = sorted(took)
+    a_row = [1e6 * took[n] / n for n in sizes]
+    further = [1e6 * (took[m] - took[n]) / (m - n) for n, m in pairwise(sizes)]
+    many = f"{sizes[-1]:,} rows"
+    memory = [peak for each in runs.values() for _, peak in each]
+    return [
+        Figure(
+            f"time a row, {sizes[0]:,} to {many}: slowest by fastest", max(a_row) / min(a_row), "×", 1.25, rounds=a_row
+        ),
+        Figure("time a further row: slowest by fastest", max(further) / min(further), "×", rounds=further),
+        Figure(f"time, {many}", took[sizes[-1]], "s"),
+        Figure(f"time, {many}, with error bars", barred[0], "s"),
+        Figure(f"peak anonymous memory, {many}", max(memory), "MB", 1500, rounds=memory),
+        Figure(f"peak anonymous memory, {many}, with error bars", barred[1], "MB", 1500),
+    ]
+
+
+def streaming_metrics() -> list[str]:
+    """The metrics of bare rows that need no sample of them."""
+    known = {"Moments", "Directions", "Norms", "Extremes", "CentredDirections", "Partition"}
+    return [name for name, metric in metrics.catalogue().items() if not metric.requires and metric.sources <= known]
+
+
+def _rows(n: int) -> Tensor:
+    """Rows of falling variances about a mean, like hidden states, (n, DIM) float32."""
+    draw = torch.Generator().manual_seed(0)
+    scale = torch.arange(1, DIM + 1).pow(-0.5)  # (d,)
+    return torch.randn(n, DIM, generator=draw) * scale + scale.flip(0)
+
+
+def _moments(x: Tensor, *, precise: bool = False) -> Moments:
+    return reduce(add, (Moments.of(rows, precise=precise) for rows in batches_of(x)))
+
+
+def _mean_cosine(x: Tensor) -> float:
+    return float(metrics.mean_cosine(reduce(add, map(Directions.of, batches_of(x)))).value)
+
+
+def _cosine_error(x: Tensor) -> float:
+    unit = torch.nn.functional.normalize(x.double())  # (n, d)
+    n = len(x)
+    pairs = float((unit @ unit.T).sum() - n) / (n * (n - 1))
+    return abs(_mean_cosine(x) - pairs)
+
+
+def _accuracy(n: int) -> list[Figure]:
+    """Largest relative error of σ/σ1 above a floor, against float64 singular values of the same float32 rows."""
+    cases = [(0.0, False, 3e-4), (10.0, False, 3e-4), (100.0, False, 3e-4)]
+    cases += [(300.0, False, 1e-6), (0.0, True, 1e-6), (100.0, True, 1e-6)]
+    figures = []
+    for mean, precise, floor in cases:
+        x = _steep_rows(n, mean)
+        truth = torch.linalg.svdvals(x.double() - x.double().mean(0))
+        found = _moments(x, precise=precise).eigenvalues.sqrt()
+        truth, found = truth / truth[0], found / found[0]
+        there = truth >= floor
+        wrong = float(((found - truth).abs() / truth)[there].max())
+        how = "precise=True" if precise else "as chosen"
+        name = f"error of σ/σ1 down to {floor:g}, mean {mean:g} × spread, {how}"
+        figures.append(Figure(name, wrong, "", 0.01, note=f"{int(there.sum())} values"))
+    return figures
+
+
+def _steep_rows(n: int, mean: float) -> Tensor:
+    """Rows whose singular values fall from 1 to 1e-8, about a mean of so many spreads, in float32."""
+    draw = torch.Generator().manual_seed(0)
+    frame = torch.linalg.qr(torch.randn(DIM, DIM, generator=draw, dtype=torch.float64)).Q
+    fall = torch.logspace(0, -8, DIM, dtype=torch.float64)  # (d,)
+    y = torch.randn(n, DIM, generator=draw, dtype=torch.float64) * fall @ frame  # (n, d)
+    spread = y.square().sum(1).mean().sqrt()
+    direction = torch.randn(DIM, generator=draw, dtype=torch.float64)
+    return (y + mean * spread * direction / direction.norm()).float()
+
+
+def _write(path: Path, n: int) -> None:
+    """A file of n rows, written in chunks."""
+    x = _rows(_CHUNK)
+    with write_npy(path, n, DIM) as write:
+        for first in range(0, n, _CHUNK):
+            write((x * (1 + first / n))[: n - first])
+
+
+def _require_space(folder: str, needed: int) -> None:
+    free = shutil.disk_usage(folder).free
+    if free < 1.5 * needed:
+        raise InputError(f"{folder}: {free / 1e9:.0f} GB are free, the files need {needed / 1e9:.0f}; make room")
+
+
+def _measured_apart(path: Path, settings: Settings, *, errors: bool) -> tuple[float, float]:
+    """Seconds and peak anonymous memory in MB of measuring a file, in a fresh process."""
+    command = [sys.executable, "-m", "benchmarks.core", str(path), str(settings.threads), str(int(errors))]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        peak = _watch(process)
+        said = process.communicate()[0]
+    if process.returncode:
+        raise subprocess.CalledProcessError(process.returncode, command)
+    return float(said), peak
+
+
+def _watch(process: subprocess.Popen[str]) -> float:
+    """The largest anonymous memory of a process in MB, looked at every 20 ms until it ends.
+
+    Pages of a mapped file are left out: the kernel takes them back when it needs them.
+    """
+    peak = 0.0
+    while process.poll() is None:
+        peak = max(peak, _anonymous(process.pid))
+        time.sleep(0.02)
+    return peak
+
+
+def _anonymous(pid: int) -> float:
+    try:
+        lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    except FileNotFoundError:  # no such kernel interface, or the process has just ended
+        return 0.0
+    return sum(int(line.split()[1]) / 1000 for line in lines if line.startswith("RssAnon"))
+
+
+def _measure_file(path: str, threads: int, errors: bool) -> None:
+    """What the process of its own does: prints the seconds it took."""
+    torch.set_num_threads(threads)
+    print(seconds(lambda: measure_rows(open_vectors(path), streaming_metrics(), errors=errors)))
+
+
+if __name__ == "__main__":
+    _measure_file(sys.argv[1], int(sys.argv[2]), sys.argv[3] == "1")

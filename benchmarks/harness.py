@@ -1,0 +1,179 @@
+"""What the benchmarks share: figures with their targets, jobs timed in turn, tables, files and the chart."""
+
+from __future__ import annotations
+
+import json
+import statistics
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import altair as alt
+import pandas as pd
+import psutil
+
+from anisoscope.report.charts import COLOURS, save_chart, themed
+from benchmarks.neighbours import environment, seconds
+
+ROOT = Path(__file__).parent.parent
+RESULTS = Path(__file__).parent / "results"
+SCRATCH = ROOT / ".bench"  # peers' environments, exchanged arrays, results of quick runs
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How a benchmark is to run: `quick` takes small clouds, whose ratios say little about the targets."""
+
+    quick: bool
+    threads: int
+
+    @property
+    def rounds(self) -> int:
+        return 3 if self.quick else 9
+
+    @property
+    def results(self) -> Path:
+        """Where files go; those of a quick run stay out of the way of real ones."""
+        return SCRATCH / "quick" if self.quick else RESULTS
+
+
+@dataclass(frozen=True)
+class Figure:
+    """One measured number beside the target it is held to; where there is no value, the note says why."""
+
+    name: str
+    value: float | None
+    unit: str
+    target: float | None = None
+    at_least: bool = False  # the target is a floor, not a ceiling
+    rounds: Sequence[float] = ()
+    note: str | None = None
+
+    @property
+    def share(self) -> float | None:
+        """How much of what is allowed was used: at most 1 where the target is reached.
+
+        >>> Figure("time", 0.9, "×", target=1.2).share
+        0.75
+        """
+        if self.value is None or not self.target:
+            return None
+        return self.target / self.value if self.at_least else self.value / self.target
+
+    @property
+    def verdict(self) -> str:
+        return "" if self.share is None else "reached" if self.share <= 1 else "MISSED"
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a benchmark found: figures, and a table of answers (row -> column -> cell) where it has one."""
+
+    figures: list[Figure]
+    answers: dict[str, dict[str, str]] = field(default_factory=dict)
+
+
+def in_turn(jobs: Mapping[str, Callable[[], object]], rounds: int) -> dict[str, list[float]]:
+    """Seconds of each job by round; the jobs take turns, so that a busy machine disturbs all alike."""
+    for job in jobs.values():
+        job()  # buffers, threads and caches are set up outside the clock
+    times: dict[str, list[float]] = {name: [] for name in jobs}
+    for _ in range(rounds):
+        for name, job in jobs.items():
+            times[name].append(seconds(job))
+    return times
+
+
+def ratio(
+    name: str, times: Mapping[str, Sequence[float]], over: str, under: str, target: float | None = None
+) -> Figure:
+    """The median over rounds of one job's time as a multiple of another's."""
+    each = [a / b for a, b in zip(times[over], times[under], strict=True)]
+    return Figure(name, statistics.median(each), "×", target, rounds=each)
+
+
+def show(name: str, outcome: Outcome) -> None:
+    print(f"\n{name}\n{markdown(outcome)}", flush=True)
+
+
+def markdown(outcome: Outcome) -> str:
+    """The figures, then the answers, as tables that read well as plain text too."""
+    lines = _table(
+        ["figure", "value", "target", ""],
+        [[f.name, _value(f), _target(f), f.verdict or f.note or ""] for f in outcome.figures],
+    )
+    if outcome.answers:
+        columns = list(dict.fromkeys(column for cells in outcome.answers.values() for column in cells))
+        rows = [[row, *(cells.get(column, "") for column in columns)] for row, cells in outcome.answers.items()]
+        lines += ["", *_table(["data", *columns], rows)]
+    return "\n".join(lines)
+
+
+def save(name: str, outcome: Outcome, settings: Settings) -> None:
+    """Writes <name>.json: the figures with what they depend on."""
+    settings.results.mkdir(parents=True, exist_ok=True)
+    report = {
+        "date": datetime.now(UTC).isoformat(timespec="seconds"),
+        "quick": settings.quick,
+        **environment(settings.threads),
+        "memory_gb": round(psutil.virtual_memory().total / 1e9, 1),
+        "figures": [{**asdict(figure), "share": figure.share} for figure in outcome.figures],
+        "answers": outcome.answers,
+    }
+    (settings.results / f"{name}.json").write_text(json.dumps(report, indent=2, ensure_ascii=False) + "\n")
+
+
+def load(folder: Path) -> dict[str, Outcome]:
+    """The outcomes that lie in a folder, by benchmark."""
+    found = {}
+    for path in sorted(folder.glob("*.json")):
+        report = json.loads(path.read_text())
+        figures = [Figure(**{k: v for k, v in each.items() if k != "share"}) for each in report["figures"]]
+        found[path.stem] = Outcome(figures, report["answers"])
+    return found
+
+
+def draw(outcomes: Mapping[str, Outcome], path: Path) -> None:
+    """One bar a target: how much of what is allowed was used."""
+    table = pd.DataFrame([_bar(name, figure) for name, outcome in outcomes.items() for figure in _held(outcome)])
+    used = alt.X("share:Q", title="measured, as a share of what the target allows", scale=alt.Scale(type="log"))
+    row = alt.Y("figure:N", sort=None, title=None, axis=alt.Axis(labelLimit=560))
+    colour = alt.Color(
+        "verdict:N", title=None, scale=alt.Scale(domain=["reached", "MISSED"], range=[COLOURS[0], COLOURS[1]])
+    )
+    points = alt.Chart(table).mark_point(filled=True, size=70, opacity=1).encode(x=used, y=row, color=colour)
+    text = alt.Chart(table).mark_text(align="left", dx=8, fontSize=11).encode(x=used, y=row, text="text:N")
+    limit = alt.Chart(pd.DataFrame({"share": [1.0]})).mark_rule(strokeDash=[4, 3]).encode(x="share:Q")
+    chart = (limit + points + text).properties(width=420, height=alt.Step(20), title="Benchmarks against their targets")
+    save_chart(themed(chart), path)
+
+
+def _held(outcome: Outcome) -> list[Figure]:
+    return [figure for figure in outcome.figures if figure.share is not None]
+
+
+def _bar(benchmark: str, figure: Figure) -> dict[str, Any]:
+    return {
+        "figure": f"{benchmark}: {figure.name}",
+        "share": max(figure.share or 0.0, 1e-6),  # an exact answer has an error of 0, which has no logarithm
+        "verdict": figure.verdict,
+        "text": f"{_value(figure)} ({_target(figure)})",
+    }
+
+
+def _value(figure: Figure) -> str:
+    return "–" if figure.value is None else f"{figure.value:.3g} {figure.unit}".rstrip()
+
+
+def _target(figure: Figure) -> str:
+    return "" if figure.target is None else f"{'≥' if figure.at_least else '≤'} {figure.target:g}"
+
+
+def _table(head: list[str], rows: list[list[str]]) -> list[str]:
+    widths = [max(len(row[i]) for row in [head, *rows]) for i in range(len(head))]
+    lines = [
+        "| " + " | ".join(cell.ljust(w) for cell, w in zip(row, widths, strict=True)) + " |" for row in [head, *rows]
+    ]
+    return [lines[0], "|" + "|".join("-" * (w + 2) for w in widths) + "|", *lines[1:]]

@@ -1,0 +1,28 @@
+"""TwoNN of llm-microscope: python peer_llm_microscope.py ROWS.npy K prints the dimension, then the seconds.
+
+The package does not import as published (it looks for a module `logit_lens` that is one of its own files), so the
+file that holds the estimator is loaded by itself.
+"""
+
+import sys
+import time
+from importlib.metadata import files
+from importlib.util import module_from_spec, spec_from_file_location
+
+import numpy as np
+import torch
+
+path = next(file for file in files("llm-microscope") or () if file.name == "functions.py").locate()
+spec = spec_from_file_location("functions", str(path))
+assert spec is not None
+assert spec.loader is not None
+functions = module_from_spec(spec)
+spec.loader.exec_module(functions)
+
+torch.set_num_threads(1)
+rows = torch.from_numpy(np.load(sys.argv[1]))  # (n, d)
+start = time.perf_counter()
+dimension = functions.intrinsic_dimension(rows, "cpu")
+seconds = time.perf_counter() - start
+print(dimension)
+print(seconds)

@@ -1,0 +1,101 @@
+"""Attention per head: how sharp it is, how much goes to the first token, how far queries and keys drift together."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+from anisoscope.metrics.metric import Undefined, Value, metric
+from anisoscope.stats.attention import Attention
+from anisoscope.stats.heads import HeadSums
+
+_INF = math.inf
+
+
+@metric(Attention, low=0, high=1, keeps=set(), paper="godey2024", requires={"heads"})
+def attention_entropy(attention: Attention) -> Iterator[Value]:
+    """Average entropy of a head's attention rows over that of even attention; index is the head.
+
+    H/ln(visible keys), 1 where attention is even, 0 where one key takes all. Rows that see one key are left out.
+    """
+    yield from _means(attention.entropy, attention.rows)
+
+
+@metric(Attention, low=0, high=1, keeps=set(), paper="godey2024", requires={"heads"})
+def attention_max(attention: Attention) -> Iterator[Value]:
+    """Average largest weight of a head's attention rows; index is the head."""
+    yield from _means(attention.largest, attention.spread_rows)
+
+
+@metric(Attention, low=0, high=1, keeps=set(), paper="xiao2024", requires={"heads"})
+def sink_mass(attention: Attention) -> Iterator[Value]:
+    """Average weight that a head gives to the first token of the window; index is the head."""
+    yield from _means(attention.sink, attention.rows)
+
+
+@metric(Attention, low=0, high=_INF, keeps=set(), paper="godey2024", requires={"heads"})
+def logit_std(attention: Attention) -> Iterator[Value]:
+    """Average standard deviation of a head's logits over the keys that a row sees; index is the head."""
+    yield from _means(attention.logit_std, attention.spread_rows)
+
+
+@metric(HeadSums, low=0, high=_INF, keeps=set(), paper="godey2024", requires={"heads"})
+def q_drift(heads: HeadSums) -> Iterator[Value]:
+    """Length of a head's mean query, and in units of the queries' root mean square length; index is the head."""
+    yield from _drift(heads.q, heads.qq.diagonal(dim1=1, dim2=2).sum(1), heads.tokens)
+
+
+@metric(HeadSums, low=0, high=_INF, keeps=set(), paper="godey2024", requires={"heads"})
+def k_drift(heads: HeadSums) -> Iterator[Value]:
+    """Length of a head's mean key, and in units of the keys' root mean square length; index is the key head."""
+    yield from _drift(heads.k, heads.k_square, heads.tokens)
+
+
+@metric(HeadSums, low=-1, high=1, keeps=set(), paper="godey2024", requires={"heads"})
+def qk_cosine(heads: HeadSums) -> Iterator[Value]:
+    """Cosine between a head's mean query and mean key, with its sign; index is the head."""
+    for head, (q, k) in enumerate(zip(heads.q, _per_query_head(heads.k, heads), strict=True)):
+        length = q.norm() * k.norm()
+        yield Value(float(q @ k / length) if length > 0 else None, index=head, n=int(heads.tokens), note=_zero(length))
+
+
+@metric(HeadSums, low=0, high=1, keeps=set(), paper="anisoscope", requires={"heads"})
+def logit_budget(heads: HeadSums) -> Iterator[Value]:
+    """Share of the mean query in what moves a head's logits from key to key; index is the head.
+
+    q̄ᵀΣ_k q̄/(q̄ᵀΣ_k q̄ + tr Σ_q Σ_k), Σ_k within windows: the mean key alone cancels in the softmax, so only this part
+    of the drift can sharpen attention.
+    """
+    n = heads.tokens
+    for head, (q, qq, k) in enumerate(zip(heads.q, heads.qq, _per_query_head(heads.k_within, heads), strict=True)):
+        mean = q / n
+        spread = qq / n - torch.outer(mean, mean)
+        drift = float(mean @ k @ mean)
+        total = drift + float((spread * k).sum())
+        yield Value(drift / total if total > 0 else None, index=head, n=int(n), note=_zero(torch.tensor(total)))
+
+
+def _means(total: Tensor, rows: Tensor) -> Iterator[Value]:
+    if not bool((rows > 0).any()):
+        raise Undefined("no attention row sees two keys", "give windows of at least two tokens")
+    for head, (value, n) in enumerate(zip(total.tolist(), rows.tolist(), strict=True)):
+        yield Value(value / n, index=head, n=int(n))
+
+
+def _drift(total: Tensor, square: Tensor, n: Tensor) -> Iterator[Value]:
+    for head, (mean, rms) in enumerate(zip((total / n).norm(dim=1), (square / n).sqrt(), strict=True)):
+        yield Value(float(mean), index=head, variant={"in": "units"}, n=int(n))
+        relative = float(mean / rms) if rms > 0 else None
+        yield Value(relative, index=head, variant={"in": "rms"}, n=int(n), note=_zero(rms))
+
+
+def _per_query_head(k: Tensor, heads: HeadSums) -> Tensor:
+    """Key heads repeated for the query heads that share them."""
+    return k.repeat_interleave(len(heads.q) // len(k), 0)
+
+
+def _zero(length: Tensor) -> str | None:
+    return None if length > 0 else "queries or keys are all zero"
