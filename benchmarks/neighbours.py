@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import platform
 import shlex
 import statistics
@@ -60,18 +61,17 @@ def gaussian(n: int, d: int) -> Tensor:
 
 def power_law(n: int, d: int) -> Tensor:
     """Variances that fall as 1/j, like those of many hidden states."""
-    spread: Tensor = torch.arange(1, d + 1) ** -0.5  # (d,)
-    return gaussian(n, d) * spread
+    return gaussian(n, d) * torch.arange(1, d + 1).rsqrt()
 
 
 def manifold(n: int, d: int) -> Tensor:
     """Ten dimensions, bent into 138 and laid into d with a little noise."""
     draw = torch.Generator().manual_seed(0)
     z = torch.randn(n, 10, generator=draw)  # (n, 10)
-    angle = z @ torch.randn(10, 64, generator=draw) / 10**0.5  # (n, 64)
+    angle = z @ torch.randn(10, 64, generator=draw) / math.sqrt(10)  # (n, 64)
     bent = torch.cat([angle.sin(), angle.cos(), z], dim=1)  # (n, 138)
     noise = 0.01 * torch.randn(n, d, generator=draw)
-    return bent @ torch.randn(138, d, generator=draw) / 138**0.5 + noise
+    return bent @ torch.randn(138, d, generator=draw) / math.sqrt(138) + noise
 
 
 def sinks(n: int, d: int) -> Tensor:

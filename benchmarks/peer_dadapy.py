@@ -4,7 +4,7 @@ import sys
 import time
 
 import numpy as np
-from dadapy import Data
+from dadapy import Data  # type: ignore[import-not-found]
 
 rows = np.load(sys.argv[1])  # (n, d)
 start = time.perf_counter()

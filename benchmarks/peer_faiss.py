@@ -3,7 +3,7 @@
 import sys
 import time
 
-import faiss
+import faiss  # type: ignore[import-not-found]
 import numpy as np
 
 rows = np.ascontiguousarray(np.load(sys.argv[1]), dtype=np.float32)  # (n, d); faiss knows no float64

@@ -19,7 +19,6 @@ assert spec.loader is not None
 functions = module_from_spec(spec)
 spec.loader.exec_module(functions)
 
-torch.set_num_threads(1)
 rows = torch.from_numpy(np.load(sys.argv[1]))  # (n, d)
 start = time.perf_counter()
 dimension = functions.intrinsic_dimension(rows, "cpu")

@@ -42,7 +42,7 @@ class Peer:
 
     @property
     def folder(self) -> Path:
-        return SCRATCH / self.name
+        return SCRATCH / Path(self.script).stem.removeprefix("peer_")
 
     @property
     def python(self) -> Path:

@@ -24,8 +24,8 @@ def metrics_page() -> str:
     lines = [
         "# The metrics",
         "",
-        f"{len(known)} metrics in {len(families)} families. *Ignores* is what leaves a metric unchanged, tested in both",
-        "directions: " + "; ".join(f"**{law}**: {text}" for law, text in INVARIANCES.items()) + ".",
+        f"{len(known)} metrics in {len(families)} families. *Ignores* is what leaves a metric unchanged, tested both",
+        "ways: " + "; ".join(f"**{law}**: {text}" for law, text in INVARIANCES.items()) + ".",
         "",
     ]
     for family, members in families.items():
@@ -40,7 +40,8 @@ def metrics_page() -> str:
 
 
 def _row(metric: Metric) -> str:
-    ignores = [law for law in INVARIANCES if law in metric.keeps and (law != "permutation" or "rotation" not in metric.keeps)]
+    implied = {"permutation"} if "rotation" in metric.keeps else set()
+    ignores = [law for law in INVARIANCES if law in metric.keeps - implied]
     low, high = (f"{edge:g}".replace("inf", "∞").replace("-", "−") for edge in (metric.low, metric.high))
     cells = (f"[`{metric.name}`](#{metric.name})", metric.meaning, f"{low} … {high}", ", ".join(ignores), metric.paper)
     return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"

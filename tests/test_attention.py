@@ -9,6 +9,7 @@ from torch import Tensor
 
 from anisoscope.stats import attention
 from anisoscope.stats.attention import Attention, Heads, Scores, attention_rows
+from anisoscope.stats.pack import pack, unpack
 from tests.oracles import attention as oracle
 
 NAMES = ("entropy", "sink", "largest", "logit_std")
@@ -139,8 +140,8 @@ def test_attention_of_two_halves_adds_to_the_whole() -> None:
     q, k = make_heads(b=4)
     whole = Attention.of(Heads(q, k, 0.3, causal=True), everyone(q))
     parts = [Attention.of(Heads(q[i : i + 2], k[i : i + 2], 0.3, causal=True), everyone(q)[:2]) for i in (0, 2)]
-    for name, total in (parts[0] + parts[1]).arrays().items():
-        torch.testing.assert_close(total, whole.arrays()[name], rtol=1e-6, atol=1e-6)
+    for name, total in pack(parts[0] + parts[1]).items():
+        torch.testing.assert_close(total, pack(whole)[name], rtol=1e-6, atol=1e-6)
 
 
 def test_rows_computed_once_sum_over_any_set_of_queries() -> None:
@@ -171,8 +172,8 @@ def test_blocks_of_query_rows_change_nothing(monkeypatch: pytest.MonkeyPatch) ->
     visible = causal(7).expand(2, 1, 7, 7)
     whole = Attention.of(Heads(q, k, 0.3, mask=visible), everyone(q))
     monkeypatch.setattr(attention, "_BLOCK", 2 * 2 * 4 * 7)
-    for name, total in Attention.of(Heads(q, k, 0.3, mask=visible), everyone(q)).arrays().items():
-        torch.testing.assert_close(total, whole.arrays()[name], rtol=1e-6, atol=1e-6)
+    for name, total in pack(Attention.of(Heads(q, k, 0.3, mask=visible), everyone(q))).items():
+        torch.testing.assert_close(total, pack(whole)[name], rtol=1e-6, atol=1e-6)
 
 
 def test_half_precision_queries_are_widened() -> None:
@@ -192,5 +193,5 @@ def test_sums_of_squares_are_those_of_the_rows() -> None:
 def test_arrays_come_back_as_they_went() -> None:
     q, k = make_heads()
     a = Attention.of(Heads(q, k, 0.3), everyone(q))
-    back = Attention.from_arrays(a.arrays())
-    assert all(torch.equal(x, back.arrays()[name]) for name, x in a.arrays().items())
+    back = unpack(Attention, pack(a))
+    assert all(torch.equal(x, pack(back)[name]) for name, x in pack(a).items())

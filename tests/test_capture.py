@@ -576,7 +576,12 @@ def test_a_compiled_model_is_seen() -> None:
     with torch.no_grad():
         before = compiled(**batch)
     got: dict[str, Tensor] = {}
-    with torch.no_grad(), capture(compiled, ["resid", "q"], lambda site, x: got.update({str(site): x})) as seen:
+
+    def sink(site: Site, x: Tensor) -> None:
+        assert not torch.compiler.is_compiling()
+        got[str(site)] = x
+
+    with torch.no_grad(), capture(compiled, ["resid", "q"], sink) as seen:
         after = compiled(**batch)
     seen.require(["resid.0", "resid.2", "q.1"])
     assert torch.equal(before, after)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
-import torch.multiprocessing as mp
+from torch.multiprocessing.spawn import spawn
 
 from anisoscope.stats.directions import Directions
 from anisoscope.stats.moments import Moments
@@ -23,11 +23,13 @@ def rows_of(rank: int) -> torch.Tensor:
 def work(rank: int, port: int, folder: str) -> None:
     dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=3)
     rows = bare_rows(rows_of(rank), first=1000 * rank) if rank < 2 else None
-    found = [
-        add_over_ranks(None if rows is None else kind.of(rows), kind)  # type: ignore[attr-defined]
-        for kind in (Moments, Directions, Sample)
-    ]
-    torch.save([found[0].scatter, found[1].unit, found[2].x], Path(folder) / f"{rank}.pt")
+    moments = add_over_ranks(None if rows is None else Moments.of(rows), Moments)
+    directions = add_over_ranks(None if rows is None else Directions.of(rows), Directions)
+    sample = add_over_ranks(None if rows is None else Sample.of(rows), Sample)
+    assert moments is not None
+    assert directions is not None
+    assert sample is not None
+    torch.save([moments.scatter, directions.unit, sample.x], Path(folder) / f"{rank}.pt")
     dist.destroy_process_group()
 
 
@@ -35,7 +37,7 @@ def test_statistics_add_over_ranks_even_where_one_rank_has_no_rows(tmp_path: Pat
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    mp.spawn(work, args=(port, str(tmp_path)), nprocs=3)
+    spawn(work, args=(port, str(tmp_path)), nprocs=3)
     ranks = [torch.load(tmp_path / f"{rank}.pt") for rank in range(3)]
     for mine in ranks[1:]:
         assert all(torch.equal(a, b) for a, b in zip(mine, ranks[0], strict=True))

@@ -476,6 +476,7 @@ def test_a_torn_tail_longer_than_a_block_is_cut_off(tmp_path: Path, monkeypatch:
         assert [r.step for r in run.records()] == [0, 1]
         run.append([record(2)])
         assert [r.step for r in run.records()] == [0, 1, 2]
+        assert (tmp_path / "r" / "records.jsonl").read_bytes().endswith(b"}\n")
 
 
 def test_a_kill_while_run_json_is_replaced_leaves_the_old_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -775,6 +776,14 @@ def test_a_broken_line_names_the_file_the_line_and_the_remedy(tmp_path: Path, na
         with pytest.raises(StoreError, match=r"records\.jsonl, line 3: .*; delete that line") as caught:
             read()
         assert len(str(caught.value)) < 6000
+
+
+def test_a_broken_line_far_down_is_counted_right(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = run_with(tmp_path, "records.jsonl", f"{GOOD}\n".encode() * 20 + b"broken\n" + f"{GOOD}\n".encode() * 5)
+    for size in (64, 700, 1 << 18):  # less than a line, a few lines, all
+        monkeypatch.setattr(disk, "_CHUNK", size)
+        with pytest.raises(StoreError, match="line 22:"):
+            list(run.records())
 
 
 def test_bytes_that_are_no_text_name_their_line(tmp_path: Path) -> None:

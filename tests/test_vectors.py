@@ -444,6 +444,22 @@ def test_a_row_of_another_length_is_named(tmp_path: Path, odd: Any, seen: str) -
         list(source.batches(2))
 
 
+@pytest.mark.parametrize("claim", [49, 51])
+def test_a_footer_that_lies_about_the_rows_is_found_out(tmp_path: Path, claim: int) -> None:
+    path = tmp_path / "v.parquet"
+    pq.write_table(pa.table({"x": list(X), "document": IDS}), path, row_group_size=13)
+    honest, lie = (b"\x16" + bytes([2 * n]) + b"\x19" for n in (50, claim))  # thrift: a 64-bit number, then a list
+    data = path.read_bytes()
+    assert data.count(honest) == 1
+    path.write_bytes(data.replace(honest, lie))
+    with pytest.raises(InputError, match="rows announced"):
+        open_vectors(path)
+    pq.write_table(pa.table({"x": list(X)}), path, row_group_size=13)
+    path.write_bytes(path.read_bytes().replace(honest, lie))
+    with pytest.raises(InputError, match="rows announced"):
+        rows(open_vectors(path))
+
+
 # Damage.
 
 
@@ -669,7 +685,7 @@ def test_a_file_larger_than_memory_can_be_opened_and_read_from_its_start(tmp_pat
 def test_written_rows_come_back_and_the_file_appears_at_the_end(tmp_path: Path) -> None:
     path = tmp_path / "out.npy"
     with write_npy(path, 50, 6) as write:
-        for batch in torch.from_numpy(X).double().split(7):  # type: ignore[no-untyped-call]
+        for batch in torch.from_numpy(X).double().split(7):
             write(batch)
         assert not path.exists()
     np.testing.assert_array_equal(np.load(path), X)

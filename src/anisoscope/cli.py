@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
+from rich.console import Console, RenderableType
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from anisoscope import __version__
@@ -126,7 +126,9 @@ def measure(
                 command=_command(),
                 progress=told,
             )
-        table = records_table(records, title=f"{vectors.name}: {vectors.n:,} rows × {vectors.d} ({vectors.dtype})")
+        table: RenderableType = records_table(
+            records, title=f"{vectors.name}: {vectors.n:,} rows × {vectors.d} ({vectors.dtype})"
+        )
     elif not data:
         raise InputError(f"{source} is not a file of vectors; a model needs --text, --images or --audio")
     else:

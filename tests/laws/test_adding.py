@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -70,7 +71,7 @@ def assert_same(a: Any, b: Any, tolerance: float) -> None:
 def test_statistics_of_parts_add_to_the_whole(name: str, n: int, cuts: list[int], mean: float, seed: int) -> None:
     rows = make_rows(n, mean=0.0 if name == "Partition" else mean, seed=seed)
     edges = sorted({0, n, *(cut for cut in cuts if cut < n)})
-    parts = [MAKE[name](rows.take(slice(a, b))) for a, b in zip(edges, edges[1:], strict=False)]
+    parts = [MAKE[name](rows.take(slice(a, b))) for a, b in pairwise(edges)]
     total = parts[0]
     for part in parts[1:]:
         total = total + part
@@ -119,7 +120,7 @@ def test_any_float_dtype_is_widened_exactly(dtype: torch.dtype) -> None:
 def collected(rows: Rows, cuts: list[int], names: list[str], **options: Any) -> Cloud:
     collector = Collector(names, **options)
     edges = [0, *cuts, len(rows.tokens)]
-    for a, b in zip(edges, edges[1:], strict=False):
+    for a, b in pairwise(edges):
         collector.add(rows.take(slice(a, b)))
     return collector.finish()
 

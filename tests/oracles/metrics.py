@@ -1,4 +1,4 @@
-"""Slow twins of the metrics in plain numpy: all pairs, full SVDs, explicit loops. They share no code with the package."""
+"""Slow twins of the metrics in plain numpy: all pairs, full SVDs, explicit loops, no code shared with the package."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-Array = np.ndarray[Any, np.dtype[np.float64]]
+Array = np.ndarray[Any, Any]
 
 
 def mean_cosine(x: Array) -> float:
@@ -184,7 +184,7 @@ def tyler_share(x: Array, centre: Array) -> float:
     v = np.eye(d)
     for _ in range(500):
         inverse = np.linalg.inv(v)
-        v = sum(np.outer(row, row) / (row @ inverse @ row) for row in y)  # type: ignore[assignment]
+        v = sum(np.outer(row, row) / (row @ inverse @ row) for row in y)
         v = v / np.trace(v)
     return float(np.linalg.eigvalsh(v)[-1])
 

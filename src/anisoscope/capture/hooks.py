@@ -93,6 +93,7 @@ def capture(
             if site.kind == "in":
                 _hook_input(model, site, watch, cleanup)
         _hook_forward(model, watch, cleanup)
+        cleanup.enter_context(eager())
         if any(site.kind in _INNER for site in wanted):
             cleanup.enter_context(listening(watch))
         yield seen

@@ -46,15 +46,15 @@ def evaluate(
     fixed point are computed once and not again without each block.
     """
     whole = {metric.name: _attempt(metric, cloud) for metric in metrics}
-    barred = [m for m in metrics if not m.slow or slow_errors]
+    barred = [m for m in metrics if m.bars and (slow_errors or not m.slow)]
     without = _replicates(cloud, barred) if errors and len(cloud.blocks) >= FEWEST_BLOCKS else []
     null = isotropic(cloud) if cloud.has(Moments) and _finite(cloud) else None
     out: list[Measured] = []
     for metric in metrics:
         found = whole[metric.name]
         if isinstance(found, MetricError):
-            note = f"{found.reason}; {found.remedy}"
-            out.append(Measured(Record(site, metric.name, None, run, step, metric.version, tokens, note=note)))
+            why = f"{found.reason}; {found.remedy}"
+            out.append(Measured(Record(site, metric.name, None, run, step, metric.version, tokens, note=why)))
             continue
         for value in _largest(found, metric.top):
             error, note, replicates = _error(metric, value, without, cloud, unit, errors)
@@ -125,10 +125,12 @@ def _error(
 ) -> tuple[float | None, str | None, tuple[float, ...]]:
     if value.value is None or not wanted:
         return None, None, ()
+    if not without and not metric.bars:
+        return None, None, ()
     if not without:
         return None, f"no error bar: {len(cloud.blocks)} blocks of {unit}, {FEWEST_BLOCKS} are needed", ()
     if metric.name not in without[0].values:
-        return None, "no error bar unless asked for by name: it is slow", ()
+        return None, "no error bar unless asked for by name: it is slow" if metric.bars else None, ()
     replicates = [part.values[metric.name].get(value.key) for part in without]
     known = [r for r in replicates if r is not None]
     if len(known) < len(replicates):

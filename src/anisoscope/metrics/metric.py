@@ -68,6 +68,7 @@ class Metric:
     null: Callable[[Isotropic, Value], float | None] | None
     requires: frozenset[str]  # "documents", "tokens": what the rows must come with
     slow: bool
+    bars: bool  # whether it is computed again without each block
     top: int | None  # how many of its largest numbers are recorded
 
     @property
@@ -151,6 +152,7 @@ def metric(
     null: Callable[[Isotropic, Value], float | None] | None = None,
     requires: set[str] | None = None,
     slow: bool = False,
+    bars: bool = True,
     top: int | None = None,
 ) -> Callable[[Callable[..., Any]], Metric]:
     """Makes a function of statistics a metric; see CONTRIBUTING.md for the facts it declares.
@@ -175,6 +177,7 @@ def metric(
             null=null,
             requires=frozenset(requires or ()),
             slow=slow,
+            bars=bars,
             top=top,
         )
 

@@ -63,7 +63,7 @@ def massive_tokens(norms: Norms, extremes: Extremes, sample: Sample) -> Iterator
 
 
 @metric(
-    Peeled, low=0, high=1, keeps={"rotation", "scale"}, paper="anisoscope",
+    Peeled, low=0, high=1, keeps={"rotation", "scale"}, paper="anisoscope", bars=False,
 )  # fmt: skip
 def removal_curve(peeled: Peeled) -> Iterator[Value]:
     """Spectral anisotropy without the k rows of largest norm; index is k.
@@ -78,6 +78,7 @@ def removal_curve(peeled: Peeled) -> Iterator[Value]:
 
 @metric(
     Peeled, low=0, high=1, keeps={"rotation", "scale"}, paper="anisoscope", knows={"massive row": 1 / 4096},
+    bars=False,
 )  # fmt: skip
 def tokens_to_halve(peeled: Peeled) -> Value:
     """Smallest share of largest-norm rows whose removal halves the excess of spectral anisotropy over its null.

@@ -261,7 +261,7 @@ def _documents(path: Path, arrays: Mapping[str, _Array], wanted: str | None, n: 
     """Each row's document (n,), from the array of that name, another .npy file, or an array called `documents`."""
     if wanted is None:
         found = [arrays[name] for name in _DOCUMENTS if name in arrays]
-        return next((_ids(path, array) for array in found if array.shape == (n,) and _is_whole(array)), None)
+        return next((_ids(array) for array in found if array.shape == (n,) and _is_whole(array)), None)
     if wanted not in arrays and wanted.endswith(".npy"):
         path = Path(wanted)
         arrays = {wanted: next(iter(_open_npy(_regular_file(path)).values()))}
@@ -271,22 +271,15 @@ def _documents(path: Path, arrays: Mapping[str, _Array], wanted: str | None, n: 
     if array.shape != (n,) or not _is_whole(array):
         seen = f"{array.dtype} {array.shape}"
         raise InputError(f"{path}: {wanted} is {seen}; documents are one whole number a row, shape ({n},)")
-    return _ids(path, array)
+    return _ids(array)
 
 
 def _is_whole(array: _Array) -> bool:
     return array.problem is None and array.dtype.startswith(("int", "uint"))
 
 
-def _ids(path: Path, array: _Array) -> NumpyArray:
-    ids = np.empty(array.shape[0], dtype=np.int64)  # (n,)
-    place = 0
-    for part in array.stream(1 << 16):  # (m, 1)
-        ids[place : place + len(part)] = part[:, 0].to(torch.int64).numpy()
-        place += len(part)
-    if place != len(ids):
-        raise InputError(f"{path}: {place} documents for {len(ids)} rows; the file is damaged")
-    return ids
+def _ids(array: _Array) -> NumpyArray:
+    return np.concatenate([part[:, 0].to(torch.int64).numpy() for part in array.stream(1 << 16)])  # (n,)
 
 
 def _describe(file: _File) -> dict[str, Any]:
@@ -590,10 +583,12 @@ def _column_stream(file: _File, name: str, n: int, converter: Callable[[str], Co
         with _parquet(file) as table:
             for batch in table.iter_batches(batch_size=rows, columns=[name], use_threads=False):
                 column = batch.column(0)
+                if first + len(column) > n:
+                    raise InputError(f"{where} has more than the {n} rows announced; the file is damaged")
                 yield torch.from_numpy(convert(getattr(column, "storage", column), first))  # (m, d)
                 first += len(column)
-        if first != n:
-            raise InputError(f"{where} has {first} rows of {n}; the file is damaged")
+        if first < n:
+            raise InputError(f"{where} has {first} of the {n} rows announced; the file is damaged")
 
     return stream
 

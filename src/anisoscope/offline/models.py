@@ -131,7 +131,7 @@ class _Survey:
         self._special = special
         self._seed = seed
         self._unit_rows = _UNIT if tokens is None else max(1, tokens // _UNITS)
-        self._options = {"sample": sample, "sinks": not self.layout.grid}
+        self._options: dict[str, Any] = {"sample": sample, "sinks": not self.layout.grid}
         self._names = set().union(*(m.sources for m in self.metrics)) | {"Moments", "Directions", "Norms", "Documents"}
         self._names |= {"Sample"}
         self._collectors: dict[Site, Collector] = {}

@@ -30,4 +30,3 @@ def _gathered(mine: Any) -> list[Any]:
     out: list[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(out, mine)
     return out
-

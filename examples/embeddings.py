@@ -1,0 +1,25 @@
+"""Are these embeddings anisotropic, and does a remedy help? Run: python examples/embeddings.py [vectors.npy]"""
+
+from __future__ import annotations
+
+import sys
+
+import numpy as np
+
+import anisoscope
+from anisoscope.stats.cloud import as_rows, cloud_of
+from anisoscope.stats.moments import Moments
+from anisoscope.transform import fit_remedy
+
+if len(sys.argv) > 1:
+    rows = np.load(sys.argv[1])
+else:
+    rows = anisoscope.synthetic.cloud("power law", n=3000, d=48).numpy() + 0.5
+
+names = ["mean_cosine", "spectral_anisotropy", "isoscore"]
+moments = cloud_of(rows, {"Moments"}).get(Moments)
+better = fit_remedy(moments, centre=True, whiten=True)(as_rows(rows))
+for title, each in (("before", rows), ("after centring and whitening", better)):
+    print(title)
+    for record in anisoscope.measure_rows(each, names):
+        print(f"  {record.metric:20} {record.value:7.3f} ± {record.error:.3f}   without structure {record.null:.3f}")
