@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import statistics
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
@@ -13,9 +14,10 @@ from typing import Any
 import altair as alt
 import pandas as pd
 import psutil
+import torch
 
 from anisoscope.report.charts import COLOURS, save_chart, themed
-from benchmarks.neighbours import environment, seconds
+from benchmarks.neighbours import environment
 
 ROOT = Path(__file__).parent.parent
 RESULTS = Path(__file__).parent / "results"
@@ -78,12 +80,19 @@ class Outcome:
 def in_turn(jobs: Mapping[str, Callable[[], object]], rounds: int) -> dict[str, list[float]]:
     """Seconds of each job by round; the jobs take turns, so that a busy machine disturbs all alike."""
     for job in jobs.values():
-        job()  # buffers, threads and caches are set up outside the clock
+        job()  # buffers and caches are set up outside the clock
     times: dict[str, list[float]] = {name: [] for name in jobs}
     for _ in range(rounds):
         for name, job in jobs.items():
-            times[name].append(seconds(job))
+            start = clock()
+            job()
+            times[name].append(clock() - start)
     return times
+
+
+def clock() -> float:
+    """Seconds of work: of this process where it has one thread (a wall clock would also show who else is at work)."""
+    return time.process_time() if torch.get_num_threads() == 1 else time.perf_counter()
 
 
 def ratio(

@@ -1,4 +1,6 @@
-"""TwoNN of llm-microscope: python peer_llm_microscope.py ROWS.npy K prints the dimension, then the seconds.
+"""TwoNN of llm-microscope.
+
+`python peer_llm_microscope.py ROWS.npy K` prints the dimension, its work and its wall time in seconds.
 
 The package does not import as published (it looks for a module `logit_lens` that is one of its own files), so the
 file that holds the estimator is loaded by itself.
@@ -20,8 +22,7 @@ functions = module_from_spec(spec)
 spec.loader.exec_module(functions)
 
 rows = torch.from_numpy(np.load(sys.argv[1]))  # (n, d)
-start = time.perf_counter()
+start = time.process_time(), time.perf_counter()
 dimension = functions.intrinsic_dimension(rows, "cpu")
-seconds = time.perf_counter() - start
-print(dimension)
-print(seconds)
+work, wall = time.process_time() - start[0], time.perf_counter() - start[1]
+print(dimension, work, wall)

@@ -11,7 +11,6 @@ import os
 import shlex
 import statistics
 import subprocess
-import time
 import venv
 import warnings
 from collections.abc import Callable
@@ -26,7 +25,7 @@ import torch
 from numpy.typing import NDArray
 
 from anisoscope import measure_rows, metrics
-from benchmarks.harness import SCRATCH, Figure, Outcome, Settings, in_turn, ratio
+from benchmarks.harness import SCRATCH, Figure, Outcome, Settings, clock, in_turn, ratio
 
 Array = NDArray[np.floating[Any]]
 
@@ -195,11 +194,11 @@ def _two_nn(x: Array) -> float:
 
 
 def _called(function: Callable[[Array], float], x: Array, path: Path) -> Answer:
-    start = time.perf_counter()
+    start = clock()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         value = function(x)
-    return Answer(value, time.perf_counter() - start)
+    return Answer(value, clock() - start)
 
 
 def _outside(settings: Settings, chosen: list[Peer]) -> dict[str, Estimator]:
@@ -216,11 +215,12 @@ def _refused(reason: str, x: Array, path: Path) -> Answer:
 
 
 def _run(command: list[str], x: Array, path: Path) -> Answer:
-    """A peer's answer on a file; the last two lines it prints are the dimension and the seconds."""
+    """A peer's answer on a file; it prints the dimension, its work and its wall time in seconds."""
     done = subprocess.run([*command, str(path), "2"], capture_output=True, text=True, check=False)
     if done.returncode:
         return Answer(None, None, _last_line(done.stderr))
-    value, took = map(float, done.stdout.split()[-2:])
+    value, work, wall = map(float, done.stdout.split()[-3:])
+    took = work if torch.get_num_threads() == 1 else wall  # as `clock` does for jobs in this process
     return Answer(value, took) if math.isfinite(value) else Answer(None, took, str(value))
 
 

@@ -6,6 +6,7 @@ import math
 import subprocess
 import sys
 from collections.abc import Mapping
+from threading import Thread
 from typing import Any
 
 import pytest
@@ -92,6 +93,21 @@ def test_a_final_norm_is_one_that_gets_the_last_output(name: str) -> None:
     for stack in find_layout(model).stacks:
         unsure = {"clip_vision": "post_layernorm", "wav2vec2_stable": None}
         assert stack.final == unsure[name] if name in unsure else (stack.final is None) == (name in NO_FINAL_NORM)
+
+
+def test_a_norm_of_a_pooled_token_is_not_taken_for_the_final_one() -> None:
+    model, batch = build("clip_vision")
+    with torch.no_grad(), capture(model, ["final", "final.in"], lambda site, x: None) as seen:
+        model(**batch)
+    with pytest.raises(CaptureError, match="final: not seen in every forward; the norm was not given the last block's"):
+        seen.require(["final"])
+
+
+def test_a_decoder_layer_of_torch_has_its_own_attention_beside_that_to_the_memory() -> None:
+    model = nn.Transformer(8, 2, 1, 2, 8, batch_first=True)
+    enc, dec = find_layout(model).stacks
+    assert (enc.name, enc.blocks[0].attn, enc.final) == ("enc", "encoder.layers.0.self_attn", "encoder.norm")
+    assert (dec.name, dec.blocks[1].attn, dec.final) == ("dec", "decoder.layers.1.self_attn", "decoder.norm")
 
 
 def test_shared_layers_are_counted_by_their_calls() -> None:
@@ -543,6 +559,23 @@ def test_captures_that_end_in_any_order_restore_the_interface() -> None:
     assert vars(AttentionInterface)["get_interface"] is before
 
 
+def test_another_model_in_another_thread_is_not_mistaken_for_the_one_captured() -> None:
+    (model, batch), (other, _) = build("llama"), build("qwen2")
+
+    def run_other() -> None:
+        with torch.no_grad():
+            other(**batch)
+
+    def sink(site: Site, x: Any) -> None:
+        thread = Thread(target=run_other)
+        thread.start()
+        thread.join()
+
+    with torch.no_grad(), capture(model, ["q"], sink) as seen:
+        model(**batch)
+    assert seen.counts == {Site("q", layer): 1 for layer in range(LAYERS)}
+
+
 class _Silent:
     """A listener for whom nothing ever runs."""
 
@@ -570,7 +603,8 @@ def test_tensors_are_the_models_own_detached() -> None:
     seen.require(["resid.1"])
 
 
-def test_a_compiled_model_is_seen() -> None:
+@pytest.mark.parametrize("kinds", [["resid"], ["resid", "q"]])
+def test_a_compiled_model_is_seen(kinds: list[str]) -> None:
     model, batch = build("home_made")
     compiled: Any = torch.compile(model, backend="eager")
     with torch.no_grad():
@@ -581,11 +615,11 @@ def test_a_compiled_model_is_seen() -> None:
         assert not torch.compiler.is_compiling()
         got[str(site)] = x
 
-    with torch.no_grad(), capture(compiled, ["resid", "q"], sink) as seen:
+    with torch.no_grad(), capture(compiled, kinds, sink) as seen:
         after = compiled(**batch)
-    seen.require(["resid.0", "resid.2", "q.1"])
+    seen.require([f"{kind}.{layer}" for kind in kinds for layer in range(LAYERS)])
     assert torch.equal(before, after)
-    expected, _ = captured(model, batch, ["resid", "q"])
+    expected, _ = captured(model, batch, kinds)
     assert all(torch.equal(got[site], expected[site]) for site in expected)
 
 
@@ -617,11 +651,12 @@ def test_gradient_checkpointing_shows_each_site_once() -> None:
     model.gradient_checkpointing_enable()
     model.train()
     times: dict[Site, int] = {}
-    with capture(model, ["resid", "q"], lambda site, x: times.update({site: times.get(site, 0) + 1})) as seen:
+    kinds = ["resid", "q", "attn", "mlp", "in.model.layers.1.mlp"]
+    with capture(model, kinds, lambda site, x: times.update({site: times.get(site, 0) + 1})) as seen:
         model(**batch, use_cache=False)["logits"].sum().backward()
     seen.require(["resid.0", "q.0"])
     assert set(times.values()) == {1}
-    assert len(times) == 2 * LAYERS
+    assert len(times) == 4 * LAYERS + 1
 
 
 def test_every_step_of_generation_is_a_forward() -> None:

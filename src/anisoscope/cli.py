@@ -224,6 +224,8 @@ def transform(
         raise InputError("nothing to do; choose from --centre, --remove-top K and --whiten")
     if out.suffix != ".npy":
         raise InputError(f"the result is a .npy file; {out.name!r} is not one")
+    if out.resolve() == Path(source).resolve():
+        raise InputError("the result would replace its own source; give another --out")
     vectors = open_vectors(source, tensor=tensor, column=column)
     with _progress("rows", 2 * vectors.n) as told:
         remedy = transform_rows(

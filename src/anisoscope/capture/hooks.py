@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
+from threading import get_ident
 from typing import Any
 
 import torch
@@ -107,6 +108,7 @@ class _Watch:
         self.sink = sink
         self.seen = seen
         self.depth = 0  # of nested forwards of the model
+        self.thread = 0  # that runs them: other threads may run other models meanwhile
         self.shown: set[Site] = set()
         self.calls: dict[str, int] = {}
         self.layers: dict[str, int] = {}
@@ -116,6 +118,7 @@ class _Watch:
 
     def begin(self) -> None:
         if self.depth == 0:
+            self.thread = get_ident()
             self.shown.clear()
             self.calls.clear()
             self.layers.clear()
@@ -149,7 +152,7 @@ class _Watch:
     # --- what attention tells (see queries.Listener) ---
 
     def attends(self) -> bool:
-        return self.attending is not None and self.depth > 0
+        return self.attending is not None and self.depth > 0 and self.thread == get_ident()
 
     def heads(self, heads: Heads, pattern: str | None) -> None:
         stack, layer = self._place()

@@ -74,7 +74,6 @@ def _wrapped_interface(listener: Listener) -> Iterator[_Spoken]:
         return
     interface: Any = module.AttentionInterface
     inner = interface.get_interface
-
     state = {"active": True, "inner": inner}
 
     def get_interface(self: Any, name: str, default: Callable[..., Any]) -> Callable[..., Any]:
@@ -97,8 +96,7 @@ def _watched(function: Callable[..., Any], name: str, listener: Listener, spoken
     def attention(
         module: nn.Module, query: Tensor, key: Tensor, value: Tensor, mask: Any, *rest: Any, **options: Any
     ) -> Any:
-        named = dict(zip(list(inspect.signature(function).parameters)[5:], rest, strict=False)) | options
-        listener.heads(*_heads(module, name, query, key, mask, named))
+        listener.heads(*_heads(module, name, query, key, mask, _by_name(function, rest) | options))
         spoken.now = True
         try:
             return function(module, query, key, value, mask, *rest, **options)
@@ -106,6 +104,11 @@ def _watched(function: Callable[..., Any], name: str, listener: Listener, spoken
             spoken.now = False
 
     return attention
+
+
+def _by_name(function: Callable[..., Any], rest: tuple[Any, ...]) -> dict[str, Any]:
+    """Arguments given by position after (module, query, key, value, mask), by the function's names for them."""
+    return dict(zip(list(inspect.signature(function).parameters)[5:], rest, strict=False)) if rest else {}
 
 
 def _heads(

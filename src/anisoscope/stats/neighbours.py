@@ -27,7 +27,7 @@ from anisoscope.stats.search_cloud import (
 )
 from anisoscope.stats.search_exact import brute_force, certified, true_distances
 
-_WIDE = 32  # the same for the few rows that are searched a second time
+_WIDE = 32  # candidates beyond 2k for the few rows that are searched a second time
 _SHORT_FROM = 1000  # dimensions from which a search on principal components is tried first
 _SHORT_ROWS = 8192  # rows from which its preparation can pay
 _COMPONENTS = 128
@@ -162,7 +162,7 @@ def _search(cloud: Cloud, k: int, *, dense: bool) -> tuple[Tensor, Tensor]:
 
 def _search_all(cloud: Cloud, e: Embedding, k: int, *, dense: bool) -> tuple[Tensor, Tensor, Tensor]:
     """Distances, indices and certificates of all rows."""
-    found = search_all(cloud, e, k + _spare(e.width), dense=dense).rows(slice(0, len(cloud)))
+    found = search_all(cloud, e, k + _spare(k, e.width), dense=dense).rows(slice(0, len(cloud)))
     row = torch.arange(len(cloud), device=cloud.x.device)
     return _settle(cloud, row, found, e.half, e.width, k)
 
@@ -187,17 +187,18 @@ def _failures(cloud: Cloud, e: Embedding, k: int, *, dense: bool) -> float:
     row = torch.arange(0, len(cloud), math.ceil(len(cloud) / _PROBE), device=cloud.x.device)
     place = row.to(e.y.device)
     half = e.half[place]
-    found = search_rows(cloud, row, e.y[place], half, e.blocks(), k + _spare(e.width), dense=dense)
+    found = search_rows(cloud, row, e.y[place], half, e.blocks(), k + _spare(k, e.width), dense=dense)
     _, _, sure = _settle(cloud, row, found, half, e.width, k)
     return 1 - float(sure.double().mean())
 
 
-def _spare(width: int) -> int:
-    """Candidates beyond k: the gap behind them certifies a row, and rounding grows with the width.
+def _spare(k: int, width: int) -> int:
+    """Candidates beyond k, whose distance must exceed the k-th by more than rounding.
 
-    With 3 at a width of 4096, 5 % of the rows of a Gaussian cloud had to be searched again.
+    The gap goes with the share they add to k, and rounding with the width. With 3 at a width of 4096, 5 % of the rows
+    of a Gaussian cloud had to be searched again.
     """
-    return 3 + width // 2048
+    return 3 + k // 4 + width // 2048
 
 
 def _search_again(
@@ -207,7 +208,7 @@ def _search_again(
     y = centred(cloud, row, dtype)
     half = half_square(y)
     blocks = centred_blocks(cloud, dtype)
-    found = search_rows(cloud, row, y, half, blocks, k + _WIDE, dense=dense)
+    found = search_rows(cloud, row, y, half, blocks, 2 * k + _WIDE, dense=dense)
     return _settle(cloud, row, found, half, cloud.dim, k)
 
 

@@ -99,7 +99,7 @@ def _absorb(block: Tensor, found: Found, start: int, dense: bool, *, transposed:
     side = block.T if transposed else block  # (m, c)
     if dense:
         half, column = side.topk(min(found.half.shape[1], side.shape[1]), dim=1, largest=False)
-        _merge(found, slice(None), half, column + start)
+        _merge(found, slice(None), half, column, start)
     else:
         _absorb_sparsely(block, side, found, start, transposed)
 
@@ -119,11 +119,17 @@ def _absorb_sparsely(block: Tensor, side: Tensor, found: Found, start: int, tran
     group = minima[hit].topk(min(keep, count), dim=1, largest=False, sorted=False).indices  # (h, keep)
     step = count * torch.arange(GROUP, device=group.device)
     column = (group[:, :, None] + step).flatten(1)  # (h, keep * GROUP)
-    _merge(found, hit, side[hit[:, None], column], column + start)
+    row_step, column_step = side.stride()
+    place = hit[:, None] * row_step + column * column_step
+    half = block.view(-1).index_select(0, place.flatten()).view_as(place)  # several times faster than side[hit, column]
+    _merge(found, hit, half, column, start)
 
 
-def _merge(found: Found, hit: Tensor | slice, half: Tensor, index: Tensor) -> None:
-    both = torch.cat([found.half[hit], half], dim=1)
-    least, place = both.topk(found.half.shape[1], dim=1, largest=False)
-    found.index[hit] = torch.cat([found.index[hit], index], dim=1).gather(1, place)
+def _merge(found: Found, hit: Tensor | slice, half: Tensor, column: Tensor, start: int) -> None:
+    """Keep the smallest of what the rows at `hit` had found and what a block offers them in these columns."""
+    keep = found.half.shape[1]
+    least, place = torch.cat([found.half[hit], half], dim=1).topk(keep, dim=1, largest=False)
+    old = found.index[hit].gather(1, place.clamp(max=keep - 1))
+    new = column.gather(1, (place - keep).clamp(min=0)) + start
+    found.index[hit] = torch.where(place < keep, old, new)
     found.half[hit] = least

@@ -23,8 +23,9 @@ def true_distances(cloud: Cloud, row: Tensor, found: Found) -> tuple[Tensor, Ten
     step = max(1, _PAIRS // (index.shape[1] * cloud.dim))
     for start in range(0, len(row), step):
         part = slice(start, start + step)
-        difference = cloud.x[index[part]].double()  # (step, keep, d)
-        difference -= cloud.x[row[part]].unsqueeze(1)
+        place = index[part]  # (step, keep)
+        near = cloud.x.index_select(0, place.flatten()).double()  # twice as fast as x[place]
+        difference = near.view(*place.shape, -1).sub_(cloud.x[row[part]].unsqueeze(1))  # (step, keep, d)
         distance[part] = torch.linalg.vector_norm(difference, dim=2)
     distance, place = distance.masked_fill_(empty, torch.inf).sort(dim=1, stable=True)
     return distance, index.masked_fill(empty, -1).gather(1, place)
