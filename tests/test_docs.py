@@ -12,7 +12,15 @@ from types import ModuleType
 import pytest
 
 ROOT = Path(__file__).parent.parent
-MODULES = ["records", "synthetic", "offline.vectors", "stats.norms", "stats.attention", "metrics.evaluate", "models.tables"]
+MODULES = [
+    "records",
+    "synthetic",
+    "offline.vectors",
+    "stats.norms",
+    "stats.attention",
+    "metrics.evaluate",
+    "models.tables",
+]
 
 
 def load(path: Path) -> ModuleType:

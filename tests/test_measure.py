@@ -13,13 +13,13 @@ from torch import nn
 import anisoscope
 from anisoscope import metrics
 from anisoscope.errors import InputError
-from tests.tiny_models import CATALOGUE
+from tests.tiny_models import build
 
 NAMES = ["mean_cosine", "spectral_anisotropy", "isoscore", "two_nn"]
 
 
 def gpt2() -> tuple[Any, dict[str, Any]]:
-    return CATALOGUE["gpt2"]()
+    return build("gpt2")
 
 
 def values(run: anisoscope.Run, metric: str, tokens: str = "all") -> dict[str, float]:
@@ -137,7 +137,7 @@ def test_attention_of_every_head_is_what_eager_probabilities_say() -> None:
 
 @pytest.mark.parametrize("name", ["llama", "bert", "t5", "vit", "wav2vec2", "resnet", "mamba"])
 def test_any_modality_and_architecture_is_measured(name: str) -> None:
-    model, inputs = CATALOGUE[name]()
+    model, inputs = build(name)
     run = anisoscope.measure(model, [inputs, inputs], sites=["resid"], metrics=["mean_cosine"], errors=False)
     found = values(run, "mean_cosine")
     assert found

@@ -242,7 +242,7 @@ def test_rounding_stays_within_the_bound_of_the_certificate(d: int, dtype: torch
     x = (gaussian(64, d) * torch.logspace(-3, 3, 64)[:, None]).double()
     x += torch.rand(64, d, generator=torch.Generator().manual_seed(2), dtype=torch.float64) * 1e-9
     place = torch.arange(64)
-    cloud = search_cloud.Cloud(x, torch.zeros(d, dtype=torch.float64), place, place + 1, x.device)
+    cloud = search_cloud.Cloud(x, torch.zeros(d, dtype=torch.float64), place, place + 1)
     e = search_cloud.embed(cloud, dtype=dtype)
     block = torch.empty(64, 64, dtype=dtype)
     search_blocks._half_distances(e.y, e.half, e.y, e.half, block)
@@ -309,7 +309,7 @@ def test_ordinary_clouds_are_certified_at_the_first_try(name: str, monkeypatch: 
 def test_coordinates_in_a_basis_and_a_residual_norm_bound_distances_from_below() -> None:
     x = gaussian(100, 30).double() + 5
     place = torch.arange(100)
-    cloud = search_cloud.Cloud(x, search_cloud.robust_centre(x), place, place + 1, x.device)
+    cloud = search_cloud.Cloud(x, search_cloud.robust_centre(x), place, place + 1)
     short = search_cloud.embed(cloud, search_cloud.principal_basis(cloud, 6), torch.float64).y[:100]
     assert short.shape == (100, 7)
     assert bool((torch.cdist(short, short) <= torch.cdist(x, x) + 1e-5).all())

@@ -8,13 +8,14 @@ import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import reduce
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from anisoscope.capture import capture, expand, find_layout
+from anisoscope.capture import Layout, capture, expand, find_layout
 from anisoscope.errors import CaptureError, InputError
 from anisoscope.metrics import Metric
 from anisoscope.metrics.evaluate import Measured, evaluate
@@ -38,6 +39,7 @@ SITES = ("embed", "resid", "final")
 _STREAM = ("embed", "resid", "final.in", "final")  # where a massive token is flagged
 _UNIT = 256  # tokens of the smallest block where the total is not known
 _UNITS = 64  # smallest blocks where it is: a text of a quarter of that length still has enough
+_ASKED = 16  # query positions whose largest weight and logit spread are computed: they need the whole row
 Progress = Callable[[int], None]
 
 
@@ -81,7 +83,9 @@ def measure(
     module = opened.model if opened is not None else model
     assert isinstance(module, nn.Module)
     total = tokens if opened is not None else None  # of bare batches nobody knows how many there are
-    survey = _Survey(module, sites, metrics, special=special, sample=sample, seed=seed, tokens=total)
+    first, batches = _peek(batches)
+    layout = find_layout(module, _first_item(first, _device(module)))
+    survey = _Survey(module, layout, sites, metrics, special=special, sample=sample, seed=seed, tokens=total)
     interrupted = survey.run(batches, tokens, progress)
     info = {
         "kind": "model",
@@ -108,6 +112,7 @@ class _Survey:
     def __init__(
         self,
         model: nn.Module,
+        layout: Layout,
         sites: Sequence[str],
         metrics: Sequence[str] | None,
         *,
@@ -117,7 +122,7 @@ class _Survey:
         tokens: int | None,
     ) -> None:
         self.model = model
-        self.layout = find_layout(model)
+        self.layout = layout
         self.sites = expand(self.layout, sites)
         if not self.sites:
             raise CaptureError(f"none of {', '.join(sites)} exists in {type(model).__name__}")
@@ -185,7 +190,8 @@ class _Survey:
         length = (heads.q if isinstance(heads, Heads) else heads.logits).shape[2]
         counts = self._batch.counts(site.stack, length)
         number = int(self._batch.tokens(site.stack, length)[1].block[0])
-        found: Stats = {"Attention": Attention.of(heads, counts)}
+        asked = torch.linspace(1, max(1, length - 1), min(_ASKED, length)).long().unique()
+        found: Stats = {"Attention": Attention.of(heads, counts, asked)}
         if isinstance(heads, Heads):
             found["HeadSums"] = HeadSums.of(heads, counts)
         level, blocks = self._heads.get(site, (0, {}))
@@ -365,12 +371,33 @@ def _as_batch(given: Any, first_document: int) -> Batch:
     return with_inputs(table, inputs, documents_are="sequences")
 
 
+def _peek(batches: Iterable[Any]) -> tuple[Any, Iterable[Any]]:
+    """The first batch, and all of them."""
+    rest = iter(batches)
+    first = next(rest, None)
+    if first is None:
+        raise InputError("the data gave no tokens to measure; give a longer text, more images or longer clips")
+    return first, chain([first], rest)
+
+
+def _first_item(given: Any, device: torch.device) -> dict[str, Any] | None:
+    """The first sequence of a batch as keyword arguments: enough for a model to show its layout."""
+    inputs = given.inputs if isinstance(given, Batch) else given
+    if not isinstance(inputs, Mapping):
+        return None
+    return {name: x[:1].to(device) if isinstance(x, Tensor) and x.ndim else x for name, x in inputs.items()}
+
+
 def _call(model: nn.Module, batch: Batch, given: Any) -> None:
-    device = next((p.device for p in model.parameters()), torch.device("cpu"))
+    device = _device(model)
     if isinstance(given, Tensor):
         model(given.to(device))
     else:
         model(**{name: x.to(device) if isinstance(x, Tensor) else x for name, x in batch.inputs.items()})
+
+
+def _device(model: nn.Module) -> torch.device:
+    return next((p.device for p in model.parameters()), torch.device("cpu"))
 
 
 def _create_run(out: str | Path | None, info: dict[str, Any], command: str | None) -> Run:

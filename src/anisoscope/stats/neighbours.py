@@ -72,7 +72,8 @@ def unique_rows(x: Tensor) -> tuple[Tensor, int]:
 
 def _nearest(x: Tensor, k: int, group: Tensor | None, *, dense: bool) -> Nearest:
     _check(x, k, group)
-    x, unit = _ordinary(x.detach())
+    x = x.detach().cpu() if x.device.type == "mps" else x.detach()  # MPS has no float64
+    x, unit = _ordinary(x)
     cloud, order = _prepare(x, group)
     with _plain_float32(x.device):
         distance, place = _search(cloud, k, dense=dense)  # (n, k) both, in search order
@@ -102,24 +103,19 @@ def _ordinary(x: Tensor) -> tuple[Tensor, float]:
     if largest == 0 or _ORDINARY[0] <= largest <= _ORDINARY[1]:
         return x, 1.0
     exponent = min(max(math.frexp(largest)[1], -1000), 1000)  # both powers below stay normal float64
-    return _with_float64(x).double() * 2.0**-exponent, 2.0**exponent
+    return x.double() * 2.0**-exponent, 2.0**exponent
 
 
 def _prepare(x: Tensor, group: Tensor | None) -> tuple[Cloud, Tensor]:
     """The cloud in search order, and the caller's index of each of its rows."""
-    home = _with_float64(x)
-    order = torch.arange(len(x), device=home.device)
+    order = torch.arange(len(x), device=x.device)
     low, high = order, order + 1
     if group is not None:
-        ids, order = group.to(home.device).sort(stable=True)
-        home = home[order]
+        ids, order = group.to(x.device).sort(stable=True)
+        x = x[order]
         # rows of a group are neighbours in this order, so what a row may not meet is a range
         low, high = torch.searchsorted(ids, ids), torch.searchsorted(ids, ids, right=True)
-    return Cloud(home, robust_centre(home), low, high, x.device), order
-
-
-def _with_float64(x: Tensor) -> Tensor:
-    return x.cpu() if x.device.type == "mps" else x
+    return Cloud(x, robust_centre(x), low, high), order
 
 
 @contextmanager
@@ -185,9 +181,8 @@ def _embedding(cloud: Cloud, k: int, *, dense: bool) -> Embedding:
 def _failures(cloud: Cloud, e: Embedding, k: int, *, dense: bool) -> float:
     """The share of rows, spread evenly over the cloud, that a search on this embedding leaves without a certificate."""
     row = torch.arange(0, len(cloud), math.ceil(len(cloud) / _PROBE), device=cloud.x.device)
-    place = row.to(e.y.device)
-    half = e.half[place]
-    found = search_rows(cloud, row, e.y[place], half, e.blocks(), k + _spare(k, e.width), dense=dense)
+    half = e.half[row]
+    found = search_rows(cloud, row, e.y[row], half, e.blocks(), k + _spare(k, e.width), dense=dense)
     _, _, sure = _settle(cloud, row, found, half, e.width, k)
     return 1 - float(sure.double().mean())
 
@@ -215,7 +210,7 @@ def _search_again(
 def _settle(cloud: Cloud, row: Tensor, found: Found, half: Tensor, width: int, k: int) -> tuple[Tensor, Tensor, Tensor]:
     """The true k nearest of what each row found, and whether nothing nearer can have been missed."""
     distance, index = true_distances(cloud, row, found)
-    norm = (2 * half[: len(row)]).to(distance.device, torch.float64).sqrt()
+    norm = (2 * half[: len(row)].double()).sqrt()
     return distance[:, :k], index[:, :k], certified(found, norm, distance[:, k - 1], width)
 
 

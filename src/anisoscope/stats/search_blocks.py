@@ -89,9 +89,9 @@ def _spans(cloud: Cloud, e: Embedding) -> list[int]:
 
 def _exclude(block: Tensor, low: Tensor, high: Tensor, start: int) -> None:
     """Set the pairs that may not meet to inf."""
-    column = torch.arange(start, start + block.shape[1], device=low.device)  # (c,)
+    column = torch.arange(start, start + block.shape[1], device=block.device)  # (c,)
     mask = (column >= low[:, None]) & (column < high[:, None])  # (m, c)
-    block[: len(low)].masked_fill_(mask.to(block.device), torch.inf)
+    block[: len(low)].masked_fill_(mask, torch.inf)
 
 
 def _absorb(block: Tensor, found: Found, start: int, dense: bool, *, transposed: bool) -> None:

@@ -20,11 +20,10 @@ _BASIS_ROWS = 1024
 class Cloud:
     """n rows in search order; row i may not meet the rows [low_i, high_i), itself among them."""
 
-    x: Tensor  # (n, d) any float dtype, on a device that knows float64
+    x: Tensor  # (n, d) any float dtype, on a device that knows float64; all work is done there
     centre: Tensor  # (d,) the dtype of x
     low: Tensor  # (n,) int64
     high: Tensor  # (n,) int64
-    device: torch.device  # where products are taken
 
     def __len__(self) -> int:
         return len(self.x)
@@ -94,7 +93,7 @@ def embed(cloud: Cloud, basis: Tensor | None = None, dtype: torch.dtype = torch.
     width = cloud.dim if basis is None else basis.shape[1] + 1
     block = block_size(len(cloud))
     padded = math.ceil(len(cloud) / block) * block
-    y = torch.zeros(padded, width, dtype=dtype, device=_device(cloud, dtype))  # (padded, width)
+    y = torch.zeros(padded, width, dtype=dtype, device=cloud.x.device)  # (padded, width)
     half = y.new_full((padded,), torch.inf)  # (padded,)
     _fill(cloud, 0, y[: len(cloud)], half, basis)
     return Embedding(y, half, block)
@@ -103,7 +102,7 @@ def embed(cloud: Cloud, basis: Tensor | None = None, dtype: torch.dtype = torch.
 def centred_blocks(cloud: Cloud, dtype: torch.dtype) -> Iterator[tuple[int, Tensor, Tensor]]:
     """(first row, y, half) of each block of the centred cloud in dtype; a block lives until the next is asked for."""
     block = block_size(len(cloud))
-    y = torch.zeros(block, cloud.dim, dtype=dtype, device=_device(cloud, dtype))  # (block, d)
+    y = torch.zeros(block, cloud.dim, dtype=dtype, device=cloud.x.device)  # (block, d)
     half = y.new_empty(block)  # (block,)
     for start in range(0, len(cloud), block):
         half.fill_(torch.inf)
@@ -119,14 +118,9 @@ def _fill(cloud: Cloud, start: int, y: Tensor, half: Tensor, basis: Tensor | Non
         half[part] = half_square(y[part])
 
 
-def _device(cloud: Cloud, dtype: torch.dtype) -> torch.device:
-    return cloud.device if dtype == torch.float32 else cloud.x.device
-
-
 def half_square(y: Tensor) -> Tensor:
-    """½‖y‖² of each row, summed in float64 where there is one and rounded once."""
-    total = y.dtype if y.device.type == "mps" else torch.float64
-    return (0.5 * torch.linalg.vector_norm(y, dim=1, dtype=total).square()).to(y.dtype)
+    """½‖y‖² of each row, summed in float64 and rounded once."""
+    return (0.5 * torch.linalg.vector_norm(y, dim=1, dtype=torch.float64).square()).to(y.dtype)
 
 
 def principal_basis(cloud: Cloud, count: int) -> Tensor:

@@ -17,8 +17,8 @@ def true_distances(cloud: Cloud, row: Tensor, found: Found) -> tuple[Tensor, Ten
 
     Places where nothing was found hold inf and -1.
     """
-    empty = found.half.isinf().to(cloud.x.device)  # (m, keep)
-    index = found.index.to(cloud.x.device).masked_fill(empty, 0)  # (m, keep)
+    empty = found.half.isinf()  # (m, keep)
+    index = found.index.masked_fill(empty, 0)  # (m, keep)
     distance = torch.empty(index.shape, dtype=torch.float64, device=cloud.x.device)
     step = max(1, _PAIRS // (index.shape[1] * cloud.dim))
     for start in range(0, len(row), step):
@@ -52,7 +52,7 @@ def certified(found: Found, norm: Tensor, radius: Tensor, width: int) -> Tensor:
     no row was missed. The same holds when v belongs to a lower bound of g.
     """
     kind = torch.finfo(found.half.dtype)
-    unit, threshold = kind.eps / 2, found.half[:, -1].to(norm.device, norm.dtype)  # inf: all rows were kept
+    unit, threshold = kind.eps / 2, found.half[:, -1].double()  # inf: all rows were kept
     error = 0.51 * (width + 8) * unit * (2 * norm + radius).square() + (width + 2) * kind.tiny
     return (threshold >= 0.5 * (1 - 2 * TIE) * radius.square() + error) | threshold.isinf() | (radius == 0)
 
