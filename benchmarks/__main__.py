@@ -15,7 +15,7 @@ import torch
 
 from benchmarks import neighbours as search
 from benchmarks.core import cosine, spectrum, stream
-from benchmarks.harness import SCRATCH, Figure, Outcome, Settings, draw, load, markdown, save, show
+from benchmarks.harness import SCRATCH, Outcome, Settings, draw, figure_of, load, markdown, save, show
 from benchmarks.peers import peers, search_commands
 
 
@@ -27,7 +27,7 @@ def neighbours(settings: Settings) -> Outcome:
         exchange=SCRATCH / "exchange",
         commands=search_commands(settings),
     )
-    return Outcome([_figure(row) for row in rows])
+    return Outcome([figure_of(row) for row in rows])
 
 
 BENCHMARKS: dict[str, Callable[[Settings], Outcome]] = {
@@ -64,13 +64,6 @@ def _summarise(settings: Settings) -> None:
     parts = [f"## {name}\n\n{markdown(outcome)}\n" for name, outcome in outcomes.items()]
     (settings.results / "tables.md").write_text("# Last results\n\n" + "\n".join(parts))
     draw(outcomes, settings.results / "core.png")
-
-
-def _figure(row: search.Row) -> Figure:
-    """A row of the search's benchmark as a figure."""
-    name = f"{row.cloud} {row.n:,} × {row.d}, k={row.k}: {row.figure}"
-    sign, target = row.limit.split() if row.limit else ("<=", None)
-    return Figure(name, row.value, "", float(target) if target else None, at_least=sign == ">=", rounds=row.rounds)
 
 
 if __name__ == "__main__":

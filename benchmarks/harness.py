@@ -17,7 +17,7 @@ import psutil
 import torch
 
 from anisoscope.report.charts import COLOURS, save_chart, themed
-from benchmarks.neighbours import environment
+from benchmarks.neighbours import Row, environment
 
 ROOT = Path(__file__).parent.parent
 RESULTS = Path(__file__).parent / "results"
@@ -139,11 +139,19 @@ def load(folder: Path) -> dict[str, Outcome]:
     found = {}
     for path in sorted(folder.glob("*.json")):
         report = json.loads(path.read_text())
-        if "figures" not in report:  # the search's benchmark run by itself writes rows of its own
+        if "rows" in report:  # the search's benchmark, run by itself
+            found[path.stem] = Outcome([figure_of(Row(**row)) for row in report["rows"]])
             continue
         figures = [Figure(**{k: v for k, v in each.items() if k != "share"}) for each in report["figures"]]
         found[path.stem] = Outcome(figures, report["answers"])
     return found
+
+
+def figure_of(row: Row) -> Figure:
+    """A row of the search's benchmark as a figure."""
+    name = f"{row.cloud} {row.n:,} × {row.d}, k={row.k}: {row.figure}"
+    sign, target = row.limit.split() if row.limit else ("<=", None)
+    return Figure(name, row.value, "", float(target) if target else None, at_least=sign == ">=", rounds=row.rounds)
 
 
 def draw(outcomes: Mapping[str, Outcome], path: Path) -> None:
@@ -152,10 +160,13 @@ def draw(outcomes: Mapping[str, Outcome], path: Path) -> None:
     used = alt.X("share:Q", title="measured, as a share of what the target allows", scale=alt.Scale(type="log"))
     row = alt.Y("figure:N", sort=None, title=None, axis=alt.Axis(labelLimit=560))
     colour = alt.Color(
-        "verdict:N", title=None, scale=alt.Scale(domain=["reached", "MISSED"], range=[COLOURS[0], COLOURS[1]])
+        "verdict:N",
+        title=None,
+        legend=alt.Legend(orient="top"),
+        scale=alt.Scale(domain=["reached", "MISSED"], range=[COLOURS[0], COLOURS[1]]),
     )
     points = alt.Chart(table).mark_point(filled=True, size=70, opacity=1).encode(x=used, y=row, color=colour)
-    text = alt.Chart(table).mark_text(align="left", dx=8, fontSize=11).encode(x=used, y=row, text="text:N")
+    text = alt.Chart(table).mark_text(align="left", fontSize=11).encode(x=alt.value(430), y=row, text="text:N")
     limit = alt.Chart(pd.DataFrame({"share": [1.0]})).mark_rule(strokeDash=[4, 3]).encode(x="share:Q")
     chart = (limit + points + text).properties(width=420, height=alt.Step(20), title="Benchmarks against their targets")
     save_chart(themed(chart), path)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import os
+import resource
 import shlex
 import statistics
 import subprocess
@@ -21,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import psutil
 import torch
 from numpy.typing import NDArray
 
@@ -75,7 +77,7 @@ Estimator = Callable[[Array, Path], Answer]  # the rows, and the file that holds
 
 def peers(settings: Settings) -> Outcome:
     """TwoNN's times on large rows, its answers on clouds of known dimension, and IsoScore's time."""
-    n, few, small = (2048, 256, 500) if settings.quick else (16384, 2000, 2000)
+    n, few, small = (2048, 256, 500) if settings.quick else (16384, 1000, 2000)
     fast = _inside() | _outside(settings, [peer for peer in OUTSIDE if not peer.slow])
     slow = _outside(settings, [peer for peer in OUTSIDE if peer.slow])
     rounds = 1 if settings.quick else 3
@@ -216,12 +218,20 @@ def _refused(reason: str, x: Array, path: Path) -> Answer:
 
 def _run(command: list[str], x: Array, path: Path) -> Answer:
     """A peer's answer on a file; it prints the dimension, its work and its wall time in seconds."""
-    done = subprocess.run([*command, str(path), "2"], capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [*command, str(path), "2"], capture_output=True, text=True, check=False, preexec_fn=_hold_memory
+    )
     if done.returncode:
         return Answer(None, None, _last_line(done.stderr))
     value, work, wall = map(float, done.stdout.split()[-3:])
     took = work if torch.get_num_threads() == 1 else wall  # as `clock` does for jobs in this process
     return Answer(value, took) if math.isfinite(value) else Answer(None, took, str(value))
+
+
+def _hold_memory() -> None:
+    """Holds a peer to half of the machine: llm-microscope's freed distances stay with it, n²d numbers in the end."""
+    half = psutil.virtual_memory().total // 2
+    resource.setrlimit(resource.RLIMIT_AS, (half, half))
 
 
 def _command(peer: Peer, threads: int) -> list[str]:
@@ -248,7 +258,7 @@ def _installed(peer: Peer) -> str | None:
 
 
 def _last_line(text: str) -> str:
-    return (text.strip().splitlines() or ["it ended without a word"])[-1]
+    return (text.strip().splitlines() or ["it was killed"])[-1]
 
 
 def _exchanged(name: str, x: Array) -> Path:

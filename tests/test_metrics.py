@@ -233,7 +233,7 @@ def test_neighbours_in_other_documents_are_found_where_the_own_document_is_near(
     other = [np.sort(np.linalg.norm(x[document != document[i]] - x[i], axis=1))[:2] for i in range(0, 4000, 400)]
     cloud = cloud_of(x, {"Sample"}, documents=document)
     metrics.two_nn.values(cloud)
-    neighbours = cloud.carried["Neighbours"]
+    neighbours = cloud.carried["TwoNeighbours"].found
     rows = {tuple(row.tolist()): place for place, row in enumerate(neighbours.x)}
     for i, expected in zip(range(0, 4000, 400), other, strict=True):
         assert neighbours.other[rows[tuple(x[i].tolist())]].numpy() == pytest.approx(expected)

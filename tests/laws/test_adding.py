@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from anisoscope.stats.blocks import Cloud, Collector, from_arrays, to_arrays
-from anisoscope.stats.directions import CentredDirections, Directions
+from anisoscope.stats.directions import CentredDirections, Directions, UnitSquares
 from anisoscope.stats.documents import Documents
 from anisoscope.stats.moments import Moments
 from anisoscope.stats.norms import Norms
@@ -30,6 +30,7 @@ MAKE: dict[str, Callable[[Rows], Any]] = {
     "Moments": Moments.of,
     "precise Moments": partial(Moments.of, precise=True),
     "Directions": Directions.of,
+    "UnitSquares": UnitSquares.of,
     "Norms": Norms.of,
     "Documents": Documents.of,
     "Sample": partial(Sample.of, size=20),
@@ -100,7 +101,7 @@ def test_unpacking_names_what_is_missing() -> None:
         unpack(Moments, arrays)
 
 
-@pytest.mark.parametrize("kind", [Moments, Directions, Norms, CentredDirections, Partition])
+@pytest.mark.parametrize("kind", [Moments, Directions, UnitSquares, Norms, CentredDirections, Partition])
 def test_taking_a_part_out_again_leaves_the_rest(kind: type) -> None:
     rows = make_rows(100, mean=3.0)
     make = MAKE[kind.__name__]
@@ -125,7 +126,7 @@ def collected(rows: Rows, cuts: list[int], names: list[str], **options: Any) -> 
     return collector.finish()
 
 
-ALL = ["Moments", "Directions", "Norms", "Documents", "Sample", "Extremes"]
+ALL = ["Moments", "Directions", "UnitSquares", "Norms", "Documents", "Sample", "Extremes"]
 
 
 @given(cuts=st.lists(st.integers(1, 999), max_size=8, unique=True), blocks=st.sampled_from([2, 4, 16]))
@@ -134,7 +135,7 @@ def test_a_collected_cloud_does_not_depend_on_the_batches(cuts: list[int], block
     rows = make_rows(1000, seed=5)
     options = {"sample": 100, "extremes": 30, "blocks": blocks}
     cloud = collected(rows, sorted(cuts), ALL, **options)
-    for name in ("Moments", "Directions", "Norms", "Documents"):
+    for name in ("Moments", "Directions", "UnitSquares", "Norms", "Documents"):
         assert_same(cloud.get(globals()[name]), MAKE[name](rows), 1e-9)
     assert_same(cloud.get(Sample).rows.tokens, Sample.of(rows, 100).rows.tokens, 1e18)
     torch.testing.assert_close(cloud.get(Sample).x, Sample.of(rows, 100).x)

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from anisoscope.metrics.metric import Undefined, Value, metric
-from anisoscope.stats.derived import Neighbours
+from anisoscope.stats.derived import Neighbours, TwoNeighbours
 
 _INF = math.inf
 _KEEPS = {"rotation", "scale", "shift"}
@@ -24,42 +24,45 @@ _PUBLISHED_SHARE = 0.2
 
 
 @metric(
-    Neighbours, low=0, high=_INF, keeps=_KEEPS, paper="facco2017",
+    TwoNeighbours, low=0, high=_INF, keeps=_KEEPS, paper="facco2017",
     knows={"line": (1, 0.1), "plane": (3, 0.3), "swiss roll": (2, 0.2), "curved": (4, 0.5), "duplicates": (3, 0.3)},
 )  # fmt: skip
-def two_nn(neighbours: Neighbours) -> Iterator[Value]:
+def two_nn(two: TwoNeighbours) -> Iterator[Value]:
     """Intrinsic dimension from the ratio of the distances to the second and the first neighbour.
 
     Slope through the origin of −ln(1 − F(μ)) on ln μ, μ = r2/r1, over the lowest 90 % of μ. `neighbours=all` counts
     every row; where documents are known, `neighbours=other documents` leaves a row's own document out: tokens that
     follow each other are near for that reason alone and pull the dimension down.
     """
+    neighbours = two.found
     yield _value(neighbours, _slope(_log_ratios(neighbours), 0.9), variant={"neighbours": "all"})
     yield from _across(neighbours, lambda log_mu: _slope(log_mu, 0.9))
 
 
 @metric(
-    Neighbours, low=0, high=_INF, keeps=_KEEPS, paper="facco2017",
+    TwoNeighbours, low=0, high=_INF, keeps=_KEEPS, paper="facco2017",
     knows={"line": (1, 0.1), "plane": (3, 0.3), "swiss roll": (2, 0.2), "curved": (4, 0.5), "duplicates": (3, 0.3)},
 )  # fmt: skip
-def two_nn_ml(neighbours: Neighbours) -> Iterator[Value]:
+def two_nn_ml(two: TwoNeighbours) -> Iterator[Value]:
     """Intrinsic dimension from the same ratios by maximum likelihood.
 
     (n − 1)/Σ ln μ; variants as in `two_nn`.
     """
+    neighbours = two.found
     yield _value(neighbours, _likeliest(_log_ratios(neighbours)), variant={"neighbours": "all"})
     yield from _across(neighbours, _likeliest)
 
 
 @metric(
-    Neighbours, low=0, high=_INF, keeps=_KEEPS, paper="razzhigaev2023", knows={"plane": (3, 0.4)},
+    TwoNeighbours, low=0, high=_INF, keeps=_KEEPS, paper="razzhigaev2023", knows={"plane": (3, 0.4)},
 )  # fmt: skip
-def two_nn_paper(neighbours: Neighbours) -> Value:
+def two_nn_paper(two: TwoNeighbours) -> Value:
     """Intrinsic dimension as `The Shape of Learning` computed it: for comparison, not for use.
 
     The slope over the lowest 20 % of μ only, with copies of a row left in the distribution: 10 % of duplicates turn a
     true 10 into about 17.
     """
+    neighbours = two.found
     distance, copies = neighbours.distance, neighbours.copies
     _enough(neighbours)
     nearest_is_double = copies[neighbours.index[:, 0]] > 1

@@ -15,6 +15,7 @@ from anisoscope.metrics.metric import Metric, Undefined, Value
 from anisoscope.metrics.nulls import Isotropic, isotropic
 from anisoscope.records import Record
 from anisoscope.stats.blocks import Cloud
+from anisoscope.stats.derived import Neighbours
 from anisoscope.stats.moments import Moments
 
 FEWEST_BLOCKS = 4
@@ -45,7 +46,8 @@ def evaluate(
     `unit` is what blocks are made of: documents, windows, rows. Without `slow_errors` metrics that iterate to a
     fixed point are computed once and not again without each block.
     """
-    whole = {metric.name: _attempt(metric, cloud) for metric in metrics}
+    # whole neighbourhoods first: metrics of two neighbours then need no search of their own
+    whole = {m.name: _attempt(m, cloud) for m in sorted(metrics, key=lambda m: Neighbours not in m.needs)}
     barred = [m for m in metrics if m.bars and (slow_errors or not m.slow)]
     without = _replicates(cloud, barred) if errors and len(cloud.blocks) >= FEWEST_BLOCKS else []
     null = isotropic(cloud) if cloud.has(Moments) and _finite(cloud) else None

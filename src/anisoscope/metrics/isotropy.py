@@ -10,7 +10,7 @@ from torch import Tensor
 from anisoscope.metrics.metric import Undefined, Value, metric
 from anisoscope.metrics.shares import top_share_of, variance_of
 from anisoscope.stats.derived import Groups
-from anisoscope.stats.directions import CentredDirections, Directions
+from anisoscope.stats.directions import CentredDirections, Directions, UnitSquares
 from anisoscope.stats.documents import Documents
 from anisoscope.stats.moments import Moments
 from anisoscope.stats.partition import Partition
@@ -205,9 +205,9 @@ def partition_isotropy(partition: Partition) -> Iterator[Value]:
 
 
 @metric(
-    Directions, low=-1, high=1, keeps={"scale", "row-scale"}, paper="timkey2021", top=8,
+    Directions, UnitSquares, low=-1, high=1, keeps={"scale", "row-scale"}, paper="timkey2021", top=8,
 )  # fmt: skip
-def cosine_contribution(directions: Directions) -> Iterator[Value]:
+def cosine_contribution(directions: Directions, squares: UnitSquares) -> Iterator[Value]:
     """How much each dimension adds to the mean cosine; index is the dimension.
 
     ((Σu_i)² − Σu_i²)/(n(n − 1)): sums to `mean_cosine`. A run records the largest.
@@ -215,7 +215,7 @@ def cosine_contribution(directions: Directions) -> Iterator[Value]:
     n = directions.directed
     if n < 2:
         raise Undefined(f"{n} rows have a direction", "give at least two rows that are not zero")
-    each = (directions.unit.square() - directions.unit_square) / (n * (n - 1))
+    each = (directions.unit.square() - squares.square) / (n * (n - 1))
     for place, value in enumerate(each.tolist()):
         yield Value(value, index=place, n=n)
 

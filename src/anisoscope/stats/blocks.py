@@ -23,7 +23,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from anisoscope.stats.attention import Attention
-from anisoscope.stats.directions import CentredDirections, Directions
+from anisoscope.stats.directions import CentredDirections, Directions, UnitSquares
 from anisoscope.stats.documents import Documents, segments
 from anisoscope.stats.heads import HeadSums
 from anisoscope.stats.moments import Moments
@@ -40,11 +40,11 @@ Stats = dict[str, Any]  # statistics of one block or of all, by name: "Moments",
 KINDS: dict[str, type] = {
     kind.__name__: kind
     for kind in (
-        *(Moments, Directions, Norms, Documents, CentredDirections, Partition, Sample, Extremes),
+        *(Moments, Directions, UnitSquares, Norms, Documents, CentredDirections, Partition, Sample, Extremes),
         *(Attention, HeadSums),
     )
 }
-OF_REST = ("Moments", "Directions")
+OF_REST = ("Moments", "Directions", "UnitSquares")
 SECOND_LOOK = ("CentredDirections", "Partition")  # need the pooled Moments first
 _IN_MEMORY = 1 << 20  # a block with fewer numbers than this is not worth a file
 _PENDING = 2048  # rows that wait for a product of a size that runs at full speed
@@ -380,9 +380,9 @@ def join(a: Stats, b: Stats, make: Iterable[str]) -> Stats:
 
 
 def of_extremes(name: str, extremes: Extremes) -> Any:
-    """Moments (in float64) or Directions of rows that were kept."""
+    """A statistic of rows that were kept; Moments in float64."""
     rows = extremes.rows
-    return Moments.of(rows, precise=True) if name == "Moments" else Directions.of(rows)
+    return Moments.of(rows, precise=True) if name == "Moments" else KINDS[name].of(rows)  # type: ignore[attr-defined]
 
 
 def to_arrays(stats: Stats) -> dict[str, Tensor]:

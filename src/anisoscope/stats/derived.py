@@ -15,7 +15,8 @@ from anisoscope.stats.neighbours import nearest, unique_rows
 from anisoscope.stats.sample import Extremes, Sample
 
 S = TypeVar("S")
-_NEIGHBOURS = 32
+_NEIGHBOURS = 32  # for dimensions by scale
+_TWO = 4  # for two neighbours, with a little reserve for those in other documents
 
 
 @dataclass(frozen=True)
@@ -90,12 +91,12 @@ class Neighbours:
     same_document: Tensor  # (q,) bool: the nearest row is of the same document
 
     @classmethod
-    def derive(cls, cloud: Cloud) -> Neighbours:
+    def derive(cls, cloud: Cloud, most: int = _NEIGHBOURS) -> Neighbours:
         sample = cloud.get(Sample)
         first, _ = unique_rows(sample.x)
         x = sample.x[first.to(sample.x.device)]
         tokens = sample.rows.tokens.take(first)
-        k = min(_NEIGHBOURS, len(x) - 1)
+        k = min(most, len(x) - 1)
         none = torch.zeros(len(x), 0, dtype=torch.float64)
         copies = _copies(sample.x, first)
         if k < 2:
@@ -121,6 +122,21 @@ class Neighbours:
             self.block[keep],
             self.same_document[keep],
         )
+
+
+@dataclass(frozen=True)
+class TwoNeighbours:
+    """The first neighbours alone: a third of the work, unless the whole neighbourhoods are known already."""
+
+    found: Neighbours
+
+    @classmethod
+    def derive(cls, cloud: Cloud) -> TwoNeighbours:
+        known = cloud.carried.get(Neighbours.__name__)
+        return cls(Neighbours.derive(cloud, _TWO) if known is None else known)
+
+    def without_block(self, blocks: Tensor) -> TwoNeighbours:
+        return TwoNeighbours(self.found.without_block(blocks))
 
 
 def _copies(x: Tensor, first: Tensor) -> Tensor:
@@ -161,6 +177,7 @@ DERIVED: dict[type, _Recipe] = {
     Peeled: _Recipe(("Moments", "Extremes"), Peeled.derive, carry=False),
     Groups: _Recipe(("Moments",), Groups.derive, carry=True),
     Neighbours: _Recipe(("Sample",), Neighbours.derive, carry=True),
+    TwoNeighbours: _Recipe(("Sample",), TwoNeighbours.derive, carry=True),
 }
 
 

@@ -11,7 +11,7 @@ from anisoscope.stats.arith import double, full_precision, plain
 from anisoscope.stats.moments import Moments
 from anisoscope.stats.rows import Rows
 
-_CHUNK = 512  # rows a step: they stay in the cache for the three uses made of them
+_CHUNK = 512  # rows a step: they stay in the cache for the uses made of them
 
 
 @dataclass(frozen=True)
@@ -22,7 +22,6 @@ class Directions:
     zero: Tensor  # () rows of norm 0
     bad: Tensor  # () rows with NaN or Inf
     unit: Tensor  # (d,) Σ u
-    unit_square: Tensor  # (d,) Σ u², by dimension
     total: Tensor  # (d,) Σ x
     norm: Tensor  # () Σ ‖x‖
     norm_square: Tensor  # () Σ ‖x‖²
@@ -31,12 +30,12 @@ class Directions:
     def of(cls, rows: Rows) -> Directions:
         x = plain(rows.x)  # (n, d)
         d = x.shape[1]
-        out = torch.zeros(3 * d + 4, dtype=torch.float64, device="cpu" if x.device.type == "mps" else x.device)
+        out = torch.zeros(2 * d + 4, dtype=torch.float64, device="cpu" if x.device.type == "mps" else x.device)
         with full_precision(x.device):
             for chunk in x.split(_CHUNK):
                 out += double(_sums(chunk))
-        unit, unit_square, total, (zero, bad, norm, norm_square) = out.split((d, d, d, 4))
-        return cls(len(x), zero, bad, unit, unit_square, total, norm, norm_square)
+        unit, total, (zero, bad, norm, norm_square) = out.split((d, d, 4))
+        return cls(len(x), zero, bad, unit, total, norm, norm_square)
 
     def __add__(self, other: Directions) -> Directions:
         return self._combine(other, 1)
@@ -51,7 +50,6 @@ class Directions:
             self.zero + sign * other.zero,
             self.bad + sign * other.bad,
             self.unit + sign * other.unit,
-            self.unit_square + sign * other.unit_square,
             self.total + sign * other.total,
             self.norm + sign * other.norm,
             self.norm_square + sign * other.norm_square,
@@ -65,6 +63,32 @@ class Directions:
     def directed(self) -> int:
         """How many rows have a direction."""
         return self.n - int(self.zero)
+
+
+@dataclass(frozen=True)
+class UnitSquares:
+    """Σ u² by dimension: with Σ u it tells what each dimension adds to the cosine."""
+
+    n: int
+    square: Tensor  # (d,)
+
+    @classmethod
+    def of(cls, rows: Rows) -> UnitSquares:
+        x = plain(rows.x)  # (n, d)
+        square = torch.zeros(x.shape[1], dtype=torch.float64, device="cpu" if x.device.type == "mps" else x.device)
+        with full_precision(x.device):
+            for chunk in x.split(_CHUNK):
+                entries = chunk.square()
+                length = entries.sum(1)  # (n,)
+                square += double(torch.where(length > 0, length.reciprocal(), 0.0) @ entries)
+        return cls(len(x), square)
+
+    def __add__(self, other: UnitSquares) -> UnitSquares:
+        return UnitSquares(self.n + other.n, self.square + other.square)
+
+    def without(self, part: UnitSquares) -> UnitSquares:
+        """The sum over the rows that are left when `part`'s rows are taken out."""
+        return UnitSquares(self.n - part.n, self.square - part.square)
 
 
 @dataclass(frozen=True)
@@ -100,6 +124,5 @@ def _sums(x: Tensor) -> Tensor:
     norm = torch.linalg.vector_norm(x, dim=1)  # (n,)
     inverse = torch.where(norm > 0, norm.reciprocal(), 0.0)
     unit_and_total = torch.stack((inverse, torch.ones_like(norm))) @ x  # (2, d)
-    unit_square = inverse.square() @ x.square()  # (d,)
     counts = torch.stack(((norm == 0).sum(), (~norm.isfinite()).sum(), norm.sum(), norm.square().sum()))
-    return torch.cat((unit_and_total[0], unit_square, unit_and_total[1], counts))
+    return torch.cat((unit_and_total.flatten(), counts))

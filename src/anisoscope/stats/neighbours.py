@@ -53,6 +53,8 @@ def nearest(x: Tensor, k: int, *, group: Tensor | None = None) -> Nearest:
     r_ij = ‖x_i − x_j‖. Rows of the same `group` (n,) are left out, as is the row itself; a copy at another index is a
     neighbour at distance zero. The rows 0, 1, 3 on a line have nearest distances 1, 1, 2.
     """
+    if x.device.type == "mps":
+        x = x.cpu()  # MPS has no float64
     # Off the CPU every row is merged in every block: picking the rows that gain would wait for the device each time.
     return _nearest(x, k, group, dense=x.device.type != "cpu")
 
@@ -72,8 +74,7 @@ def unique_rows(x: Tensor) -> tuple[Tensor, int]:
 
 def _nearest(x: Tensor, k: int, group: Tensor | None, *, dense: bool) -> Nearest:
     _check(x, k, group)
-    x = x.detach().cpu() if x.device.type == "mps" else x.detach()  # MPS has no float64
-    x, unit = _ordinary(x)
+    x, unit = _ordinary(x.detach())
     cloud, order = _prepare(x, group)
     with _plain_float32(x.device):
         distance, place = _search(cloud, k, dense=dense)  # (n, k) both, in search order
