@@ -11,7 +11,7 @@ from anisoscope.stats.arith import double, full_precision, plain
 from anisoscope.stats.moments import Moments
 from anisoscope.stats.rows import Rows
 
-_CHUNK = 512  # rows a step: they stay in the cache for the uses made of them
+_CHUNK = 1024  # rows a step: they stay in the cache for the uses made of them
 
 
 @dataclass(frozen=True)
@@ -29,13 +29,17 @@ class Directions:
     @classmethod
     def of(cls, rows: Rows) -> Directions:
         x = plain(rows.x)  # (n, d)
-        d = x.shape[1]
-        out = torch.zeros(2 * d + 4, dtype=torch.float64, device="cpu" if x.device.type == "mps" else x.device)
+        sums = torch.zeros(2, x.shape[1], dtype=torch.float64, device="cpu" if x.device.type == "mps" else x.device)
+        lengths = []
         with full_precision(x.device):
             for chunk in x.split(_CHUNK):
-                out += double(_sums(chunk))
-        unit, total, (zero, bad, norm, norm_square) = out.split((d, d, 4))
-        return cls(len(x), zero, bad, unit, total, norm, norm_square)
+                norm = torch.linalg.vector_norm(chunk, dim=1)  # (n,)
+                weight = torch.stack((torch.where(norm > 0, norm.reciprocal(), 0.0), torch.ones_like(norm)))  # (2, n)
+                sums += double(weight @ chunk)  # Σ u and Σ x in one product
+                lengths.append(norm)
+            norm = double(torch.cat(lengths))
+        zero, bad = double((norm == 0).sum()), double((~norm.isfinite()).sum())
+        return cls(len(x), zero, bad, sums[0], sums[1], norm.sum(), norm.square().sum())
 
     def __add__(self, other: Directions) -> Directions:
         return self._combine(other, 1)
@@ -118,11 +122,3 @@ class CentredDirections:
     def directed(self) -> int:
         """How many rows have a direction."""
         return self.n - int(self.zero)
-
-
-def _sums(x: Tensor) -> Tensor:
-    norm = torch.linalg.vector_norm(x, dim=1)  # (n,)
-    inverse = torch.where(norm > 0, norm.reciprocal(), 0.0)
-    unit_and_total = torch.stack((inverse, torch.ones_like(norm))) @ x  # (2, d)
-    counts = torch.stack(((norm == 0).sum(), (~norm.isfinite()).sum(), norm.sum(), norm.square().sum()))
-    return torch.cat((unit_and_total.flatten(), counts))
