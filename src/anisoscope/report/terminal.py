@@ -124,7 +124,7 @@ def clouds_table(records: Mapping[str, Sequence[Record]], metrics: Sequence[str]
     table = _table(title, "cloud", *(name.replace("_", " ") for name in metrics))
     for cloud, found in records.items():
         first = {record.metric: record.value for record in reversed(found)}
-        table.add_row(cloud, *(_number(first.get(name), 3) for name in metrics))
+        table.add_row(cloud, *(_fixed(first.get(name)) for name in metrics))
     return table
 
 
@@ -170,6 +170,13 @@ def _number(value: float | None, digits: int = 4) -> str:
         return "0"
     size = math.floor(math.log10(abs(value)))
     return f"{value:.{max(0, digits - 1 - size)}f}" if -4 <= size < 6 else f"{value:.{digits - 1}e}"
+
+
+def _fixed(value: float | None) -> str:
+    """A number with as many decimals as its neighbours in a column."""
+    if value is None:
+        return "[dim]–[/]"
+    return f"{value + 0.0:.4f}" if abs(value) < 2 else f"{value:.2f}"
 
 
 def _count(n: int | None) -> str:
