@@ -11,12 +11,12 @@ from torch import Tensor
 
 from anisoscope.metrics.evaluate import evaluate
 from anisoscope.models.vectors import Vectors, write_npy
-from anisoscope.offline.runs import choose_metrics, run_info, save_cloud, save_measured
 from anisoscope.records import Record
 from anisoscope.stats.cloud import as_rows, batches_of, block_numbers, collect, with_documents
 from anisoscope.stats.moments import Moments
 from anisoscope.stats.rows import Rows, bare_rows
 from anisoscope.store import Run
+from anisoscope.survey.runs import choose_metrics, run_info, save_cloud, save_measured
 from anisoscope.transform import Remedy, fit_remedy
 
 SAMPLE = 8192  # rows kept for metrics that need rows: neighbours, clusters, words

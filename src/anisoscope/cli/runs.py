@@ -1,0 +1,41 @@
+"""`recompute` and `export`: what can be done with a run on disk."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from anisoscope.cli.app import AsJson, app, escape, stderr
+
+
+@app.command(epilog="Example:\n\n    anisoscope recompute runs/exp1 --metric rankme --metric two_nn")
+def recompute(
+    run: Annotated[Path, typer.Argument(help="A run folder.")],
+    metric: Annotated[list[str], typer.Option("--metric", "-m", help="A metric by name; may be repeated.")],
+    as_json: AsJson = False,
+) -> None:
+    """A new metric on an old run, from the statistics that it keeps."""
+    from anisoscope.offline import recompute as again
+    from anisoscope.report.terminal import records_table
+
+    records = again(run, metric)
+    if as_json:
+        typer.echo(json.dumps([record.to_json() for record in records]))
+    else:
+        Console().print(records_table(records, title=str(run)))
+
+
+@app.command(epilog="Example:\n\n    anisoscope export runs/exp1 --to run.parquet")
+def export(
+    run: Annotated[Path, typer.Argument(help="A run folder.")],
+    to: Annotated[Path, typer.Option(help="A .parquet, .csv or .jsonl file.")],
+) -> None:
+    """The records of a run as one file for pandas, R or a spreadsheet."""
+    from anisoscope.store import Run
+
+    written = Run.open(run).export(to)
+    stderr().print(f"written to {escape(str(written))}")

@@ -1,0 +1,58 @@
+"""Runs as the drivers write them: what a run says of itself, its records, its statistics."""
+
+from __future__ import annotations
+
+import platform
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from anisoscope import __version__
+from anisoscope.errors import MetricError
+from anisoscope.metrics import Metric, catalogue, find
+from anisoscope.metrics.evaluate import Measured
+from anisoscope.stats.blocks import Cloud, to_arrays
+from anisoscope.store import Run
+
+
+def choose_metrics(names: Sequence[str] | None, known: set[str]) -> list[Metric]:
+    """The metrics named, or all that rows with these facts (`documents`, `tokens`) can have."""
+    if names is None:
+        return [m for m in catalogue().values() if m.requires <= known]
+    chosen = find(names)
+    for metric in chosen:
+        lacking = sorted(metric.requires - known)
+        if lacking:
+            raise MetricError(
+                metric.name, f"the rows come without {' and '.join(lacking)}", "give them, or leave it out"
+            )
+    return chosen
+
+
+def run_info(info: dict[str, Any], metrics: Iterable[Metric]) -> dict[str, Any]:
+    """What a run says of itself: the given facts, the versions, the cards of its metrics."""
+    versions = {"anisoscope": __version__, "torch": torch.__version__, "numpy": np.__version__}
+    return {
+        **info,
+        "versions": {**versions, "python": platform.python_version()},
+        "metrics": {metric.name: metric.card() for metric in metrics},
+    }
+
+
+def save_measured(run: Run, measured: Sequence[Measured]) -> None:
+    run.append([m.record for m in measured], [m.replicates or None for m in measured])
+
+
+def save_cloud(run: Run, cloud: Cloud, *, site: str, step: int = 0, tokens: str = "all", blocks: bool = False) -> None:
+    """Keeps a cloud's pooled statistics, and those of its blocks where asked."""
+    run.save_statistics(step, site, tokens, _numpy(to_arrays(cloud.stats)))
+    for block in cloud.blocks if blocks else ():
+        run.save_statistics(step, site, tokens, _numpy(to_arrays(block.load())), block=block.number)
+
+
+def _numpy(arrays: dict[str, Tensor]) -> dict[str, np.ndarray[Any, Any]]:
+    """Tensors as numpy arrays; bfloat16, which numpy lacks, is widened."""
+    return {name: (t.float() if t.dtype == torch.bfloat16 else t).numpy() for name, t in arrays.items()}

@@ -1,0 +1,266 @@
+"""One pass of a model over its batches, collected site by site, then evaluated under each token policy."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import reduce
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from anisoscope.capture import Layout, capture, expand
+from anisoscope.errors import CaptureError, InputError
+from anisoscope.metrics import Metric
+from anisoscope.metrics.evaluate import Measured, evaluate
+from anisoscope.metrics.outliers import MASSIVE
+from anisoscope.models import Batch, Table, table_at
+from anisoscope.records import Site
+from anisoscope.stats.arith import plain
+from anisoscope.stats.attention import Attention, Heads
+from anisoscope.stats.blocks import SECOND_LOOK, Block, BlockNumbers, Cloud, Collector, Stats, join
+from anisoscope.stats.cloud import BLOCKS, second_look_at_sample
+from anisoscope.stats.heads import HeadSums
+from anisoscope.stats.norms import Norms
+from anisoscope.stats.rows import Rows, Tokens, token_table
+from anisoscope.stats.sample import Extremes
+from anisoscope.survey.inputs import as_batch, call
+from anisoscope.survey.runs import choose_metrics
+
+_STREAM = ("embed", "resid", "final.in", "final")  # where a massive token is flagged
+_UNIT = 256  # tokens of the smallest block where the total is not known
+_UNITS = 64  # smallest blocks where it is: a text of a quarter of that length still has enough
+_ASKED = 16  # query positions whose largest weight and logit spread are computed: they need the whole row
+Progress = Callable[[int], None]
+
+
+class Survey:
+    """One pass of a model over its batches, collected site by site."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        layout: Layout,
+        sites: Sequence[str],
+        metrics: Sequence[str] | None,
+        *,
+        special: bool,
+        sample: int,
+        seed: int,
+        tokens: int | None,
+    ) -> None:
+        self.model = model
+        self.layout = layout
+        self.sites = expand(self.layout, sites)
+        if not self.sites:
+            raise CaptureError(f"none of {', '.join(sites)} exists in {type(model).__name__}")
+        known = {"documents", "tokens"} | ({"heads"} if any(site.kind == "pattern" for site in self.sites) else set())
+        chosen = choose_metrics(metrics, known)
+        self.chosen = [m for m in chosen if metrics is not None or not m.slow]
+        self.head_metrics = [m for m in self.chosen if "heads" in m.requires]
+        self.metrics: list[Metric] = [m for m in self.chosen if "heads" not in m.requires]
+        self.counted = 0
+        self.unit = "documents"
+        self._special = special
+        self._seed = seed
+        self._unit_rows = _UNIT if tokens is None else max(1, tokens // _UNITS)
+        self._options: dict[str, Any] = {"sample": sample, "sinks": not self.layout.grid}
+        self._names = set().union(*(m.sources for m in self.metrics)) | {"Moments", "Directions", "Norms", "Documents"}
+        self._names |= {"Sample"}
+        self._collectors: dict[Site, Collector] = {}
+        self._heads: dict[Site, tuple[int, dict[int, Stats]]] = {}
+        self._numbers: dict[tuple[str, int], BlockNumbers] = {}
+
+    def run(self, batches: Iterable[Any], tokens: int | None, progress: Progress | None) -> bool:
+        """Feeds the batches; True if the user stopped it, in which case what was seen counts."""
+        first_document = 0
+        try:
+            with torch.inference_mode(), capture(self.model, self.sites, self._sink, layout=self.layout) as seen:
+                for given in batches:
+                    batch = as_batch(given, first_document)
+                    first_document += len(batch.document)
+                    self._batch = _Current(batch, self._special, self._seed, self._unit_rows, self._numbers)
+                    self.unit = batch.documents_are
+                    call(self.model, batch, given)
+                    seen.require(self.sites)
+                    more = int(self._batch.counts("", batch.counts.shape[1]).sum())
+                    self.counted += more
+                    if progress is not None:
+                        progress(more)
+                    if tokens is not None and self.counted >= tokens:
+                        break
+        except KeyboardInterrupt:
+            if not self.counted:
+                raise
+            return True
+        if not self.counted:
+            raise InputError("the data gave no tokens to measure; give a longer text, more images or longer clips")
+        return False
+
+    def _sink(self, site: Site, x: Any) -> None:
+        if site.kind == "pattern":
+            self._pattern(site, x)
+        elif site.kind in ("q", "k", "q.pre", "k.pre"):
+            for head in range(x.shape[1]):
+                self._count(Site(site.kind, site.layer, head, stack=site.stack), x[:, head])
+        else:
+            self._count(site, x)
+
+    def _count(self, site: Site, x: Tensor) -> None:
+        place, tokens = self._batch.tokens(site.stack, x.shape[1])
+        flat = x.reshape(-1, x.shape[-1])  # (b · T, d)
+        rows = Rows(flat if place is None else flat[place.to(flat.device)], tokens)
+        if site not in self._collectors:
+            self._collectors[site] = Collector(self._names - set(SECOND_LOOK), **self._options)
+        self._collectors[site].add(rows, self._batch.priority(site, rows.x))
+
+    def _pattern(self, site: Site, heads: Any) -> None:
+        length = (heads.q if isinstance(heads, Heads) else heads.logits).shape[2]
+        counts = self._batch.counts(site.stack, length)
+        number = int(self._batch.tokens(site.stack, length)[1].block[0])
+        asked = torch.linspace(1, max(1, length - 1), min(_ASKED, length)).long().unique()
+        found: Stats = {"Attention": Attention.of(heads, counts, asked)}
+        if isinstance(heads, Heads):
+            found["HeadSums"] = HeadSums.of(heads, counts)
+        level, blocks = self._heads.get(site, (0, {}))
+        while number >> level >= 2 * BLOCKS:
+            level += 1
+            halved: dict[int, Stats] = {}
+            for each, stats in blocks.items():
+                halved[each >> 1] = join(halved.get(each >> 1, {}), stats, ())
+            blocks = halved
+        blocks[number >> level] = join(blocks.get(number >> level, {}), found, ())
+        self._heads[site] = level, blocks
+
+    def evaluated(
+        self, *, run: str = "", step: int = 0, errors: bool = True, slow_errors: bool = True
+    ) -> Iterator[Evaluated]:
+        """Every site under both policies, one after another; what has been evaluated is let go."""
+        flagged: dict[str, Tensor] = {}
+        options: dict[str, Any] = {
+            "run": run,
+            "step": step,
+            "unit": self.unit,
+            "errors": errors,
+            "slow_errors": slow_errors,
+        }
+        for site in sorted(self._collectors):
+            cloud = self._collectors.pop(site).finish()
+            known = flagged.get(site.stack, torch.zeros(0, dtype=torch.int64))
+            new = _massive(cloud, known) if site.kind in _STREAM else known[:0]
+            flagged[site.stack] = known = torch.cat((known, new))
+            removed = _removed(cloud, new, site)
+            yield self._evaluate_cloud(cloud, site, known, removed, options)
+        for site, (_, parts) in sorted(self._heads.items()):
+            total = reduce(lambda a, b: join(a, b, ()), parts.values())
+            heads = Cloud(total, tuple(Block(number, stats) for number, stats in parts.items()))
+            metrics = [m for m in self.head_metrics if m.sources <= set(total)]
+            yield Evaluated(site, {"all": heads}, evaluate(heads, metrics, site=str(site), **options))
+
+    def _evaluate_cloud(
+        self, cloud: Cloud, site: Site, flagged: Tensor, removed: list[dict[str, Any]], options: dict[str, Any]
+    ) -> Evaluated:
+        second = [name for name in SECOND_LOOK if any(name in m.sources for m in self.metrics)]
+        views = [("all", cloud, self.metrics)]
+        if not self.layout.grid:
+            streaming = [m for m in self.metrics if not m.sources & {"Norms", "Documents", "Extremes"}]
+            views.append(("no-sink", cloud.without_tokens(flagged, first=True), streaming))
+        clouds: dict[str, Cloud] = {}
+        measured: list[Measured] = []
+        for tokens, view, metrics in views:
+            clouds[tokens] = second_look_at_sample(view, second) if second else view
+            measured += evaluate(clouds[tokens], metrics, site=str(site), tokens=tokens, **options)
+        return Evaluated(site, clouds, measured, removed)
+
+
+@dataclass(frozen=True)
+class Evaluated:
+    """One site's clouds by token policy, their numbers, and the massive tokens that were first seen here."""
+
+    site: Site
+    clouds: dict[str, Cloud]
+    measured: list[Measured]
+    removed: list[dict[str, Any]] = field(default_factory=list)
+
+
+@dataclass
+class _Current:
+    """The batch that is going through the model: its token tables at each length, and the flags raised so far."""
+
+    batch: Batch
+    special: bool
+    seed: int
+    unit: int
+    numbers: dict[tuple[str, int], BlockNumbers]
+    _tokens: dict[tuple[str, int], tuple[Tensor | None, Tokens]] = field(default_factory=dict)
+    _raised: dict[tuple[str, int], Tensor] = field(default_factory=dict)
+
+    def table(self, stack: str, length: int) -> Table:
+        whole: Table = self.batch.decoder if stack == "dec" and self.batch.decoder is not None else self.batch
+        return table_at(whole, length)
+
+    def counts(self, stack: str, length: int) -> Tensor:
+        """Which tokens count, (b, T) bool."""
+        table = self.table(stack, length)
+        return table.counts if self.special else table.counts & ~table.special
+
+    def tokens(self, stack: str, length: int) -> tuple[Tensor | None, Tokens]:
+        """The flat places of the tokens that count (None: all of them), and their table."""
+        at = (stack, length)
+        if at not in self._tokens:
+            table, counts = self.table(stack, length), self.counts(stack, length)
+            document = table.document[counts]
+            numbers = self.numbers.setdefault(at, BlockNumbers(self.unit))
+            made = token_table(
+                document,
+                table.position[counts],
+                offset=table.offset[counts],
+                token=table.token[counts],
+                block=numbers.of(document),
+                seed=self.seed,
+            )
+            place = None if bool(counts.all()) else counts.flatten().nonzero()[:, 0]
+            self._tokens[at] = place, made
+        return self._tokens[at]
+
+    def priority(self, site: Site, x: Tensor) -> Tensor:
+        """How outsized a row is, here or at any earlier point of the stream: its norm over the batch's median."""
+        norm = torch.linalg.vector_norm(plain(x), dim=1)
+        ratio = (norm / norm.median().clamp(min=1e-30)).nan_to_num(torch.inf)
+        at = (site.stack, len(x))
+        if at in self._raised and len(self._raised[at]) == len(ratio):
+            ratio = torch.maximum(ratio, self._raised[at].to(ratio.device))
+        if site.kind in _STREAM:
+            self._raised[at] = ratio
+        return ratio
+
+
+def _massive(cloud: Cloud, known: Tensor) -> Tensor:
+    """Keys of the tokens that are massive here and were not before; more than can be held is an error."""
+    extremes = cloud.get(Extremes)
+    outsized = extremes.x.double().norm(dim=1).cpu() > MASSIVE * cloud.get(Norms).median
+    keys = extremes.table[:, 0].cpu()
+    if len(keys) == extremes.size and bool(outsized.all()):
+        raise InputError(
+            f"more than {extremes.size} tokens have over {MASSIVE:g} times the median norm, too many to be outliers; "
+            "measure fewer tokens, or look at the norms first"
+        )
+    return keys[outsized & ~torch.isin(keys, known)]
+
+
+def _removed(cloud: Cloud, keys: Tensor, site: Site) -> list[dict[str, Any]]:
+    """Where the tokens of these keys stand, and how long they are."""
+    extremes = cloud.get(Extremes)
+    median = cloud.get(Norms).median or 1.0
+    tokens = extremes.rows.tokens
+    return [
+        {
+            "site": str(site),
+            "document": int(tokens.document[place]),
+            "position": int(tokens.position[place]),
+            "token": int(tokens.token[place]),
+            "norm over median": round(float(extremes.x[place].double().norm()) / median, 1),
+        }
+        for place in torch.isin(extremes.table[:, 0].cpu(), keys).nonzero()[:, 0].tolist()
+    ]
