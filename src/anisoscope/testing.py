@@ -16,6 +16,7 @@ from anisoscope.errors import MetricError
 from anisoscope.metrics.metric import INVARIANCES, Metric
 from anisoscope.stats.blocks import Cloud
 from anisoscope.stats.cloud import block_numbers, collect
+from anisoscope.stats.pairs import beside
 from anisoscope.stats.rows import Rows, token_table
 from anisoscope.synthetic import DIM, ROWS, cloud
 
@@ -108,7 +109,18 @@ def hard_clouds() -> Iterator[tuple[str, Tensor]]:
 
 
 def cloud_with_tokens(x: Tensor, metric: Metric) -> Cloud:
-    """The statistics a metric needs, of rows in documents of ten with seven words, so that no metric lacks anything."""
+    """The statistics a metric needs, of rows in documents of ten with seven words, so that no metric lacks anything.
+
+    A metric of what has moved compares with a fixed cloud of as many rows: its laws are about the rows of now.
+    """
+    found = _collected(x, metric)
+    if "reference" not in metric.requires:
+        return found
+    g = torch.Generator().manual_seed(5)
+    return beside(found, _collected(torch.randn(x.shape, generator=g, dtype=torch.float64) + 1.0, metric))
+
+
+def _collected(x: Tensor, metric: Metric) -> Cloud:
     number = torch.arange(len(x))
     document = number // 10
     table = token_table(

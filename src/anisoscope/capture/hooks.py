@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from anisoscope.capture.blocks import find_layout, unwrap
 from anisoscope.capture.layout import Layout, Stack, expand, whole
-from anisoscope.capture.queries import listening, projection
+from anisoscope.capture.queries import listening, marks, projection, weighted_heads
 from anisoscope.capture.tensors import eager, hidden_input, hidden_state, rows_of, same_tensor
 from anisoscope.errors import CaptureError, unknown
 from anisoscope.records import Site
@@ -49,8 +49,9 @@ class Seen:
             return self.reasons[site]
         if site.kind in ("q", "k"):
             return (
-                "this attention asks neither the attention interface of transformers nor "
-                f"scaled_dot_product_attention; take {site.kind}.pre (before rotary embedding) and pattern instead"
+                "this attention asks neither the attention interface of transformers nor scaled_dot_product_attention; "
+                f"take {site.kind}.pre (before rotary embedding) and pattern instead, or mark them in its module with "
+                "nn.Identity children called queries, keys and pattern"
             )
         if site.kind == "pattern":
             return "no attention function or softmax was met there; load the model with attn_implementation='eager'"
@@ -283,6 +284,22 @@ def _hook_attention(module: nn.Module, stack: Stack, watch: _Watch, cleanup: Exi
 
     _before(module, cleanup, enter)
     _after(module, cleanup, leave)
+    if (marked := marks(module)) is not None:
+        _hook_marks(*marked, watch, cleanup)
+
+
+def _hook_marks(q: nn.Module, k: nn.Module, pattern: nn.Module, watch: _Watch, cleanup: ExitStack) -> None:
+    """Queries and keys wait for the weights that are made from them."""
+    passed: dict[str, Tensor] = {}
+
+    def weigh(weights: Tensor) -> None:
+        heads = passed.pop("q"), passed.pop("k")
+        if watch.attends():
+            watch.heads(weighted_heads(*heads, weights), None)
+
+    _after(q, cleanup, lambda x: passed.update(q=x))
+    _after(k, cleanup, lambda x: passed.update(k=x))
+    _after(pattern, cleanup, weigh)
 
 
 def _hook_final(module: nn.Module, stack: Stack, watch: _Watch, cleanup: ExitStack) -> None:

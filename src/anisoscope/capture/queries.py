@@ -4,7 +4,9 @@ Models of the transformers library fetch their attention function from one place
 While a capture runs, what it returns is wrapped: the same function is called with the same arguments, after a look at
 q, k and the mask. No name changes, so masks and every branch on the implementation's name stay as they are and outputs
 are bit-identical. Attention that does not go through there is met one level lower, where it calls
-`scaled_dot_product_attention` (q and k) or `softmax` (logits only).
+`scaled_dot_product_attention` (q and k) or `softmax` (logits only). Attention that ends in arithmetic of its own
+(a sigmoid, say) can pass queries, keys and weights through `nn.Identity` children called `queries`, `keys` and
+`pattern`: see `marks`.
 """
 
 from __future__ import annotations
@@ -32,6 +34,7 @@ _FUSED = ("c_attn", "query_key_value", "qkv_proj", "Wqkv", "qkv", "in_proj", "at
 _QUERY_NORM = ("q_norm", "q_layernorm")
 _KEY_NORM = ("k_norm", "k_layernorm")
 _HEAD_WIDTH = ("head_dim", "attention_head_size", "key_value_proj_dim", "head_size")
+_MARKS = ("queries", "keys", "pattern")
 _HEADS = ("num_heads", "num_attention_heads", "n_heads", "n_head", "heads")
 
 
@@ -197,6 +200,25 @@ def _tell_heads(
         mask = mask[(None,) * (4 - mask.ndim)]  # (t, s) -> (1, 1, t, s)
     scaling = 1 / math.sqrt(query.shape[-1]) if scale is None else scale
     listener.heads(Heads(query.detach(), key.detach(), scaling, mask=mask, causal=is_causal), None)
+
+
+# --- attention of a model's own arithmetic ------------------------------------------------------------------------
+
+
+def marks(attention: nn.Module) -> tuple[nn.Module, nn.Module, nn.Module] | None:
+    """The `nn.Identity` children `queries`, `keys` and `pattern` of an attention module, if it has all three."""
+    children = dict(attention.named_children())
+    found = [child for name in _MARKS if isinstance(child := children.get(name), nn.Identity)]
+    return (found[0], found[1], found[2]) if len(found) == len(_MARKS) else None
+
+
+def weighted_heads(q: Tensor, k: Tensor, weights: Tensor) -> Heads:
+    """Heads whose pattern is the weights (b, h, t, s) over their sum: the bias makes up for what q·k does not say."""
+    q, k, weights = q.detach(), k.detach(), weights.detach()
+    scaling = q.shape[-1] ** -0.5
+    logits = q @ k.repeat_interleave(q.shape[1] // k.shape[1], dim=1).mT * scaling  # (b, h, t, s)
+    seen = weights > 0
+    return Heads(q, k, scaling, mask=seen, bias=torch.where(seen, weights, 1.0).log() - logits)
 
 
 # --- before rotary embedding --------------------------------------------------------------------------------------

@@ -8,13 +8,14 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from anisoscope.errors import MetricError
+from anisoscope.errors import InputError, MetricError
 from anisoscope.metrics.nulls import Isotropic
 from anisoscope.stats.blocks import Cloud
 from anisoscope.stats.cloud import cloud_of
 from anisoscope.stats.derived import resolve, sources
 from anisoscope.stats.directions import Directions
 from anisoscope.stats.moments import Moments
+from anisoscope.stats.pairs import beside
 from anisoscope.stats.sample import Sample
 
 INVARIANCES = {
@@ -105,11 +106,17 @@ class Metric:
         }
 
     def __call__(self, *given: Any, documents: Any = None) -> Any:
-        """The value: of an array of rows (a float, or {index or variant: float}), or of the statistics it needs."""
+        """The value: of an array of rows (a float, or {index or variant: float}), or of the statistics it needs.
+
+        A metric of what has moved takes two arrays, now and then, whose rows are the same tokens.
+        """
         if given and all(isinstance(stat, kind) for stat, kind in zip(given, self.needs, strict=False)):
             return self.function(*given)
-        (rows,) = given
-        values = self.values(cloud_of(rows, self.sources, documents=documents))
+        wanted = 2 if "reference" in self.requires else 1
+        if len(given) != wanted:
+            raise InputError(f"{self.name} takes {wanted} arrays of rows, got {len(given)}")
+        clouds = [cloud_of(rows, self.sources, documents=documents) for rows in given]
+        values = self.values(beside(*clouds) if wanted > 1 else clouds[0])
         if len(values) == 1 and values[0].index is None:
             return values[0].value
         return {_label(value): value.value for value in values}

@@ -1,9 +1,10 @@
-"""Records in, a chart out: Altair specifications that render in HTML, notebooks, PNG and PDF alike."""
+"""Records in, a chart out: specifications that render in HTML, notebooks, PNG and PDF alike."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from pathlib import Path
+import copy
+from collections.abc import Callable, Mapping, Sequence
+from functools import lru_cache
 from typing import Any
 
 import altair as alt
@@ -11,10 +12,167 @@ import pandas as pd
 
 from anisoscope.errors import InputError
 from anisoscope.records import Record
+from anisoscope.report import lines, maps
+from anisoscope.report.lines import Look
+from anisoscope.report.shapes import (
+    KINDS,
+    ORDERED,
+    Shape,
+    colours_of,
+    default_pick,
+    picks_of,
+    require_kind,
+    shape_of,
+    steep,
+    wide,
+)
+from anisoscope.report.theme import COLOURS, config, save_chart, themed
+from anisoscope.report.tidy import Row, depths_of, of_metric, parse_site, rows_of, table_of
+from anisoscope.store import Run
 
-# Okabe and Ito's palette: told apart by everybody, also in grey print.
-COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#F0E442")
-_FORMATS = (".png", ".svg", ".pdf", ".html", ".json")
+__all__ = ["clouds_chart", "plot", "save_chart", "themed"]
+
+DRAWN: Mapping[str, Callable[[Look], Any]] = {
+    "profile": lines.profile,
+    "steps": lines.steps,
+    "map": maps.layer_steps,
+    "heads": maps.heads,
+    "head_steps": maps.head_steps,
+    "curve": lines.curve,
+    "spikes": lines.spikes,
+    "strata": lines.strata,
+    "against": lines.against,
+    "plane": maps.plane,
+    "verdicts": maps.verdicts,
+    "points": lines.points,
+}
+_LOG_AXIS = {"steps": "step", "curve": "index"}  # the field that may span decades
+_BANDS_UP_TO = 8  # more series than hues: colours form a scale where they can
+_FLAT = 0.25  # values that vary by less than this share of their size are not drawn from 0
+
+
+def plot(
+    runs: Sequence[Run],
+    metric: str,
+    *,
+    kind: str | None = None,
+    colour: str | None = None,
+    pick: Mapping[str, Any] | None = None,
+    dark: bool = False,
+    width: int = 520,
+    height: int = 300,
+) -> Any:
+    """A chart of one metric of one or more runs; what kind is chosen by the shape of its records.
+
+    `kind` names another that fits, `colour` the field to colour, `pick` the value of fields that are not drawn
+    (`{"step": 1000, "tokens": "all"}`); of those not given the last step and the middle layer are shown.
+    """
+    whole = table_of(runs)
+    table = of_metric(whole, metric)
+    depths = depths_of(whole)
+    shape = shape_of(table, depths)
+    chosen = require_kind(kind, shape)
+    field = _require_colour(colour, chosen, shape)
+    rows = rows_of(table, depths)
+    rows, picked = _picked(rows, picks_of(chosen, shape, field), shape, pick or {})
+    card = runs[0].metrics().get(metric, {})
+    spec = filled(spec_of(look_of(chosen, shape, field)), with_series(rows, chosen, field))
+    size = {"width": width, "height": height}
+    subtitle = [card["meaning"]] if "meaning" in card else []
+    subtitle += [", ".join(f"{lines.title_of(f)} {_label(v)}" for f, v in picked.items())] if picked else []
+    title = {"text": metric, "subtitle": subtitle}
+    return alt.Chart.from_dict({**spec, **size, "title": title, "config": config(dark)})
+
+
+def look_of(kind: str, shape: Shape, colour: str | None) -> Look:
+    """What the specification of a chart depends on, read off the shape."""
+    low, high = shape.low or 0.0, shape.high or 0.0
+    many = len(shape.values.get(colour or "", ())) > _BANDS_UP_TO
+    x = shape.values.get(_LOG_AXIS.get(kind, ""), ())
+    places = shape.values.get("place", ())
+    return Look(
+        kind=kind,
+        colour=colour,
+        ordered=colour in ORDERED and (many or kind != "profile"),
+        log_x=wide(x) if x else kind == "against",
+        zero_x=0 in x,
+        log_y=steep(shape) and kind in ("curve", "against"),
+        zero=not (low > 0 and high - low < _FLAT * high),
+        signed=low < 0 < high,
+        null=shape.has_null,
+        dash=KINDS[kind].dash and colour != "tokens" and shape.has("tokens"),
+        final=max(places) if any(parse_site(s).kind == "final" for s in shape.values.get("site", ())) else None,
+    )
+
+
+@lru_cache(maxsize=512)
+def _cached_spec(look: Look) -> dict[str, Any]:
+    # Without validation, which takes longer than all the rest: the tests validate every kind once.
+    spec: dict[str, Any] = DRAWN[look.kind](look).to_dict(validate=False)
+    spec.pop("config", None)
+    return spec
+
+
+def spec_of(look: Look) -> dict[str, Any]:
+    """The Vega-Lite specification of a look, whose rows come under the name of `lines.ROWS`."""
+    return copy.deepcopy(_cached_spec(look))
+
+
+def filled(spec: Mapping[str, Any], rows: Sequence[Row]) -> dict[str, Any]:
+    """A specification with its rows inside."""
+    return {**spec, "datasets": {lines.ROWS: list(rows)}}
+
+
+def with_series(rows: Sequence[Row], kind: str, colour: str | None) -> list[Row]:
+    """Rows with what specifications read: `series` (the colour), `at` (the x in logs), `claim` and `effect`."""
+    x = _LOG_AXIS.get(kind)
+    positive = [row[x] for row in rows if x and row[x] and row[x] > 0]
+    edge = min(positive, default=1) / 2  # a log axis has no 0: it stands half a step before the first
+    extra = _verdict_fields if kind == "verdicts" else lambda row: {}
+    return [
+        {
+            **row,
+            "series": row["site"] if colour is None else row.get(colour),
+            **({"at": (row[x] or edge) if positive else row[x]} if x else {}),
+            **extra(row),
+        }
+        for row in rows
+    ]
+
+
+def _verdict_fields(row: Row) -> Row:
+    effect = "–" if row["value"] is None else f"{row['value']:.3g}"
+    if row["error"] is not None:
+        effect += f" ± {row['error']:.2g}"
+    return {"claim": row.get("v_claim") or parse_site(row["site"]).name or row["site"], "effect": effect}
+
+
+def _require_colour(colour: str | None, kind: str, shape: Shape) -> str | None:
+    possible = colours_of(kind, shape)
+    if colour is None:
+        return possible[0] if possible else None
+    if colour not in possible:
+        raise InputError(f"{kind} cannot be coloured by {colour!r}; possible: {', '.join(possible) or 'nothing'}")
+    return colour
+
+
+def _picked(
+    rows: Sequence[Row], fields: Sequence[str], shape: Shape, wished: Mapping[str, Any]
+) -> tuple[list[Row], dict[str, Any]]:
+    """The rows at one value of each field that is not drawn, and at those asked for; and what was picked."""
+    picked = {field: default_pick(field, shape.values[field]) for field in fields}
+    for field, value in wished.items():
+        known = shape.values.get(field, ())
+        if value not in known:
+            there = ", ".join(map(_label, known)) or "none"
+            raise InputError(f"no record has {lines.title_of(field)} {_label(value)}; there are: {there}")
+        picked[field] = value
+    kept = [row for row in rows if all(row.get(field) in (value, None) for field, value in picked.items())]
+    return kept, picked
+
+
+def _label(value: Any) -> str:
+    return f"{value:g}" if isinstance(value, float) else str(value)
 
 
 def clouds_chart(points: Sequence[Mapping[str, Any]], records: Mapping[str, Sequence[Record]]) -> Any:
@@ -39,27 +197,6 @@ def clouds_chart(points: Sequence[Mapping[str, Any]], records: Mapping[str, Sequ
             .properties(width=190, height=150, title=alt.TitleParams(name, subtitle=said, anchor="start"))
         )
     return themed(alt.concat(*panels, columns=4, spacing=18))
-
-
-def themed(chart: Any) -> Any:
-    """The look shared by all charts: light, quiet, readable in print."""
-    return (
-        chart.configure_view(stroke="#d9d9d9")
-        .configure_axis(labelFontSize=11, titleFontSize=12, gridColor="#eeeeee", domainColor="#999999")
-        .configure_title(fontSize=13, subtitleFontSize=11, subtitleColor="#555555", anchor="start")
-        .configure_legend(labelFontSize=11, titleFontSize=12)
-        .configure_range(category=list(COLOURS))
-    )
-
-
-def save_chart(chart: Any, path: str | Path, scale: float = 2.0) -> Path:
-    """The chart as .png, .svg, .pdf, .html or .json, by the suffix; no browser is needed."""
-    target = Path(path)
-    if target.suffix.lower() not in _FORMATS:
-        raise InputError(f"cannot draw to {target.name!r}; the name must end in {', '.join(_FORMATS)}")
-    inline = {"inline": True} if target.suffix.lower() == ".html" else {}
-    chart.save(str(target), scale_factor=scale, **inline)
-    return target
 
 
 def _short(value: float | None, digits: int = 2) -> str:

@@ -58,6 +58,7 @@ class Cloud:
     blocks: tuple[Block, ...] = ()
     derived: dict[str, Any] = field(default_factory=dict, repr=False, compare=False)
     carried: dict[str, Any] = field(default_factory=dict, repr=False, compare=False)  # can leave blocks out itself
+    reference: Cloud | None = None  # the same tokens at another step (layer, model), for metrics of what has moved
 
     def get(self, kind: type[S]) -> S:
         """A statistic of all rows of the cloud, the extremes included."""
@@ -386,8 +387,15 @@ def of_extremes(name: str, extremes: Extremes) -> Any:
 
 
 def to_arrays(stats: Stats) -> dict[str, Tensor]:
-    """Statistics as named arrays: `Moments/mean`, …"""
-    return {f"{name}/{key}": value for name, stat in stats.items() for key, value in pack(stat).items()}
+    """Statistics as named arrays: `Moments/mean`, …; no two of them share memory, which files refuse."""
+    arrays: dict[str, Tensor] = {}
+    taken: set[int] = set()
+    for name, stat in stats.items():
+        for key, value in pack(stat).items():
+            place = value.untyped_storage().data_ptr()
+            arrays[f"{name}/{key}"] = value.clone() if place in taken else value
+            taken.add(place)
+    return arrays
 
 
 def from_arrays(arrays: Mapping[str, Tensor]) -> Stats:

@@ -12,6 +12,7 @@ from torch import Tensor
 from anisoscope.stats.blocks import Cloud, of_extremes
 from anisoscope.stats.moments import Moments
 from anisoscope.stats.neighbours import nearest, unique_rows
+from anisoscope.stats.pairs import Paired, PairedHeads
 from anisoscope.stats.sample import Extremes, Sample
 
 S = TypeVar("S")
@@ -178,6 +179,8 @@ DERIVED: dict[type, _Recipe] = {
     Groups: _Recipe(("Moments",), Groups.derive, carry=True),
     Neighbours: _Recipe(("Sample",), Neighbours.derive, carry=True),
     TwoNeighbours: _Recipe(("Sample",), TwoNeighbours.derive, carry=True),
+    Paired: _Recipe(("Sample",), Paired.derive, carry=False),
+    PairedHeads: _Recipe(("HeadSums",), PairedHeads.derive, carry=False),
 }
 
 

@@ -18,11 +18,11 @@ from anisoscope.stats.blocks import Cloud, to_arrays
 from anisoscope.store import Run
 
 
-def choose_metrics(names: Sequence[str] | None, known: set[str]) -> list[Metric]:
-    """The metrics named, or all that rows with these facts (`documents`, `tokens`) can have."""
+def choose_metrics(names: Sequence[str | Metric] | None, known: set[str]) -> list[Metric]:
+    """The metrics named (or given as they are), or all that rows with these facts (`documents`, `tokens`) can have."""
     if names is None:
         return [m for m in catalogue().values() if m.requires <= known]
-    chosen = find(names)
+    chosen = [name if isinstance(name, Metric) else find([name])[0] for name in names]
     for metric in chosen:
         lacking = sorted(metric.requires - known)
         if lacking:

@@ -43,7 +43,7 @@ class Survey:
         model: nn.Module,
         layout: Layout,
         sites: Sequence[str],
-        metrics: Sequence[str] | None,
+        metrics: Sequence[str | Metric] | None,
         *,
         special: bool,
         sample: int,
@@ -76,7 +76,8 @@ class Survey:
         """Feeds the batches; True if the user stopped it, in which case what was seen counts."""
         first_document = 0
         try:
-            with torch.inference_mode(), capture(self.model, self.sites, self._sink, layout=self.layout) as seen:
+            # not inference_mode: what a model caches in there could not take part in training afterwards
+            with torch.no_grad(), capture(self.model, self.sites, self._sink, layout=self.layout) as seen:
                 for given in batches:
                     batch = as_batch(given, first_document)
                     first_document += len(batch.document)

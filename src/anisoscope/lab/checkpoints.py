@@ -1,0 +1,77 @@
+"""What a training leaves behind: models that `measure` opens, and the one state from which it can go on exactly."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file, save_file
+
+from anisoscope.disk import explained, replacing
+from anisoscope.errors import StoreError
+from anisoscope.lab.data import Data
+from anisoscope.lab.model import Config, Transformer
+from anisoscope.lab.tokens import save_tokenizer
+
+MODEL_TYPE = "anisoscope-lab"
+CHECKPOINTS, STATE = "checkpoints", "state.pt"
+
+
+def save_checkpoint(model: Transformer, data: Data, run: Path, step: int) -> Path:
+    """Write run/checkpoints/step-N: the configuration, the weights and the tokenizer, all of it or nothing.
+
+    `measure`, `open_model` and `sweep` take the folder like any other model's.
+    """
+    folder = run / CHECKPOINTS / f"step-{step}"
+    temporary = folder.with_name(f".{folder.name}.{os.getpid()}.tmp")
+    with explained("write", folder):
+        shutil.rmtree(temporary, ignore_errors=True)
+        temporary.mkdir(parents=True)
+        config = {"model_type": MODEL_TYPE, "step": step, **asdict(model.config)}
+        (temporary / "config.json").write_text(json.dumps(config, indent=2) + "\n")
+        save_tokenizer(data.tokenizer, temporary)
+        save_file(_weights(model), temporary / "model.safetensors", {"format": "pt"})
+        shutil.rmtree(folder, ignore_errors=True)  # a training that was resumed writes its later steps again
+        os.replace(temporary, folder)
+    return folder
+
+
+def load_checkpoint(folder: Path) -> Transformer:
+    """The model of a checkpoint, in eval mode."""
+    with explained("read", folder):
+        values = json.loads((folder / "config.json").read_text())
+        weights = load_file(folder / "model.safetensors")
+    model = Transformer(Config(**{name: v for name, v in values.items() if name not in ("model_type", "step")}))
+    model.load_state_dict(weights, strict=not model.config.tied)
+    return model.eval()
+
+
+def _weights(model: Transformer) -> dict[str, torch.Tensor]:
+    """The tensors to save; an output matrix that is the embedding is saved once, as that."""
+    tied = {"head.weight"} if model.config.tied else set()
+    return {name: value.detach().cpu().contiguous() for name, value in model.state_dict().items() if name not in tied}
+
+
+def save_state(run: Path, state: dict[str, Any]) -> None:
+    """Keep what the next step depends on, replacing what was kept before."""
+    path = run / STATE
+    with explained("write", path), replacing(path) as temporary:
+        torch.save(state, temporary)
+
+
+def load_state(run: Path) -> dict[str, Any]:
+    """What `save_state` kept; tensors and plain values only, nothing is executed."""
+    path = run / STATE
+    if not path.is_file():
+        raise StoreError(f"{run} has no {STATE} to go on from; train it again in another folder")
+    with explained("read", path):
+        try:
+            state: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
+        except (RuntimeError, EOFError, ValueError) as error:
+            raise StoreError(f"{path} cannot be read ({error}); train again in another folder") from error
+    return state

@@ -1,0 +1,46 @@
+"""What a model is asked: its next token, or the tokens that were masked; and how isotropic its states are to be."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from torch import Tensor
+
+_IGNORED = -100
+
+
+def next_token(ids: Tensor) -> dict[str, Tensor]:
+    """The window, and itself as labels: the model shifts them."""
+    return {"input_ids": ids, "labels": ids}
+
+
+def masked_token(ids: Tensor, mask_id: int, rate: float, *seed: int) -> dict[str, Tensor]:
+    """BERT's game: of the tokens asked for, 80 % become the mask, 10 % another token, 10 % stay; others do not count.
+
+    Which ones is a function of the seeds alone, so that any step can be made again. At least one is asked for.
+    """
+    random = np.random.default_rng(seed)
+    asked = random.random(ids.shape) < rate  # (b, T)
+    asked.flat[random.integers(ids.numel())] = True
+    fate = random.random(ids.shape)  # (b, T)
+    other = torch.from_numpy(random.integers(0, mask_id, ids.shape))  # (b, T); the mask is the last id
+    inputs = torch.where(torch.from_numpy(asked & (fate < 0.8)), mask_id, ids)
+    inputs = torch.where(torch.from_numpy(asked & (fate >= 0.9)), other, inputs)
+    return {"input_ids": inputs, "labels": torch.where(torch.from_numpy(asked), ids, _IGNORED)}
+
+
+def isoscore_star(x: Tensor, shrinkage: float) -> Tensor:
+    """IsoScore* of rows (n, d), differentiable: (PR − 1)/(d − 1) of (1 − ζ)·C + ζ·(tr C/d)·I.
+
+    Shrinking leaves the trace and moves each eigenvalue towards the mean one, so with PR₀ that of C itself
+    1/PR = (1 − ζ)²/PR₀ + (1 − (1 − ζ)²)/d, and no eigenvalue is needed: PR₀ = (tr C)²/‖C‖².
+
+    >>> round(float(isoscore_star(torch.eye(4).repeat(2, 1) - 0.25, 0.0)), 4)
+    0.6667
+    """
+    d = x.shape[1]
+    x = x.float() - x.float().mean(0)
+    gram = x.mT @ x  # (d, d): the covariance times n, which cancels
+    kept = (1 - shrinkage) ** 2
+    inverse = kept * gram.square().sum() / gram.diagonal().sum().square().clamp(min=1e-30) + (1 - kept) / d
+    return (1 / inverse - 1) / (d - 1)

@@ -1,0 +1,97 @@
+"""Tokenizers of the lab: characters, bytes or byte-pair merges, all in the format of the tokenizers library."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
+
+from anisoscope.errors import InputError, unknown
+
+KINDS = ("char", "byte", "bpe")
+MASK, UNKNOWN = "[MASK]", "[UNK]"
+_BPE = 1024  # tokens, where nothing else was asked for
+_CHUNK = 1 << 12  # characters: long strings take the library longer than many short ones
+
+
+def make_tokenizer(kind: str, documents: Iterable[str], vocabulary: int | None = None) -> Tokenizer:
+    """A tokenizer of at most `vocabulary` tokens beside [UNK] and [MASK], which come last.
+
+    `char`: the most frequent characters of the documents, frequent ones first; `byte`: the 256 bytes, id = value;
+    `bpe`: merges of bytes, learnt from the documents.
+    """
+    if kind not in KINDS:
+        raise unknown("tokenizer", kind, KINDS)
+    if vocabulary is not None and vocabulary < (2 if kind == "char" else 256):
+        raise InputError(f"a {kind} tokenizer needs more than {vocabulary} tokens; give a larger vocabulary")
+    if kind == "char":
+        tokenizer = _characters(documents, vocabulary)
+    else:
+        tokenizer = _bytes()
+        if kind == "bpe":
+            tokenizer = _merged(documents, vocabulary or _BPE)
+    tokenizer.add_special_tokens([AddedToken(UNKNOWN), AddedToken(MASK)])
+    return tokenizer
+
+
+def encode(tokenizer: Tokenizer, text: str) -> list[int]:
+    """The ids of a text; where merges cannot cross, it is cut into short pieces, which is faster."""
+    merges = isinstance(tokenizer.model, models.BPE) and tokenizer.get_vocab_size() > 258
+    parts = [text] if merges else [text[i : i + _CHUNK] for i in range(0, len(text), _CHUNK)]
+    return [i for part in tokenizer.encode_batch_fast(parts, add_special_tokens=False) for i in part.ids]
+
+
+def save_tokenizer(tokenizer: Tokenizer, folder: Path) -> None:
+    """tokenizer.json and what transformers needs beside it to open it."""
+    tokenizer.save(str(folder / "tokenizer.json"))
+    options = {"tokenizer_class": "PreTrainedTokenizerFast", "mask_token": MASK, "unk_token": UNKNOWN}
+    (folder / "tokenizer_config.json").write_text(json.dumps(options, indent=2) + "\n")
+
+
+def load_tokenizer(folder: Path) -> Tokenizer:
+    return Tokenizer.from_file(str(folder / "tokenizer.json"))
+
+
+def _characters(documents: Iterable[str], vocabulary: int | None) -> Tokenizer:
+    counts: Counter[str] = Counter()
+    for document in documents:
+        counts.update(document)
+    # by frequency, then by code, so that equal counts do not depend on the order of reading
+    letters = sorted(counts, key=lambda letter: (-counts[letter], letter))[:vocabulary]
+    ids = {letter: number for number, letter in enumerate([*letters, UNKNOWN])}
+    tokenizer = Tokenizer(models.WordLevel(ids, unk_token=UNKNOWN))
+    tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex(r"[\s\S]"), "isolated")
+    tokenizer.decoder = decoders.Fuse()
+    return tokenizer
+
+
+def _bytes() -> Tokenizer:
+    tokenizer = Tokenizer(models.BPE({letter: byte for byte, letter in enumerate(_byte_letters())}, []))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    return tokenizer
+
+
+def _merged(documents: Iterable[str], vocabulary: int) -> Tokenizer:
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocabulary, initial_alphabet=list(_byte_letters()), show_progress=False, special_tokens=[]
+    )
+    tokenizer.train_from_iterator(documents, trainer)
+    return tokenizer
+
+
+def _byte_letters() -> Iterator[str]:
+    """The visible letter by which byte-level tokenizers write each byte, from 0 to 255."""
+    spare = 256
+    for byte in range(256):
+        if 33 <= byte <= 126 or 161 <= byte <= 172 or byte >= 174:
+            yield chr(byte)
+        else:
+            yield chr(spare)
+            spare += 1

@@ -1,0 +1,139 @@
+"""What has moved since the reference step: the same tokens, now and then."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+from anisoscope.metrics.metric import Undefined, Value, metric
+from anisoscope.stats.neighbours import nearest
+from anisoscope.stats.pairs import Paired, PairedHeads
+
+RANKS = (1, 8, 32)  # of the subspaces whose angles are taken
+NEIGHBOURS = 10
+_ROUNDING = 1e-12  # share of the largest eigenvalue below which a direction is rounding
+
+
+@metric(Paired, low=-1, high=1, keeps={"scale"}, paper="godey2024", requires={"reference"}, bars=False)
+def mean_direction_drift(pair: Paired) -> Value:
+    """Cosine between the mean row and the mean row of the same tokens at the reference: 1 where it has not turned."""
+    _require_same_width(pair)
+    return _cosine(pair.now.mean(0), pair.then.mean(0), len(pair.now))
+
+
+@metric(
+    Paired, low=0, high=math.pi / 2, keeps={"scale", "shift"}, paper="bjorck1973", requires={"reference"}, bars=False
+)
+def subspace_angle(pair: Paired) -> Iterator[Value]:
+    """Angles in radians between the top principal directions and those at the reference; index is how many.
+
+    With σ the singular values of UᵀV: the largest angle arccos(min σ), and the average one arccos √(mean σ²), which
+    is arccos √(k/d) between random subspaces. 0 where the subspace has not turned, π/2 where it is wholly new.
+    """
+    _require_same_width(pair)
+    now, then = _axes(pair.now), _axes(pair.then)  # (d, r), (d, s)
+    width = pair.now.shape[1]
+    for k in RANKS:
+        if k > min(now.shape[1], then.shape[1], width // 2 or 1):
+            break
+        overlap = torch.linalg.svdvals(now[:, :k].T @ then[:, :k]).clamp(max=1.0)  # (k,) descending
+        average = math.acos(min(1.0, math.sqrt(float(overlap.square().mean()))))
+        level = math.acos(math.sqrt(k / width))
+        yield Value(math.acos(float(overlap[-1])), index=k, variant={"angle": "largest"}, n=len(pair.now))
+        yield Value(average, index=k, variant={"angle": "average"}, n=len(pair.now), null=level)
+
+
+@metric(
+    Paired, low=-1, high=1, keeps={"rotation", "scale", "shift"}, paper="kornblith2019", requires={"reference"},
+    bars=False, null=lambda _iso, _value: 0.0,
+)  # fmt: skip
+def cka(pair: Paired) -> Value:
+    """Linear centred kernel alignment with the reference, debiased: 1 up to a rotation, 0 where nothing is shared.
+
+    HSIC(K, L)/√(HSIC(K, K)·HSIC(L, L)) with the unbiased estimator of HSIC, so that unrelated rows give 0 also where
+    there are fewer of them than dimensions. In feature space: one d × d product instead of two n × n ones.
+    """
+    n = len(pair.now)
+    if n < 4:
+        raise Undefined(f"{n} rows have been seen both times", "four are needed")
+    x, y = pair.now - pair.now.mean(0), pair.then - pair.then.mean(0)
+    own = _hsic(x, x) * _hsic(y, y)
+    if not own > 0:
+        raise Undefined("the rows do not vary at one of the two steps", "give different rows")
+    return Value(max(-1.0, min(1.0, _hsic(x, y) / math.sqrt(own))), n=n)
+
+
+@metric(
+    Paired, low=0, high=1, keeps={"rotation", "scale", "shift"}, paper="anisoscope", requires={"reference"}, bars=False
+)
+def neighbour_overlap(pair: Paired) -> Value:
+    """Share of a row's ten nearest rows that were among its ten nearest at the reference, averaged; index is ten.
+
+    Unrelated clouds give k/(n − 1).
+    """
+    n, k = len(pair.now), NEIGHBOURS
+    if n <= 2 * k:
+        raise Undefined(f"{n} rows have been seen both times", f"more than {2 * k} are needed")
+    now, then = nearest(pair.now, k).index, nearest(pair.then, k).index  # (n, k) each
+    shared = (now[:, :, None] == then[:, None, :]).any(2).double().mean()
+    return Value(float(shared), index=k, n=n, null=k / (n - 1))
+
+
+@metric(PairedHeads, low=-1, high=1, keeps=set(), paper="godey2024", requires={"heads", "reference"}, bars=False)
+def q_direction_drift(heads: PairedHeads) -> Iterator[Value]:
+    """Cosine between a head's mean query and its mean query at the reference; index is the head."""
+    yield from _turned(heads.now.q, heads.then.q, int(heads.now.tokens))
+
+
+@metric(PairedHeads, low=-1, high=1, keeps=set(), paper="godey2024", requires={"heads", "reference"}, bars=False)
+def k_direction_drift(heads: PairedHeads) -> Iterator[Value]:
+    """Cosine between a head's mean key and its mean key at the reference; index is the key head."""
+    yield from _turned(heads.now.k, heads.then.k, int(heads.now.tokens))
+
+
+def _turned(now: Tensor, then: Tensor, n: int) -> Iterator[Value]:
+    if now.shape != then.shape:
+        raise Undefined(f"heads are {tuple(now.shape)} now, {tuple(then.shape)} at the reference", "compare like models")
+    for head, (a, b) in enumerate(zip(now, then, strict=True)):
+        yield _cosine(a, b, n, head)
+
+
+def _cosine(a: Tensor, b: Tensor, n: int, index: int | None = None) -> Value:
+    length = float(a.norm() * b.norm())
+    if not length > 0:
+        return Value(None, index=index, n=n, note="a mean is zero and has no direction")
+    return Value(max(-1.0, min(1.0, float(a @ b) / length)), index=index, n=n)
+
+
+def _axes(x: Tensor) -> Tensor:
+    """Principal directions of rows (n, d), the strongest first, as columns; those that are rounding are left out."""
+    y = x - x.mean(0)
+    tall = len(y) >= y.shape[1]
+    values, vectors = torch.linalg.eigh(y.T @ y if tall else y @ y.T)  # of whichever product is smaller
+    keep = values > _ROUNDING * values[-1].clamp(min=1e-300)
+    if len(y) < 2 or not bool(keep.any()):
+        raise Undefined("the rows do not vary at one of the two steps", "give at least two different rows")
+    values, vectors = values[keep].flip(0), vectors[:, keep].flip(1)
+    return vectors if tall else y.T @ vectors / values.sqrt()  # (d, r)
+
+
+def _hsic(x: Tensor, y: Tensor) -> float:
+    """n(n − 3) times the unbiased HSIC of linear kernels, from features: K, L without their diagonals."""
+    n = len(x)
+    xx, yy = x.square().sum(1), y.square().sum(1)  # (n,) the diagonals
+    k_rows, l_rows = x @ x.sum(0) - xx, y @ y.sum(0) - yy  # (n,) sums of the rows of K and L
+    product = (x.T @ y).square().sum() - xx @ yy  # tr KL
+    return float(product + k_rows.sum() * l_rows.sum() / ((n - 1) * (n - 2)) - 2 / (n - 2) * k_rows @ l_rows)
+
+
+def _require_same_width(pair: Paired) -> None:
+    if not len(pair.now):
+        raise Undefined("no token of the reference was seen again", "measure the same tokens")
+    if pair.now.shape[1] != pair.then.shape[1]:
+        raise Undefined(
+            f"rows are {pair.now.shape[1]} wide now, {pair.then.shape[1]} at the reference",
+            "compare like layers; cka and neighbour_overlap allow other widths",
+        )

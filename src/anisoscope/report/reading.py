@@ -1,0 +1,201 @@
+"""What the numbers say, in plain sentences."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from anisoscope.report.tidy import Row
+
+WITHOUT = "no-sink"  # the policy that leaves first and massive tokens out
+_FLAT = 0.25  # a curve whose values vary by less than this share of the largest is called flat
+
+
+@dataclass(frozen=True)
+class Phrase:
+    """How a metric's number is said: a clause with `{}` for the number, as a percentage or not."""
+
+    clause: str
+    percent: bool = False
+
+
+# In the order in which a reader needs them; a metric that is not here is said by its name.
+PHRASES: Mapping[str, Phrase] = {
+    "spectral_anisotropy": Phrase("one direction carries {} of the variance", percent=True),
+    "mean_cosine": Phrase("two tokens have a cosine of {} on average"),
+    "mean_cosine_centred": Phrase("after centring two tokens have a cosine of {} on average"),
+    "relative_drift": Phrase("the mean vector has {} of the tokens' length", percent=True),
+    "isoscore": Phrase("the IsoScore is {} (1 is a sphere, 0 a line)"),
+    "participation_ratio": Phrase("about {} directions share the variance"),
+    "effective_rank": Phrase("the effective rank is {}"),
+    "two_nn": Phrase("the cloud has about {} intrinsic dimensions"),
+    "tyler_share": Phrase("whatever the tokens' lengths, one direction carries {}", percent=True),
+    "attention_entropy": Phrase("attention has {} of the entropy of even attention", percent=True),
+    "sink_mass": Phrase("heads give {} of their attention to the first token", percent=True),
+    "qk_cosine": Phrase("mean query and mean key have a cosine of {}"),
+    "gradient_energy": Phrase("{} of the gradients' energy lies in the tangent proxy", percent=True),
+    "gradient_enrichment": Phrase("the tangent proxy holds {} times the gradient energy of a random subspace"),
+    "mean_direction_drift": Phrase("the mean direction has a cosine of {} with the reference step"),
+    "cka": Phrase("the similarity (CKA) with the reference is {}"),
+}
+
+
+def sentences(metric: str, rows: Sequence[Row]) -> list[str]:
+    """What one metric of one run says: over the layers at the last step, and over the steps.
+
+    >>> rows = [{"tokens": "all", "stream": "resid", "site": f"resid.{i}", "place": float(i), "head": None,
+    ...          "index": None, "step": 0, "value": v, "null": None} for i, v in enumerate([0.1, 0.9, 0.9, 0.1])]
+    >>> sentences("spectral_anisotropy", rows)
+    ['layers 1–2: one direction carries 90 % of the variance; elsewhere 10 %']
+    """
+    shown = _one_variant(rows)
+    if not shown:
+        return []
+    last = max(row["step"] for row in shown)
+    found = [_over_layers(metric, [row for row in shown if row["step"] == last])]
+    if last != min(row["step"] for row in shown):
+        found.append(_over_steps(metric, shown))
+    return [text for text in found if text]
+
+
+def number(value: float, percent: bool = False) -> str:
+    """A number as it is said: three digits at most, or a percentage.
+
+    >>> number(0.0734, percent=True), number(0.0734), number(128.4), number(0.00041, percent=True)
+    ('7.3 %', '0.073', '128', '0.04 %')
+    """
+    if percent:
+        scaled = 100 * value
+        return (
+            f"{scaled:.0f} %" if abs(scaled) >= 9.95 else f"{scaled:.1f} %" if abs(scaled) >= 0.1 else f"{scaled:.1g} %"
+        )
+    if abs(value) >= 100:
+        return f"{value:,.0f}"
+    return f"{value:.1f}" if abs(value) >= 10 else f"{value:.2g}" if abs(value) < 0.1 else f"{value:.2f}"
+
+
+def span(values: Sequence[float], percent: bool = False) -> str:
+    """The range of numbers, or the one number where both ends are said alike."""
+    low, high = number(min(values), percent), number(max(values), percent)
+    if low == high:
+        return low
+    return f"{low.removesuffix(' %')}–{high}" if percent and min(values) >= 0 else f"{low} to {high}"
+
+
+def layers_said(places: Sequence[float], depth: float | None) -> str:
+    """A stretch of layers in words; `depth` is the place called final.
+
+    >>> layers_said([3.0, 4.0, 5.0], 12.0), layers_said([-1.0, 0.0], 12.0), layers_said([11.0, 12.0], 12.0)
+    ('layers 3–5', 'embed to layer 0', 'layer 11 to final')
+    """
+    first, last = places[0], places[-1]
+    if first == last:
+        return _layer_said(first, depth)
+    if first == -1 or last == depth:
+        return f"{_layer_said(first, depth)} to {_layer_said(last, depth)}"
+    return f"layers {first:g}–{last:g}"
+
+
+def _layer_said(place: float, depth: float | None) -> str:
+    return "embed" if place == -1 else "final" if place == depth else f"layer {place:g}"
+
+
+def _one_variant(rows: Sequence[Row]) -> list[Row]:
+    """The rows of the first variant and stream, in numbers; a curve by index says nothing in one sentence."""
+    known = [row for row in rows if row["value"] is not None and row["index"] is None]
+    if not known:
+        return []
+    first = known[0]
+    keys = ["stream", *(key for key in first if key.startswith("v_"))]
+    return [row for row in known if all(row.get(key) == first.get(key) for key in keys)]
+
+
+def _over_layers(metric: str, rows: Sequence[Row]) -> str:
+    """The stretch of layers around the peak against the rest, with and without the tokens that may draw it."""
+    phrase = _phrase(metric)
+    policies = list(dict.fromkeys(row["tokens"] for row in rows))
+    main = "all" if "all" in policies else policies[0]
+    curve = by_place([row for row in rows if row["tokens"] == main])
+    other = by_place([row for row in rows if row["tokens"] == WITHOUT]) if main != WITHOUT else {}
+    if not curve:
+        said = phrase.clause.format(span([row["value"] for row in rows if row["tokens"] == main], phrase.percent))
+        return f"{rows[0]['site']}: {said}{_null_said(rows, phrase)}"
+    high, rest = peak(curve)
+    depth = _final(rows)
+    text = f"{layers_said(high, depth)}: {phrase.clause.format(span([curve[p] for p in high], phrase.percent))}"
+    if other and set(high) <= set(other):
+        left = [other[p] for p in high]
+        with_them = [curve[p] for p in high]
+        if any(number(a, phrase.percent) != number(b, phrase.percent) for a, b in zip(left, with_them, strict=True)):
+            text += f"; without first and massive tokens {span(left, phrase.percent)}"
+    if rest:
+        text += f"; elsewhere {span([curve[p] for p in rest], phrase.percent)}"
+    return text + _null_said([row for row in rows if row["tokens"] == main], phrase)
+
+
+def _over_steps(metric: str, rows: Sequence[Row]) -> str:
+    """How far the layer that moved most has gone over the steps."""
+    phrase = _phrase(metric)
+    policy = rows[0]["tokens"]
+    paths: dict[tuple[Any, Any], dict[int, float]] = {}
+    for row in rows:
+        if row["tokens"] == policy:
+            paths.setdefault((row["site"], row["head"]), {})[row["step"]] = row["value"]
+    moved = {where: path[max(path)] - path[min(path)] for where, path in paths.items() if len(path) > 1}
+    if not moved:
+        return ""
+    site, head = max(moved, key=lambda where: abs(moved[where]))
+    path = paths[site, head]
+    start, end = path[min(path)], path[max(path)]
+    where = site if head is None else f"{site}, head {head}"
+    verb = "rose" if end > start else "fell"
+    if number(start, phrase.percent) == number(end, phrase.percent):
+        return f"from step {min(path):,} to {max(path):,} it hardly moved"
+    return (
+        f"from step {min(path):,} to {max(path):,} it moved most at {where}, where it {verb} "
+        f"from {number(start, phrase.percent)} to {number(end, phrase.percent)}"
+    )
+
+
+def by_place(rows: Sequence[Row]) -> dict[float, float]:
+    """The value at each place of the layers, heads averaged."""
+    sums: dict[float, list[float]] = {}
+    for row in rows:
+        if row["place"] is not None:
+            sums.setdefault(row["place"], []).append(row["value"])
+    return {place: sum(sums[place]) / len(sums[place]) for place in sorted(sums)}
+
+
+def peak(curve: Mapping[float, float]) -> tuple[list[float], list[float]]:
+    """The stretch of places around the highest value that stays above half of the rise, and the places outside it.
+
+    >>> peak({0: 0.1, 1: 0.8, 2: 0.9, 3: 0.2})
+    ([1, 2], [0, 3])
+    """
+    places = list(curve)
+    low, high = min(curve.values()), max(curve.values())
+    if high - low <= _FLAT * max(abs(high), abs(low)):
+        return places, []
+    middle = (low + high) / 2
+    top = places.index(max(places, key=lambda place: curve[place]))
+    start, end = top, top
+    while start > 0 and curve[places[start - 1]] >= middle:
+        start -= 1
+    while end < len(places) - 1 and curve[places[end + 1]] >= middle:
+        end += 1
+    return places[start : end + 1], places[:start] + places[end + 1 :]
+
+
+def _phrase(metric: str) -> Phrase:
+    return PHRASES.get(metric, Phrase(f"{metric.replace('_', ' ')} is {{}}"))
+
+
+def _null_said(rows: Sequence[Row], phrase: Phrase) -> str:
+    nulls = [row["null"] for row in rows if row["null"] is not None]
+    return f" (without structure {span(nulls, phrase.percent)})" if nulls else ""
+
+
+def _final(rows: Sequence[Row]) -> float | None:
+    places: list[float] = [row["place"] for row in rows if row["site"].endswith("final")]
+    return places[0] if places else None

@@ -1,0 +1,196 @@
+"""The shape of a metric's records (layers, steps, heads, indices, variants) and the charts that fit it.
+
+No chart knows a metric: what varies in the records decides.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import pandas as pd
+
+from anisoscope.errors import InputError, unknown
+from anisoscope.report.tidy import Depths, depths_of, parse_site, parse_variant, place_of, stream_of
+
+_WIDE = 20.0  # steps or indices that span more than this factor are drawn on a log axis
+_STEEP = 100.0  # so are positive values that span more than this
+_FEW_POINTS = 3  # an index with fewer values than this is a choice, not an axis
+
+
+@dataclass(frozen=True)
+class Shape:
+    """What varies in the records of one metric: the distinct values of each field, and the range of the numbers."""
+
+    values: Mapping[str, tuple[Any, ...]]
+    low: float | None  # smallest and largest value
+    high: float | None
+    least: float | None  # smallest positive value
+    has_null: bool
+    shared_index: bool  # whether every curve has the same indices
+
+    @property
+    def many(self) -> tuple[str, ...]:
+        """The fields with two or more values."""
+        return tuple(field for field, values in self.values.items() if len(values) > 1)
+
+    def has(self, *fields: str) -> bool:
+        return all(field in self.many for field in fields)
+
+
+@dataclass(frozen=True)
+class Kind:
+    """A kind of chart: the fields its axes use up, those that may be its colour, and whether tokens may be its dash."""
+
+    axes: tuple[str, ...]
+    colours: tuple[str, ...] = ()
+    dash: bool = False
+
+
+_VARIANTS = "v_*"  # stands for every key of the variant
+_SERIES = ("run", "tokens", _VARIANTS, "stream")
+KINDS: Mapping[str, Kind] = {
+    "profile": Kind(("place", "site"), (*_SERIES, "step", "head", "index"), dash=True),
+    "steps": Kind(("step",), ("run", "place", "site", "head", *_SERIES[1:], "index"), dash=True),
+    "map": Kind(("place", "site", "step")),
+    "heads": Kind(("place", "site", "head")),
+    "head_steps": Kind(("head", "step")),
+    "curve": Kind(("index",), ("run", "place", "site", "step", *_SERIES[1:])),
+    "spikes": Kind(("index",), ("place", "site", "step", *_SERIES)),
+    "strata": Kind(("v_stratum",), ("run", "place", "site", "step", *_SERIES[1:])),
+    "against": Kind(("v_x", "index"), ("run", "place", "site", "step", *_SERIES[1:])),
+    "plane": Kind(("v_axis", "v_of", "place", "site", "step", "index")),
+    "verdicts": Kind(("site", "v_claim", "v_line", "v_verdict")),
+    "points": Kind(("site",), (*_SERIES, "index")),
+}
+ORDERED = ("place", "step", "index", "head")  # fields whose colours form a scale
+
+
+def shape_of(table: pd.DataFrame, depths: Depths | None = None) -> Shape:
+    """The shape of a table of records of one metric."""
+    known = depths_of(table) if depths is None else depths
+    pairs = [(run, parse_site(text)) for run, text in _unique(table, "run", "site")]
+    heads = table["site"].map(lambda text: parse_site(text).kind == "pattern").astype(bool)  # there the index is a head
+    variants = [parse_variant(text) for text in table["variant"].unique()]
+    found = {
+        "run": distinct(table["run"].unique()),
+        "tokens": distinct(table["tokens"].unique()),
+        "stream": distinct(stream_of(site) for _, site in pairs),
+        "site": distinct(str(site) for _, site in sorted(pairs, key=lambda pair: pair[1])),
+        "place": distinct(place_of(site, known.get((run, site.stack))) for run, site in pairs),
+        "head": distinct([*table["index"][heads].dropna().unique(), *(site.head for _, site in pairs)]),
+        "index": distinct(table["index"][~heads].dropna().unique()),
+        "step": distinct(table["step"].unique()),
+        **{f"v_{key}": distinct(v.get(key) for v in variants) for key in sorted({key for v in variants for key in v})},
+    }
+    value = table["value"].dropna()
+    starts = table[~heads].groupby(["run", "site", "step", "tokens"])["index"].min().dropna()
+    return Shape(
+        values={field: values for field, values in found.items() if values},
+        low=float(value.min()) if len(value) else None,
+        high=float(value.max()) if len(value) else None,
+        least=float(value[value > 0].min()) if (value > 0).any() else None,
+        has_null=bool(table["null"].notna().any()),
+        # Runs and layers of different width may differ at the far end; a curve starts alike everywhere.
+        shared_index=starts.nunique() <= 1,
+    )
+
+
+def _unique(table: pd.DataFrame, *columns: str) -> list[tuple[Any, ...]]:
+    return list(table[list(columns)].drop_duplicates().itertuples(index=False, name=None))
+
+
+def distinct(values: Iterable[Any]) -> tuple[Any, ...]:
+    """The different values that are there: numbers in order, then texts as first seen.
+
+    >>> distinct([3, None, "b", 1, "a", 3])
+    (1, 3, 'b', 'a')
+    """
+    seen = [value for value in dict.fromkeys(values) if value is not None]
+    numbers = [value for value in seen if not isinstance(value, str)]
+    return (*sorted(_plain(value) for value in numbers), *(value for value in seen if isinstance(value, str)))
+
+
+def _plain(value: Any) -> Any:
+    """A number of numpy as one of Python, which JSON can hold."""
+    return value.item() if hasattr(value, "item") else value
+
+
+def choose(shape: Shape) -> tuple[str, ...]:
+    """The kinds of chart that fit records of this shape, the most telling first."""
+    if "v_verdict" in shape.values:
+        return ("verdicts",)
+    if {1, 2} <= set(shape.values.get("v_axis", ())):
+        return ("plane",)
+    # An index with few values is picked like a variant; a curve needs more.
+    indexed = len(shape.values.get("index", ())) >= _FEW_POINTS
+    rules = (
+        ("against", indexed and shape.has("v_x")),
+        ("strata", shape.has("v_stratum")),
+        ("curve", indexed and shape.shared_index),
+        ("spikes", indexed and not shape.shared_index),
+        ("heads", shape.has("head", "place")),
+        ("profile", shape.has("place")),
+        ("steps", shape.has("step")),
+        ("map", shape.has("place", "step")),
+        ("head_steps", shape.has("head", "step")),
+    )
+    return tuple(kind for kind, fits in rules if fits) or ("points",)
+
+
+def require_kind(kind: str | None, shape: Shape) -> str:
+    """The kind asked for where it fits, else an error that says which do; the first that fits where none is asked."""
+    fitting = choose(shape)
+    if kind is None:
+        return fitting[0]
+    if kind not in KINDS:
+        raise unknown("kind of chart", kind, KINDS)
+    if kind not in fitting:
+        raise InputError(f"these records cannot be drawn as {kind!r}; what fits them: {', '.join(fitting)}")
+    return kind
+
+
+def colours_of(kind: str, shape: Shape) -> tuple[str, ...]:
+    """The fields that a chart of this kind may colour, the best first; empty where its colour is the value."""
+    variants = tuple(field for field in shape.many if field.startswith("v_") and field not in KINDS[kind].axes)
+    wished: list[str] = []
+    for field in KINDS[kind].colours:
+        wished += variants if field == _VARIANTS else [field]
+    # A layer has a place on the axis; sites matter by name only where there is none.
+    there = [f for f in wished if f in shape.many and not (f == "site" and shape.has("place"))]
+    return tuple(dict.fromkeys(there))
+
+
+def picks_of(kind: str, shape: Shape, colour: str | None) -> tuple[str, ...]:
+    """The fields of which one value must be chosen, because neither an axis nor the colour shows them."""
+    drawn = {*KINDS[kind].axes, colour}
+    if colour == "place" or shape.has("place"):
+        drawn.add("site")  # the place says it
+    if KINDS[kind].dash:
+        drawn.add("tokens")
+    return tuple(field for field in shape.many if field not in drawn)
+
+
+def default_pick(field: str, values: Sequence[Any]) -> Any:
+    """What is shown first: the last step, the middle of the layers, tokens without sinks, else the first value."""
+    if field == "step":
+        return values[-1]
+    if field == "place":
+        return values[len(values) // 2]
+    if field == "tokens" and "no-sink" in values:
+        return "no-sink"
+    return values[0]
+
+
+def wide(values: Sequence[Any]) -> bool:
+    """Whether an axis over these whole numbers reads better in logs."""
+    positive = [value for value in values if value > 0]
+    return len(positive) > 1 and max(positive) / min(positive) > _WIDE and min(values) >= 0
+
+
+def steep(shape: Shape) -> bool:
+    """Whether the numbers themselves read better in logs."""
+    if shape.low is None or shape.high is None or shape.least is None:
+        return False
+    return shape.low >= 0 and shape.high / shape.least > _STEEP

@@ -1,0 +1,79 @@
+"""The look shared by all charts: colours told apart by everybody, light and dark, readable in print."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, Final
+
+from anisoscope.errors import InputError
+
+# Okabe and Ito's palette: told apart by everybody, also in grey print. Its black and yellow vanish on one ground each.
+COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#8C7A00")
+_ON_DARK = ("#56B4E9", "#E69F00", "#2FC49A", "#E39AC5", "#FF8A3D", "#8AB8FF", "#FFFFFF", "#F0E442")
+VERDICTS = {"reproduced": "#009E73", "not reproduced": "#D55E00", "inconclusive": "#8A8A8A"}
+SCALE: Final = "viridis"  # for values without a middle
+SIGNED: Final = "blueorange"  # for values with a sign: its middle is 0
+_FORMATS = (".png", ".svg", ".pdf", ".html", ".json")
+_FONT = "system-ui, -apple-system, 'Segoe UI', 'DejaVu Sans', sans-serif"
+
+
+def config(dark: bool = False) -> dict[str, Any]:
+    """The configuration that makes a Vega-Lite specification ours."""
+    ink, quiet, grid, ground = (
+        ("#e8e8e8", "#a8adb4", "#33383f", "#15181c") if dark else ("#1b1f24", "#57606a", "#e8e8e8", "#ffffff")
+    )
+    return {
+        "background": ground,
+        "font": _FONT,
+        "view": {"stroke": grid},
+        "axis": {
+            "labelFontSize": 11,
+            "titleFontSize": 12,
+            "titleFontWeight": "normal",
+            "labelColor": quiet,
+            "titleColor": quiet,
+            "gridColor": grid,
+            "domainColor": quiet,
+            "tickColor": quiet,
+        },
+        "title": {
+            "fontSize": 14,
+            "subtitleFontSize": 12,
+            "color": ink,
+            "subtitleColor": quiet,
+            "anchor": "start",
+            "offset": 12,
+        },
+        "legend": {
+            "labelFontSize": 11,
+            "titleFontSize": 12,
+            "titleFontWeight": "normal",
+            "labelColor": ink,
+            "titleColor": quiet,
+            "labelLimit": 240,
+            "symbolOpacity": 1,
+        },
+        "range": {"category": list(_ON_DARK if dark else COLOURS)},
+        "text": {"color": ink},
+        "rule": {"color": quiet},
+        "tick": {"color": quiet},
+    }
+
+
+def themed(chart: Any, dark: bool = False) -> Any:
+    """An Altair chart with our look."""
+    chart = chart.copy()
+    chart.config = config(dark)
+    return chart
+
+
+def save_chart(chart: Any, path: str | Path, scale: float = 2.0) -> Path:
+    """The chart as .png, .svg, .pdf, .html or .json, by the suffix; no browser is needed."""
+    target = Path(path)
+    if target.suffix.lower() not in _FORMATS:
+        raise InputError(f"cannot draw to {target.name!r}; the name must end in {', '.join(_FORMATS)}")
+    if not target.parent.is_dir():
+        raise InputError(f"cannot draw to {target}: there is no folder {target.parent}; make it first")
+    inline = {"inline": True} if target.suffix.lower() == ".html" else {}
+    chart.save(str(target), scale_factor=scale, **inline)
+    return target

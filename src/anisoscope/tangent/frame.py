@@ -1,0 +1,73 @@
+"""The frame of a site: all that is fitted on activations before any gradient is looked at."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from anisoscope.errors import InputError
+from anisoscope.stats.moments import Moments
+from anisoscope.stats.rows import bare_rows
+from anisoscope.tangent.basis import Basis
+from anisoscope.tangent.local import CLUSTERS, Patches, fit_patches
+from anisoscope.tangent.proxies import Proxy, fit_bases
+
+_FEWEST = 2  # rows per dimension of the largest basis that a fit needs
+
+
+@dataclass(frozen=True)
+class Frame:
+    """Bases, principal axes and patches of one site, from the fit tokens alone.
+
+    `others` are bases fitted elsewhere (another layer, step 0, another run), by what they are called.
+    """
+
+    bases: tuple[Basis, ...]
+    mean: Tensor  # (d,) float64
+    axes: Tensor  # (d, d) float64, principal axes as columns, most variance first
+    variance: Tensor  # (d,) float64, along each axis
+    coordinates: Tensor  # (d,) float64, variance of each coordinate
+    patches: Patches | None
+    n: int
+    others: Mapping[str, tuple[Basis, ...]] = field(default_factory=dict)
+
+    @property
+    def dim(self) -> int:
+        return len(self.mean)
+
+    @property
+    def ranks(self) -> list[int]:
+        return sorted({basis.rank for basis in self.bases})
+
+
+def fit_frame(
+    x: Tensor,
+    proxies: Sequence[str | Proxy] = ("pca",),
+    ranks: Sequence[int] = (8, 32),
+    *,
+    clusters: int = CLUSTERS,
+    seed: int = 0,
+    start: Frame | None = None,
+) -> Frame:
+    """The frame of rows (n, d); `start` is the frame of an earlier step, to warm up from."""
+    n, d = x.shape
+    highest = max(ranks)
+    if highest >= d:
+        raise InputError(f"rank {highest} in {d} dimensions leaves no normal space; give ranks below {d}")
+    if n < _FEWEST * highest:
+        raise InputError(f"{n} rows cannot show {highest} directions; give at least {_FEWEST * highest} fit tokens")
+    moments = Moments.of(bare_rows(x.detach()))
+    values, axes = torch.linalg.eigh(moments.scatter.cpu())
+    warm = {(basis.proxy, basis.rank): basis for basis in start.bases} if start is not None else {}
+    return Frame(
+        bases=tuple(fit_bases(x, proxies, ranks, seed=seed, start=warm)),
+        mean=moments.mean.cpu(),
+        axes=axes.flip(1).contiguous(),
+        variance=values.flip(0).clamp(min=0) / max(1, n - 1),
+        coordinates=moments.scatter.diagonal().cpu() / max(1, n - 1),
+        patches=fit_patches(x, highest, clusters=clusters, seed=seed) if clusters > 1 else None,
+        n=n,
+    )

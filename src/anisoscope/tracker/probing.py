@@ -1,0 +1,158 @@
+"""The fixed held-out tokens, measured again and again, and what has moved since the reference step."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
+from functools import wraps
+from typing import Any
+
+import torch
+from torch import nn
+
+from anisoscope.capture import Layout, expand
+from anisoscope.errors import AnisoscopeError, CaptureError
+from anisoscope.metrics import Metric, Undefined, find
+from anisoscope.metrics.evaluate import Measured, evaluate
+from anisoscope.models import Batch
+from anisoscope.records import Record
+from anisoscope.stats.blocks import Cloud, from_arrays
+from anisoscope.stats.heads import HeadSums
+from anisoscope.stats.pairs import beside
+from anisoscope.stats.pack import pack, unpack
+from anisoscope.stats.sample import Sample
+from anisoscope.store import Run
+from anisoscope.survey import Evaluated, Survey
+from anisoscope.survey.runs import save_cloud
+from anisoscope.tracker.unseen import unseen
+
+SITES = ("embed", "resid", "pattern", "final")
+METRICS = (
+    *("mean_cosine", "spectral_anisotropy", "isoscore", "effective_rank", "drift_norm", "two_nn"),
+    *("attention_entropy", "sink_mass", "q_drift", "k_drift", "qk_cosine"),
+    *("mean_direction_drift", "subspace_angle", "cka", "q_direction_drift", "k_direction_drift"),
+)
+
+
+class Probe:
+    """Held-out tokens, the sites and metrics they are measured at and by, and the reference they are compared with."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        layout: Layout,
+        batches: Sequence[Batch],
+        *,
+        sites: Sequence[str] | None,
+        metrics: Sequence[str | Metric] | None,
+        sample: int,
+        seed: int,
+        strict: bool,
+    ) -> None:
+        self.model = model
+        self.layout = layout
+        self.batches = batches
+        self.reference: dict[str, Cloud] = {}  # by site
+        self.reference_step: int | None = None
+        self._sites = [str(site) for site in expand(layout, SITES if sites is None else sites)]
+        self._lenient = sites is None  # attention that shows no pattern is then left out instead of refused
+        self._options: dict[str, Any] = {"special": True, "sample": sample, "seed": seed}
+        self._options["tokens"] = sum(int(batch.counts.sum()) for batch in batches)
+        chosen = _chosen(METRICS if metrics is None else metrics)
+        if metrics is None and not self._heads:
+            chosen = [m for m in chosen if "heads" not in m.requires]
+        self.metrics = chosen if strict else [guarded(m) for m in chosen]
+
+    @property
+    def _heads(self) -> bool:
+        return any("pattern" in site for site in self._sites)
+
+    def run(self) -> Survey:
+        """One pass over the held-out tokens: no gradients, evaluation mode, nothing left behind."""
+        try:
+            return self._survey()
+        except CaptureError:
+            if not self._lenient or not self._heads:
+                raise
+            self._sites = [site for site in self._sites if "pattern" not in site]
+            self.metrics = [m for m in self.metrics if "heads" not in m.requires]
+            return self._survey()
+
+    def _survey(self) -> Survey:
+        metrics = [m for m in self.metrics if "reference" not in m.requires]
+        survey = Survey(self.model, self.layout, self._sites, metrics, **self._options)
+        with unseen(self.model):
+            self.model.eval()
+            if survey.run(self.batches, None, None):
+                raise KeyboardInterrupt  # the survey of a file keeps what it has; a probe is whole or nothing
+        return survey
+
+    def evaluated(self, survey: Survey, *, run: str, step: int, errors: bool) -> Iterator[Evaluated]:
+        """Every site's numbers, those of what has moved included; the first probe becomes the reference."""
+        moved = [m for m in self.metrics if "reference" in m.requires]
+        if self.reference_step is None:
+            self.reference_step = step
+        for done in survey.evaluated(run=run, step=step, errors=errors):
+            tokens = default_policy(done)
+            cloud, site = done.clouds[tokens], str(done.site)
+            if step == self.reference_step:
+                self.reference[site] = _remembered(cloud)
+            more: list[Measured] = []
+            if site in self.reference:
+                heads = done.site.kind == "pattern"
+                metrics = [m for m in moved if ("heads" in m.requires) == heads and m.sources <= set(cloud.stats)]
+                pair = beside(cloud, self.reference[site])
+                more = evaluate(pair, metrics, site=site, run=run, step=step, tokens=tokens, errors=False)
+            yield replace(done, measured=[*done.measured, *more])
+
+    def save_reference(self, run: Run) -> None:
+        """Keep the reference in the run, for a training that restarts."""
+        for site, cloud in self.reference.items():
+            save_cloud(run, cloud, site=site, step=self.reference_step or 0, tokens=_REFERENCE)
+
+    def load_reference(self, run: Run) -> None:
+        """Take the reference from the run that is continued, if it keeps one."""
+        for step, site, tokens, _ in run.statistics():
+            if tokens == _REFERENCE:
+                arrays = run.load_statistics(step, site, tokens)
+                self.reference[site] = Cloud(from_arrays({name: torch.from_numpy(a) for name, a in arrays.items()}))
+                self.reference_step = step
+
+
+_REFERENCE = "reference"
+
+
+def default_policy(done: Evaluated) -> str:
+    """The tokens to look at where one policy must do: without sinks, where there are any."""
+    return "no-sink" if "no-sink" in done.clouds else "all"
+
+
+def guarded(metric: Metric) -> Metric:
+    """The same metric, but any failure becomes a record that gives the reason: training goes on."""
+
+    @wraps(metric.function)
+    def careful(*statistics: Any) -> Any:
+        try:
+            found = metric.function(*statistics)
+            return list(found) if isinstance(found, Iterable) else found
+        except (Undefined, AnisoscopeError):
+            raise
+        except Exception as error:
+            raise Undefined(f"it failed with {type(error).__name__}: {error}", "mend it or leave it out") from error
+
+    return replace(metric, function=careful)
+
+
+def failure(site: str, what: str, error: Exception, **same: Any) -> Record:
+    """The record of something that should have been measured and was not."""
+    return Record(site, what, None, note=f"{type(error).__name__}: {error}", **same)
+
+
+def _chosen(metrics: Sequence[str | Metric]) -> list[Metric]:
+    return [each if isinstance(each, Metric) else find([each])[0] for each in metrics]
+
+
+def _remembered(cloud: Cloud) -> Cloud:
+    """What of a cloud the future is compared with: its sampled rows, or its heads; on the CPU, where the past waits."""
+    kinds = [kind for kind in (Sample, HeadSums) if cloud.has(kind)]
+    return Cloud({kind.__name__: unpack(kind, pack(cloud.get(kind))) for kind in kinds})
