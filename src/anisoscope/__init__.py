@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from anisoscope.offline import measure, measure_rows, recompute
     from anisoscope.records import Record, Site
     from anisoscope.store import Run
+    from anisoscope.tracker import Tracker
 
 __version__ = "0.1.0"
 
@@ -29,6 +30,7 @@ _HOME = {
     "Run": "store",
     "Site": "records",
     "StoreError": "errors",
+    "Tracker": "tracker",
     "Undefined": "metrics.metric",
     "Value": "metrics.metric",
     "measure": "offline",
@@ -39,7 +41,7 @@ _HOME = {
     "recompute": "offline",
 }
 
-_ROOMS = ("metrics", "synthetic", "testing")
+_ROOMS = ("alerts", "integrations", "metrics", "schedule", "synthetic", "testing")
 
 __all__ = [
     "AnisoscopeError",
@@ -51,6 +53,7 @@ __all__ = [
     "Run",
     "Site",
     "StoreError",
+    "Tracker",
     "Undefined",
     "Value",
     "measure",

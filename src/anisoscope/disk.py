@@ -54,10 +54,11 @@ def require_folder(path: Path) -> None:
         raise StoreError(f"{path} is not a folder; replace it by the folder itself")
 
 
-def read_lines(path: Path) -> Iterator[tuple[int, list[bytes]]]:
+def read_lines(path: Path, start: int = 0) -> Iterator[tuple[int, list[bytes]]]:
     """The complete lines of a file in small lots, each with the number of its first line, counted from 1.
 
-    What follows the last newline was torn by a kill and is left out; a file that is not there has no lines.
+    `start` is the offset of the line to begin at. What follows the last newline was torn by a kill and is left out; a
+    file that is not there has no lines.
     """
     try:
         descriptor = open_plain(path, os.O_RDONLY)
@@ -65,6 +66,7 @@ def read_lines(path: Path) -> Iterator[tuple[int, list[bytes]]]:
         return
     number, rest = 1, b""
     with os.fdopen(descriptor, "rb") as file:
+        file.seek(start)
         while chunk := file.read(_CHUNK):
             if b"\n" not in chunk:
                 rest += chunk

@@ -232,12 +232,43 @@ class Run:
 
     def frame(self) -> pd.DataFrame:
         """The records as a table with the columns of `records.COLUMNS`; the variant as JSON text."""
-        import pandas as pd
+        return _frame(self._rows())
 
-        columns = list(zip(*self._rows().values(), strict=True)) or [() for _ in COLUMNS]
-        return pd.DataFrame(
-            {name: pd.Series(column, dtype=_DTYPES[name]) for name, column in zip(COLUMNS, columns, strict=True)}
-        )
+    def since(self, position: int = 0) -> tuple[pd.DataFrame | None, int]:
+        """The records that were added behind a position, as a table like `frame`, and the position behind them.
+
+        For whoever follows a run while it grows: begin with 0. None instead of a table says that the run was rewound
+        or begun anew since: read it whole.
+        """
+        path, rows, whole, end = self.path / _RECORDS, dict[Key, Row](), True, position
+
+        def parse(lines: Sequence[bytes]) -> list[list[Row] | int]:
+            nonlocal end
+            end += sum(map(len, lines)) + len(lines)
+            return _parse_records(lines)
+
+        for lot in _parsed(path, parse, start=position):
+            for part in lot:
+                if isinstance(part, int):
+                    whole = False
+                else:
+                    rows.update((row[_KEY], row) for row in part)
+        if position and (not path.exists() or path.stat().st_size < position):
+            return None, 0
+        return _frame(rows) if whole else None, end
+
+    def plot(self, metric: str, *, kind: str | None = None, colour: str | None = None, **pick: Any) -> Any:
+        """A chart of one metric, chosen by the shape of its records; shows itself in a notebook.
+
+        `kind` and `colour` choose another that fits; `pick` fixes what is not drawn, such as `step=1000`.
+
+        >>> run.plot("two_nn")                                           # doctest: +SKIP
+        >>> run.plot("two_nn", kind="steps", tokens="no-sink").save("fig.pdf")    # doctest: +SKIP
+        """
+        # The one import that points up: drawing belongs to the report, asking for it to the run.
+        from anisoscope.report.charts import plot
+
+        return plot([self], metric, kind=kind, colour=colour, pick=pick)
 
     def export(self, path: str | os.PathLike[str]) -> Path:
         """The records as one file: .parquet (with run.json in its schema metadata), .csv or .jsonl by the suffix."""
@@ -441,6 +472,15 @@ def _require_records(values: Sequence[Mapping[str, Any]]) -> None:
         raise
 
 
+def _frame(rows: Mapping[Key, Row]) -> pd.DataFrame:
+    import pandas as pd
+
+    columns = list(zip(*rows.values(), strict=True)) or [() for _ in COLUMNS]
+    return pd.DataFrame(
+        {name: pd.Series(column, dtype=_DTYPES[name]) for name, column in zip(COLUMNS, columns, strict=True)}
+    )
+
+
 def _read_rows(path: Path) -> dict[Key, Row]:
     """The rows that count by their key, in first-seen order: the last of each key, without those rewound since."""
     rows: dict[Key, Row] = {}
@@ -495,10 +535,10 @@ def _replicate_line(values: Mapping[str, Any], replicates: Sequence[float]) -> b
     return _dump({**key, "value": values["value"], "replicates": [float(x) for x in replicates]})
 
 
-def _parsed(path: Path, parse: Callable[[Sequence[bytes]], list[_T]]) -> Iterator[list[_T]]:
+def _parsed(path: Path, parse: Callable[[Sequence[bytes]], list[_T]], start: int = 0) -> Iterator[list[_T]]:
     """A file's lines through `parse`, a lot at a time; a broken one is a StoreError with its place and the remedy."""
     with explained("read", path):
-        for number, lines in read_lines(path):
+        for number, lines in read_lines(path, start):
             try:
                 yield parse(lines)
             except (ValueError, InputError):

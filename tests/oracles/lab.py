@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -26,3 +27,40 @@ def attention_weights(kind: str, q: Array, k: Array, visible: Array, temperature
             row = np.exp(logits) / (np.exp(logits).sum() + (kind == "off-by-one"))
         weights[i, j, t, keys] = row
     return weights
+
+
+def unigram_loss(train: list[int], judged: list[int], size: int) -> float:
+    """Mean surprise of the judged tokens, one by one, where each token was seen once more than it was."""
+    return sum(-math.log((train.count(b) + 1) / (len(train) + size)) for b in judged) / len(judged)
+
+
+def bigram_loss(train: list[int], judged: list[int], size: int) -> float:
+    """Mean surprise of the judged pairs, one by one: (n_ab + t_a·p(b)) / (n_a + t_a)."""
+    pairs = list(pairwise(train))
+    total = 0.0
+    for a, b in pairwise(judged):
+        followers = [y for x, y in pairs if x == a]
+        trust = max(1, len(set(followers)))
+        p = (train.count(b) + 1) / (len(train) + size)
+        total -= math.log((followers.count(b) + trust * p) / (len(followers) + trust))
+    return total / (len(judged) - 1)
+
+
+def zipf_entropy(vocabulary: int, exponent: float, copy: float) -> float:
+    """Entropy of the next token given the one that may be copied, pair by pair."""
+    weights = [k**-exponent for k in range(1, vocabulary + 1)]
+    p = [w / sum(weights) for w in weights]
+    total = 0.0
+    for a in range(vocabulary):
+        for b in range(vocabulary):
+            q = copy * (a == b) + (1 - copy) * p[b]
+            total -= p[a] * q * math.log(q)
+    return total
+
+
+def isoscore_star(x: Array, shrinkage: float) -> float:
+    """IsoScore* from the eigenvalues of the shrunk covariance."""
+    d = x.shape[1]
+    c = np.cov(x.astype(float).T, bias=True)
+    values = np.linalg.eigvalsh((1 - shrinkage) * c + shrinkage * np.eye(d) * np.trace(c) / d)
+    return float((values.sum() ** 2 / (values**2).sum() - 1) / (d - 1))

@@ -25,4 +25,6 @@ def require_bf16(device: str) -> None:
         return
     signal = -done.returncode
     reason = f"signal {signal} killed it" if signal > 0 else done.stderr.decode(errors="replace").strip()[-200:]
-    raise InputError(f"bfloat16 does not work on this {device}: a trial in another process failed ({reason}); leave it off")
+    raise InputError(
+        f"bfloat16 does not work on this {device}: a trial in another process failed ({reason}); leave it off"
+    )

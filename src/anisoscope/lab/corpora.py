@@ -76,19 +76,19 @@ def zipf_text(
         raise InputError("zipf needs vocabulary > 1, copy in [0, 1), lag ≥ 1 and length > 0")
     vocabulary, lag, length = int(vocabulary), int(lag), int(length)
     name = f"zipf:exponent={exponent:g},vocabulary={vocabulary},copy={copy:g},lag={lag},length={length},seed={seed:g}"
-    documents = -(-length // _PIECE)
+    size = max(lag, min(_PIECE, length // _PIECES))  # tokens a document
 
     def read() -> Iterator[str]:
         law = zipf_law(vocabulary, exponent)
-        for number in range(documents):
+        rows = -(-size // lag)
+        for number in range(-(-length // size)):
             random = np.random.default_rng([int(seed), number])
-            rows = -(-_PIECE // lag)
             ids = random.choice(vocabulary, (rows, lag), p=law)  # a token's earlier one stands above it
             fresh = random.random((rows, lag)) >= copy
             fresh[0] = True
             source = np.maximum.accumulate(np.where(fresh, np.arange(rows)[:, None], 0), axis=0)
             copied = np.take_along_axis(ids, source, axis=0).ravel()
-            yield "".join(map(chr, copied[:_PIECE] + _ZIPF_LETTER))
+            yield "".join(map(chr, copied[:size] + _ZIPF_LETTER))
 
     return Text(name, read)
 
@@ -143,7 +143,7 @@ def _pieces(path: Path) -> Iterator[str]:
             while chunk := stream.read(size):
                 held += chunk
                 cut = held.rfind("\n") + 1
-                if cut or len(held) > 8 * size:
+                if cut or len(held) >= 2 * size:
                     yield held[: cut or len(held)]
                     held = held[cut:] if cut else ""
     except UnicodeDecodeError as error:

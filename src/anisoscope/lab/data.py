@@ -62,18 +62,18 @@ class Data:
         return {"unigram": unigram_loss(self), "bigram": bigram_loss(self)}
 
 
-def prepare(text: Text, folder: Path, *, tokens: str = "char", vocabulary: int | None = None, context: int = 1) -> Data:
+def prepare(text: Text, folder: Path, *, tokens: str = "char", symbols: int | None = None, context: int = 1) -> Data:
     """Tokenise a text into a folder, one document at a time; a folder that holds this very text is opened.
 
     Whole documents, a tenth of the text, are held out for validation; the tokenizer is made from the others alone.
     """
-    wish = {"text": text.name, "tokens": tokens, "vocabulary": vocabulary, "digest": _digest(text)}
+    wish = {"text": text.name, "tokens": tokens, "symbols": symbols, "digest": _digest(text)}
     if (folder / _HEAD).is_file():
         data = open_data(folder)
         if {name: data.info.get(name) for name in wish} != wish:
             raise InputError(f"{folder} holds another text, {data.info['text']}; choose another folder")
         return _long_enough(data, context)
-    tokenizer = make_tokenizer(tokens, _part(text, held_out=False), vocabulary)
+    tokenizer = make_tokenizer(tokens, _part(text, held_out=False), symbols)
     with explained("create", folder):
         folder.mkdir(parents=True, exist_ok=True)
         save_tokenizer(tokenizer, folder)

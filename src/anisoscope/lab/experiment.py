@@ -33,7 +33,7 @@ class Recipe:
 
     text: str = EMBEDDED  # see corpora.open_text
     tokens: str = "char"
-    vocabulary: int | None = None  # tokens of the tokenizer, at most; None: all characters, or 1,024 merges
+    symbols: int | None = None  # tokens of the tokenizer, at most; None: all characters, or 1,024 merges
     steps: int = 2000
     batch: int = 16  # windows a backward pass
     accumulate: int = 1  # backward passes a step
@@ -189,4 +189,4 @@ def _switches(kind: type) -> dict[str, tuple[type, ...]]:
 
 
 RECIPE_SWITCHES = _switches(Recipe)
-MODEL_SWITCHES = {name: kinds for name, kinds in _switches(Config).items() if name not in RECIPE_SWITCHES}
+MODEL_SWITCHES = _switches(Config)

@@ -36,7 +36,7 @@ class Config:
     512
     """
 
-    vocabulary: int = 128
+    vocabulary: int | None = None  # rows of the embedding; None in an experiment: as many as the tokenizer has
     context: int = 128  # tokens a window, at most
     layers: int = 4
     width: int = 128
@@ -64,7 +64,7 @@ class Config:
             if getattr(self, name) not in choices:
                 raise ValueError(f"{name} is {getattr(self, name)!r}; choose one of {', '.join(choices)}")
         for name in ("vocabulary", "context", "layers", "width", "heads", "mlp_width"):
-            if getattr(self, name) < 1:
+            if getattr(self, name) is not None and getattr(self, name) < 1:
                 raise ValueError(f"{name} is {getattr(self, name)}; it must be at least 1")
         if self.width % self.heads or (self.positions == "rotary" and self.width // self.heads % 2):
             even = " of even width" if self.positions == "rotary" else ""
@@ -269,6 +269,8 @@ class Transformer(nn.Module):
 
     def __init__(self, config: Config, seed: int = 0) -> None:
         super().__init__()
+        if config.vocabulary is None:
+            raise ValueError("how many tokens are there? give Config a vocabulary")
         self.config = config
         self.tokens = nn.Embedding(config.vocabulary, config.width)
         if config.positions == "learned":

@@ -17,22 +17,22 @@ _BPE = 1024  # tokens, where nothing else was asked for
 _CHUNK = 1 << 12  # characters: long strings take the library longer than many short ones
 
 
-def make_tokenizer(kind: str, documents: Iterable[str], vocabulary: int | None = None) -> Tokenizer:
-    """A tokenizer of at most `vocabulary` tokens beside [UNK] and [MASK], which come last.
+def make_tokenizer(kind: str, documents: Iterable[str], symbols: int | None = None) -> Tokenizer:
+    """A tokenizer of at most `symbols` tokens beside [UNK] and [MASK], which come last.
 
     `char`: the most frequent characters of the documents, frequent ones first; `byte`: the 256 bytes, id = value;
     `bpe`: merges of bytes, learnt from the documents.
     """
     if kind not in KINDS:
         raise unknown("tokenizer", kind, KINDS)
-    if vocabulary is not None and vocabulary < (2 if kind == "char" else 256):
-        raise InputError(f"a {kind} tokenizer needs more than {vocabulary} tokens; give a larger vocabulary")
+    if symbols is not None and symbols < (2 if kind == "char" else 256):
+        raise InputError(f"a {kind} tokenizer needs more than {symbols} tokens; ask for more symbols")
     if kind == "char":
-        tokenizer = _characters(documents, vocabulary)
+        tokenizer = _characters(documents, symbols)
     else:
         tokenizer = _bytes()
         if kind == "bpe":
-            tokenizer = _merged(documents, vocabulary or _BPE)
+            tokenizer = _merged(documents, symbols or _BPE)
     tokenizer.add_special_tokens([AddedToken(UNKNOWN), AddedToken(MASK)])
     return tokenizer
 
@@ -55,12 +55,12 @@ def load_tokenizer(folder: Path) -> Tokenizer:
     return Tokenizer.from_file(str(folder / "tokenizer.json"))
 
 
-def _characters(documents: Iterable[str], vocabulary: int | None) -> Tokenizer:
+def _characters(documents: Iterable[str], symbols: int | None) -> Tokenizer:
     counts: Counter[str] = Counter()
     for document in documents:
         counts.update(document)
     # by frequency, then by code, so that equal counts do not depend on the order of reading
-    letters = sorted(counts, key=lambda letter: (-counts[letter], letter))[:vocabulary]
+    letters = sorted(counts, key=lambda letter: (-counts[letter], letter))[:symbols]
     ids = {letter: number for number, letter in enumerate([*letters, UNKNOWN])}
     tokenizer = Tokenizer(models.WordLevel(ids, unk_token=UNKNOWN))
     tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex(r"[\s\S]"), "isolated")
@@ -75,12 +75,12 @@ def _bytes() -> Tokenizer:
     return tokenizer
 
 
-def _merged(documents: Iterable[str], vocabulary: int) -> Tokenizer:
+def _merged(documents: Iterable[str], symbols: int) -> Tokenizer:
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
-        vocab_size=vocabulary, initial_alphabet=list(_byte_letters()), show_progress=False, special_tokens=[]
+        vocab_size=symbols, initial_alphabet=list(_byte_letters()), show_progress=False, special_tokens=[]
     )
     tokenizer.train_from_iterator(documents, trainer)
     return tokenizer

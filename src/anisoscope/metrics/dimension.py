@@ -13,13 +13,11 @@ import torch
 from torch import Tensor
 
 from anisoscope.metrics.metric import Undefined, Value, metric
-from anisoscope.stats.derived import Neighbours, TwoNeighbours
+from anisoscope.stats.neighbourhoods import LOCAL_SHARE, LocalDimensions, Neighbours, TwoNeighbours
 
 _INF = math.inf
 _KEEPS = {"rotation", "scale", "shift"}
 _MLE_NEIGHBOURS = 20
-_LOCAL_ROWS = 256
-_LOCAL_SHARE = 0.95
 _PUBLISHED_SHARE = 0.2
 
 
@@ -111,23 +109,18 @@ def mle_dimension(neighbours: Neighbours) -> Value:
 
 
 @metric(
-    Neighbours, low=0, high=_INF, keeps=_KEEPS, paper="fukunaga1971",
+    LocalDimensions, low=0, high=_INF, keeps=_KEEPS, paper="fukunaga1971",
     knows={"line": 1, "plane": (3, 0.2), "swiss roll": (2, 0.3)},
 )  # fmt: skip
-def local_pca_dimension(neighbours: Neighbours) -> Value:
+def local_pca_dimension(local: LocalDimensions) -> Value:
     """Average number of directions that hold 95 % of the variance among a row's nearest neighbours.
 
     At most the number of neighbours (32) can be seen, so a large value is a lower bound. 256 rows are asked about.
     """
-    _enough(neighbours)
-    asked = torch.linspace(0, len(neighbours.index) - 1, min(_LOCAL_ROWS, len(neighbours.index))).long().unique()
-    near = neighbours.x[neighbours.index[asked].to(neighbours.x.device)].double()  # (q, K, d)
-    near = near - near.mean(1, keepdim=True)
-    variance = torch.linalg.svdvals(near).square()  # (q, K)
-    share = variance.cumsum(1) / variance.sum(1, keepdim=True).clamp(min=1e-300)
-    count = (share < _LOCAL_SHARE).sum(1) + 1
-    k = neighbours.index.shape[1]
-    return _value(neighbours, float(count.double().mean()), variant={"k": k, "share": _LOCAL_SHARE}, n=len(asked))
+    if len(local.count) < 3:
+        raise Undefined(f"{len(local.count)} different rows are too few", "give at least 20")
+    variant = {"k": local.listed, "share": LOCAL_SHARE}
+    return Value(float(local.count.double().mean()), variant=variant, n=len(local.count))
 
 
 def _log_ratios(neighbours: Neighbours) -> Tensor:

@@ -48,7 +48,7 @@ def subspace_angle(pair: Paired) -> Iterator[Value]:
 
 @metric(
     Paired, low=-1, high=1, keeps={"rotation", "scale", "shift"}, paper="kornblith2019", requires={"reference"},
-    bars=False, null=lambda _iso, _value: 0.0,
+    bars=False,
 )  # fmt: skip
 def cka(pair: Paired) -> Value:
     """Linear centred kernel alignment with the reference, debiased: 1 up to a rotation, 0 where nothing is shared.
@@ -63,7 +63,7 @@ def cka(pair: Paired) -> Value:
     own = _hsic(x, x) * _hsic(y, y)
     if not own > 0:
         raise Undefined("the rows do not vary at one of the two steps", "give different rows")
-    return Value(max(-1.0, min(1.0, _hsic(x, y) / math.sqrt(own))), n=n)
+    return Value(max(-1.0, min(1.0, _hsic(x, y) / math.sqrt(own))), n=n, null=0.0)
 
 
 @metric(
@@ -96,7 +96,9 @@ def k_direction_drift(heads: PairedHeads) -> Iterator[Value]:
 
 def _turned(now: Tensor, then: Tensor, n: int) -> Iterator[Value]:
     if now.shape != then.shape:
-        raise Undefined(f"heads are {tuple(now.shape)} now, {tuple(then.shape)} at the reference", "compare like models")
+        raise Undefined(
+            f"heads are {tuple(now.shape)} now, {tuple(then.shape)} at the reference", "compare like models"
+        )
     for head, (a, b) in enumerate(zip(now, then, strict=True)):
         yield _cosine(a, b, n, head)
 

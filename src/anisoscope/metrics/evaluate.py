@@ -15,8 +15,9 @@ from anisoscope.metrics.metric import Metric, Undefined, Value
 from anisoscope.metrics.nulls import Isotropic, isotropic
 from anisoscope.records import Record
 from anisoscope.stats.blocks import Cloud
-from anisoscope.stats.derived import Neighbours
 from anisoscope.stats.moments import Moments
+from anisoscope.stats.neighbourhoods import LocalDimensions, Neighbours
+from anisoscope.stats.threads import in_threads
 
 FEWEST_BLOCKS = 4
 
@@ -47,7 +48,10 @@ def evaluate(
     fixed point are computed once and not again without each block.
     """
     # whole neighbourhoods first: metrics of two neighbours then need no search of their own
-    whole = {m.name: _attempt(m, cloud) for m in sorted(metrics, key=lambda m: Neighbours not in m.needs)}
+    whole = {
+        m.name: _attempt(m, cloud)
+        for m in sorted(metrics, key=lambda m: not {Neighbours, LocalDimensions} & set(m.needs))
+    }
     barred = [m for m in metrics if m.bars and (slow_errors or not m.slow)]
     without = _replicates(cloud, barred) if errors and len(cloud.blocks) >= FEWEST_BLOCKS else []
     null = isotropic(cloud) if cloud.has(Moments) and _finite(cloud) else None
@@ -104,15 +108,17 @@ class _Without:
 
 
 def _replicates(cloud: Cloud, metrics: Sequence[Metric]) -> list[_Without]:
-    out = []
-    for place in range(len(cloud.blocks)):
+    """The metrics without each block in turn, as many at a time as there are threads: each is too small to share."""
+
+    def without(place: int) -> _Without:
         part = cloud.without_block(place)
         values = {}
         for metric in metrics:
             found = _attempt(metric, part)
             values[metric.name] = {} if isinstance(found, MetricError) else {v.key: v.value for v in found}
-        out.append(_Without(cloud.n - part.n, values))
-    return out
+        return _Without(cloud.n - part.n, values)
+
+    return in_threads(without, range(len(cloud.blocks)))
 
 
 def _attempt(metric: Metric, cloud: Cloud) -> list[Value] | MetricError:

@@ -19,6 +19,7 @@ from anisoscope.stats.sample import Extremes, Sample
 MASSIVE = 5.0  # a token is massive when its norm exceeds this many medians
 OUTLIER = 5.0  # a dimension is an outlier when its rms exceeds this many medians of the dimensions' rms
 _FEW_ROWS = 4  # a cloud worth fewer independent rows than this is a few massive rows
+_ENTRY_ROWS = 512  # sampled rows whose entries give the median entry
 _SMALL = 256  # up to this width all eigenvalues cost less than an iteration for one
 _NO_EXCESS = 0.25  # an excess below this share of the null is noise
 _INF = math.inf
@@ -52,7 +53,7 @@ def massive_tokens(norms: Norms, extremes: Extremes, sample: Sample) -> Iterator
     held = extremes.x.double()
     lengths = held.norm(dim=1)
     by_norm = int((lengths > MASSIVE * norms.median).sum())
-    entry = float(sample.x.double().abs().median())
+    entry = float(sample.x[:_ENTRY_ROWS].float().abs().median())
     by_entry = int((held.abs().amax(1, keepdim=True) > max(100.0, 1000 * entry)).sum()) if len(held) else 0
     full = len(held) == extremes.size
     for rule, count in (("norm", by_norm), ("entry", by_entry)):

@@ -37,12 +37,14 @@ def checkpoints(source: str | Path, revisions: str | Iterable[str] | None = None
 
     A hub id with revisions ("step*", "step0,step1000", or a list; patterns look at the hub, or at the local cache when
     it cannot be reached); a folder that holds `checkpoint-*` or `step_*` folders, or `step_*.safetensors` files beside
-    a config.json; a list file (a source and perhaps a revision a line, `#` starts a comment); or one model, at step 0.
-    The step is the number in the name (behind "step" where that occurs); if a name in a list has none, all of the
-    list are numbered in its order.
+    a config.json; a run of the lab; a list file (a source and perhaps a revision a line, `#` starts a comment); or one
+    model, at step 0. The step is the number in the name (behind "step" where that occurs); if a name in a list has
+    none, all of the list are numbered in its order.
     """
     path = Path(source).expanduser()
     patterns = _patterns(revisions)
+    if (path / "run.json").is_file() and (path / "checkpoints").is_dir():  # a training of the lab
+        path = path / "checkpoints"
     if path.is_dir():
         return _in_folder(path, patterns)
     if path.is_file() and path.suffix.lower() not in _WEIGHTS:

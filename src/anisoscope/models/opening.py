@@ -17,6 +17,7 @@ from anisoscope.errors import AnisoscopeError, InputError
 from anisoscope.models.adapters import Adapter, apply_adapter, is_adapter, missing_modules, read_adapter
 from anisoscope.models.devices import choose_device, choose_dtype
 from anisoscope.models.gguf_files import gguf_quantization
+from anisoscope.models.lab_folders import is_lab_folder, lab_info, lab_tokenizer, load_lab_model
 from anisoscope.models.processors import open_processor, processor_name, require_vocabulary
 from anisoscope.models.sources import Located, locate
 from anisoscope.models.weights import stored_dtype, weight_files, weights_digest
@@ -93,6 +94,8 @@ def open_model(
     with _one_line_errors(wish.source), _quiet():
         if place.file is None and is_adapter(place.folder):
             return _open_adapter(wish, place)
+        if is_lab_folder(place.folder):
+            return _open_lab(wish, place)
         return _open_plain(wish, place)
 
 
@@ -139,6 +142,14 @@ def _open_plain(wish: _Wish, place: Located) -> Opened:
         "libraries": {name: version(name) for name in ("torch", "transformers", *(["gguf"] if gguf else []))},
     }
     return Opened(model.eval(), processor, modality, info | _module_info(model))
+
+
+def _open_lab(wish: _Wish, place: Located) -> Opened:
+    """A checkpoint of the lab; it always has its head."""
+    dtype = choose_dtype(wish.dtype, torch.float32, wish.device)
+    model = load_lab_model(place.folder, dtype, wish.device)
+    info = {"source": wish.source, "revision": None, "device": str(wish.device), **lab_info(model, place.folder)}
+    return Opened(model, lab_tokenizer(place.folder), "text", info)
 
 
 def _module_info(model: Any) -> dict[str, Any]:

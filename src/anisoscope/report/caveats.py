@@ -14,6 +14,7 @@ _LOW_NULL = 0.8  # where a perfect sphere reads less IsoScore than this, n is to
 _FEW_TOKENS = 0.01  # a share of tokens this small that halves a score is a handful
 _SATURATED = 20.0  # neighbour-based dimensions above this are too low (true 50 reads about 32 at n = 2048)
 _DRAWN = 0.25  # a score that loses this much without sinks is drawn by them
+_OWN_PANEL = ("alert", "verdict")  # metrics whose notes are told elsewhere
 _LISTED = 8  # notes shown before they are only counted
 
 
@@ -29,6 +30,7 @@ def caveats(rows: Mapping[str, Sequence[Row]], info: Mapping[str, Any]) -> list[
         _no_errors(rows),
         _missing(rows),
         *_random_weights(info),
+        *_alerts(rows.get("alert", ())),
         *_notes(rows),
     ]
     return [text for text in found if text]
@@ -63,7 +65,7 @@ def _small_sample(rows: Mapping[str, Sequence[Row]], info: Mapping[str, Any]) ->
     if counts and width and min(counts) < _FEW_ROWS * width:
         return (
             f"{min(counts):,} tokens are few for {width:,} dimensions: scores of the covariance are biased; "
-            "read them against the dotted lines (what cloud without structure would give)."
+            "read them against the dotted lines, which show what a cloud without structure would give."
         )
     return None
 
@@ -80,8 +82,8 @@ def _massive(rows: Mapping[str, Sequence[Row]], info: Mapping[str, Any]) -> str 
     named = f" ({words})" if words else ""
     one = removed["count"] == 1
     return (
-        f"{removed['count']} massive token{'' if one else 's'}{named} {'is' if one else 'are'} left out under {WITHOUT}, "
-        "besides the first token of every window."
+        f"{removed['count']} massive token{'' if one else 's'}{named} {'is' if one else 'are'} left out under "
+        f"{WITHOUT}, besides the first token of every window."
     )
 
 
@@ -106,8 +108,8 @@ def _drawn_by_sinks(rows: Sequence[Row]) -> str | None:
     if not lost or max(lost.values()) < _DRAWN:
         return None
     return (
-        f"The curve over `all` tokens is drawn by sinks: without first and massive tokens the top direction loses up to "
-        f"{number(max(lost.values()), percent=True)} of the variance. Read the {WITHOUT} curve for the rest of the text."
+        "The curve over all tokens is drawn by sinks: without first and massive tokens the top direction loses up to "
+        f"{number(max(lost.values()), percent=True)} of the variance. For the text itself read the {WITHOUT} curve."
     )
 
 
@@ -116,8 +118,8 @@ def _saturated(rows: Sequence[Row]) -> str | None:
     if not high:
         return None
     return (
-        f"Intrinsic dimensions above {_SATURATED:.0f} (up to {number(max(high))} here) are too low: every estimator from "
-        "neighbours saturates. Compare them only at equal n."
+        f"Intrinsic dimensions above {_SATURATED:.0f} (up to {number(max(high))} here) are too low: every estimator "
+        "from neighbours saturates. Compare them only at equal n."
     )
 
 
@@ -143,11 +145,18 @@ def _random_weights(info: Mapping[str, Any]) -> list[str]:
     return [f"Weights that the checkpoint lacks are random: {', '.join(map(str, random[:4]))}."] if random else []
 
 
+def _alerts(rows: Sequence[Row]) -> list[str]:
+    """What the tracker warned of while the model trained."""
+    told = [f"Alert at step {row['step']:,}, {row['site']}: {row['note'] or row.get('v_rule', '')}." for row in rows]
+    more = len(told) - _LISTED
+    return told[:_LISTED] + ([f"{more} more alerts are in the records."] if more > 0 else [])
+
+
 def _notes(rows: Mapping[str, Sequence[Row]]) -> list[str]:
     """What the records themselves note beside a value, notes that differ only in their numbers told once."""
     kinds: dict[str, tuple[str, set[str], set[str]]] = {}
     for metric, group in rows.items():
-        for row in group:
+        for row in group if metric not in _OWN_PANEL else ():
             for note in (row["note"] or "").split("; ") if row["value"] is not None else ():
                 kind = re.sub(r"\d[\d.,]*", "#", note)
                 if note and not _only_names(kind):

@@ -27,7 +27,7 @@ from anisoscope.report.shapes import (
     wide,
 )
 from anisoscope.report.theme import COLOURS, config, save_chart, themed
-from anisoscope.report.tidy import Row, depths_of, of_metric, parse_site, rows_of, table_of
+from anisoscope.report.tidy import NONE, Row, claim_of, depths_of, of_metric, parse_site, rows_of, table_of
 from anisoscope.store import Run
 
 __all__ = ["clouds_chart", "plot", "save_chart", "themed"]
@@ -39,6 +39,7 @@ DRAWN: Mapping[str, Callable[[Look], Any]] = {
     "heads": maps.heads,
     "head_steps": maps.head_steps,
     "curve": lines.curve,
+    "levels": lines.levels,
     "spikes": lines.spikes,
     "strata": lines.strata,
     "against": lines.against,
@@ -46,7 +47,7 @@ DRAWN: Mapping[str, Callable[[Look], Any]] = {
     "verdicts": maps.verdicts,
     "points": lines.points,
 }
-_LOG_AXIS = {"steps": "step", "curve": "index"}  # the field that may span decades
+_LOG_AXIS = {"steps": "step", "curve": "index", "levels": "index"}  # the field that may span decades
 _BANDS_UP_TO = 8  # more series than hues: colours form a scale where they can
 _FLAT = 0.25  # values that vary by less than this share of their size are not drawn from 0
 
@@ -144,7 +145,7 @@ def _verdict_fields(row: Row) -> Row:
     effect = "–" if row["value"] is None else f"{row['value']:.3g}"
     if row["error"] is not None:
         effect += f" ± {row['error']:.2g}"
-    return {"claim": row.get("v_claim") or parse_site(row["site"]).name or row["site"], "effect": effect}
+    return {"claim": claim_of(row), "effect": effect}
 
 
 def _require_colour(colour: str | None, kind: str, shape: Shape) -> str | None:
@@ -168,7 +169,7 @@ def _picked(
             raise InputError(f"no record has {lines.title_of(field)} {_label(value)}; there are: {there}")
         picked[field] = value
     kept = [row for row in rows if all(row.get(field) in (value, None) for field, value in picked.items())]
-    return kept, picked
+    return kept, {field: value for field, value in picked.items() if value != NONE}
 
 
 def _label(value: Any) -> str:

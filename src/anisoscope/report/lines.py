@@ -8,6 +8,7 @@ from typing import Any
 import altair as alt
 
 from anisoscope.report.theme import SCALE
+from anisoscope.report.tidy import NONE
 
 ROWS = "rows"  # the name of the data in every specification
 TITLES = {
@@ -57,10 +58,26 @@ def curve(look: Look) -> Any:
     return _lines(look, _log_axis("index", look))
 
 
+def levels(look: Look) -> Any:
+    """Value by index in one line, and the level that each null expects; the ground spans the lowest and the highest."""
+    base = _base(look).encode(x=_log_axis("index", look))
+    ground = base.mark_area(opacity=0.12, color="#8a8a8a").encode(y=alt.Y("min(null):Q", title=None), y2="max(null):Q")
+    nulls = base.mark_line(strokeDash=[1, 3], strokeWidth=2, strokeCap="round", point={"size": 18}).encode(
+        y=_y(look, "null"), color=alt.Color("v_null:N", title="expected under", sort=None), tooltip=tooltip()
+    )
+    # The value is the same beside every null.
+    one = base.transform_aggregate(
+        value="mean(value)", low="min(low)", high="max(high)", top="max(value)", groupby=["at", "index", "site"]
+    )
+    band = one.mark_area(opacity=_BAND).encode(y=_y(look, "low"), y2="high:Q")
+    line = one.mark_line(strokeWidth=2.4, point={"size": 30}).encode(y=_y(look))
+    return alt.layer(ground, nulls, band, line)
+
+
 def against(look: Look) -> Any:
     """Value against the x that each record's variant gives, on log axes: energy against eigenvalue."""
     scale = alt.Scale(type="log", nice=False, padding=8) if look.log_x else alt.Scale(zero=False, padding=8)
-    x = alt.X("v_x:Q", title="eigenvalue", scale=scale)
+    x = alt.X("v_x:Q", title="share of the activations' variance along the axis", scale=scale)
     dots = _base(look).mark_circle(size=26, opacity=0.8).encode(x=x, y=_y(look), color=series(look), tooltip=tooltip())
     trend = (
         _base(look)
@@ -84,9 +101,10 @@ def spikes(look: Look) -> Any:
 
 def strata(look: Look) -> Any:
     """Value by stratum, side by side for each series, with intervals; the null level is a tick."""
-    x = alt.X("v_stratum:O", title="stratum", axis=alt.Axis(labelAngle=0))
+    x = alt.X("v_stratum:O", title="stratum", sort=None, axis=alt.Axis(labelAngle=0))
     offset = alt.XOffset("series:O")
-    base = _base(look).encode(x=x, xOffset=offset, color=series(look))
+    some = _base(look).transform_filter(f"datum.v_stratum != '{NONE}'")  # the rest are over all tokens
+    base = some.encode(x=x, xOffset=offset, color=series(look))
     return alt.layer(
         base.mark_rule(strokeWidth=1.5).encode(y=_y(look, "low"), y2="high:Q"),
         base.mark_circle(size=60, opacity=1).encode(y=_y(look), tooltip=tooltip()),

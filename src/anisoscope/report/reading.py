@@ -10,6 +10,9 @@ from anisoscope.report.tidy import Row
 
 WITHOUT = "no-sink"  # the policy that leaves first and massive tokens out
 _FLAT = 0.25  # a curve whose values vary by less than this share of the largest is called flat
+_NOTHING = 1e-5
+_HEADLINE_RANK = 32  # of a curve by rank, the rank that is told
+_SAME = 0.1  # numbers that differ by less than this share are told once
 
 
 @dataclass(frozen=True)
@@ -49,11 +52,11 @@ def sentences(metric: str, rows: Sequence[Row]) -> list[str]:
     >>> sentences("spectral_anisotropy", rows)
     ['layers 1–2: one direction carries 90 % of the variance; elsewhere 10 %']
     """
-    shown = _one_variant(rows)
+    shown = _one_variant(rows, indexed=metric in PHRASES)
     if not shown:
         return []
     last = max(row["step"] for row in shown)
-    found = [_over_layers(metric, [row for row in shown if row["step"] == last])]
+    found = [_over_layers(metric, [row for row in shown if row["step"] == last]) + _index_said(shown)]
     if last != min(row["step"] for row in shown):
         found.append(_over_steps(metric, shown))
     return [text for text in found if text]
@@ -65,6 +68,8 @@ def number(value: float, percent: bool = False) -> str:
     >>> number(0.0734, percent=True), number(0.0734), number(128.4), number(0.00041, percent=True)
     ('7.3 %', '0.073', '128', '0.04 %')
     """
+    if abs(value) < _NOTHING:
+        return "0 %" if percent else "0"
     if percent:
         scaled = 100 * value
         return (
@@ -101,14 +106,23 @@ def _layer_said(place: float, depth: float | None) -> str:
     return "embed" if place == -1 else "final" if place == depth else f"layer {place:g}"
 
 
-def _one_variant(rows: Sequence[Row]) -> list[Row]:
-    """The rows of the first variant and stream, in numbers; a curve by index says nothing in one sentence."""
-    known = [row for row in rows if row["value"] is not None and row["index"] is None]
-    if not known:
+def _one_variant(rows: Sequence[Row], indexed: bool) -> list[Row]:
+    """The rows of the first variant and stream that have a value; of a curve by index, where asked, one index."""
+    known = [row for row in rows if row["value"] is not None]
+    flat = [row for row in known if row["index"] is None]
+    if not flat and indexed and known:
+        ranks = {row["index"] for row in known}
+        shown = _HEADLINE_RANK if _HEADLINE_RANK in ranks else max(ranks)
+        flat = [row for row in known if row["index"] == shown]
+    if not flat:
         return []
-    first = known[0]
+    first = flat[0]
     keys = ["stream", *(key for key in first if key.startswith("v_"))]
-    return [row for row in known if all(row.get(key) == first.get(key) for key in keys)]
+    return [row for row in flat if all(row.get(key) == first.get(key) for key in keys)]
+
+
+def _index_said(rows: Sequence[Row]) -> str:
+    return "" if rows[0]["index"] is None else f" (at index {rows[0]['index']})"
 
 
 def _over_layers(metric: str, rows: Sequence[Row]) -> str:
@@ -126,8 +140,7 @@ def _over_layers(metric: str, rows: Sequence[Row]) -> str:
     text = f"{layers_said(high, depth)}: {phrase.clause.format(span([curve[p] for p in high], phrase.percent))}"
     if other and set(high) <= set(other):
         left = [other[p] for p in high]
-        with_them = [curve[p] for p in high]
-        if any(number(a, phrase.percent) != number(b, phrase.percent) for a, b in zip(left, with_them, strict=True)):
+        if any(abs(other[p] - curve[p]) > _SAME * abs(curve[p]) for p in high):
             text += f"; without first and massive tokens {span(left, phrase.percent)}"
     if rest:
         text += f"; elsewhere {span([curve[p] for p in rest], phrase.percent)}"

@@ -12,7 +12,7 @@ from typing import Any
 import pandas as pd
 
 from anisoscope.errors import InputError, unknown
-from anisoscope.report.tidy import Depths, depths_of, parse_site, parse_variant, place_of, stream_of
+from anisoscope.report.tidy import NONE, Depths, depths_of, parse_site, parse_variant, place_of, stream_of, variant_keys
 
 _WIDE = 20.0  # steps or indices that span more than this factor are drawn on a log axis
 _STEEP = 100.0  # so are positive values that span more than this
@@ -48,6 +48,7 @@ class Kind:
     dash: bool = False
 
 
+_X = "v_x"  # the x of a curve that is drawn against another metric: an axis or nothing
 _VARIANTS = "v_*"  # stands for every key of the variant
 _SERIES = ("run", "tokens", _VARIANTS, "stream")
 KINDS: Mapping[str, Kind] = {
@@ -57,9 +58,10 @@ KINDS: Mapping[str, Kind] = {
     "heads": Kind(("place", "site", "head")),
     "head_steps": Kind(("head", "step")),
     "curve": Kind(("index",), ("run", "place", "site", "step", *_SERIES[1:])),
+    "levels": Kind(("index", "v_null")),
     "spikes": Kind(("index",), ("place", "site", "step", *_SERIES)),
     "strata": Kind(("v_stratum",), ("run", "place", "site", "step", *_SERIES[1:])),
-    "against": Kind(("v_x", "index"), ("run", "place", "site", "step", *_SERIES[1:])),
+    "against": Kind((_X, "index"), ("run", "place", "site", "step", *_SERIES[1:])),
     "plane": Kind(("v_axis", "v_of", "place", "site", "step", "index")),
     "verdicts": Kind(("site", "v_claim", "v_line", "v_verdict")),
     "points": Kind(("site",), (*_SERIES, "index")),
@@ -72,7 +74,8 @@ def shape_of(table: pd.DataFrame, depths: Depths | None = None) -> Shape:
     known = depths_of(table) if depths is None else depths
     pairs = [(run, parse_site(text)) for run, text in _unique(table, "run", "site")]
     heads = table["site"].map(lambda text: parse_site(text).kind == "pattern").astype(bool)  # there the index is a head
-    variants = [parse_variant(text) for text in table["variant"].unique()]
+    texts = table["variant"].unique()
+    variants = [parse_variant(text) for text in texts]
     found = {
         "run": distinct(table["run"].unique()),
         "tokens": distinct(table["tokens"].unique()),
@@ -82,7 +85,7 @@ def shape_of(table: pd.DataFrame, depths: Depths | None = None) -> Shape:
         "head": distinct([*table["index"][heads].dropna().unique(), *(site.head for _, site in pairs)]),
         "index": distinct(table["index"][~heads].dropna().unique()),
         "step": distinct(table["step"].unique()),
-        **{f"v_{key}": distinct(v.get(key) for v in variants) for key in sorted({key for v in variants for key in v})},
+        **{f"v_{key}": _with_none_first(v.get(key, NONE) for v in variants) for key in variant_keys(texts)},
     }
     value = table["value"].dropna()
     starts = table[~heads].groupby(["run", "site", "step", "tokens"])["index"].min().dropna()
@@ -112,6 +115,10 @@ def distinct(values: Iterable[Any]) -> tuple[Any, ...]:
     return (*sorted(_plain(value) for value in numbers), *(value for value in seen if isinstance(value, str)))
 
 
+def _with_none_first(values: Iterable[Any]) -> tuple[Any, ...]:
+    return tuple(sorted(distinct(values), key=lambda value: value != NONE))
+
+
 def _plain(value: Any) -> Any:
     """A number of numpy as one of Python, which JSON can hold."""
     return value.item() if hasattr(value, "item") else value
@@ -126,9 +133,10 @@ def choose(shape: Shape) -> tuple[str, ...]:
     # An index with few values is picked like a variant; a curve needs more.
     indexed = len(shape.values.get("index", ())) >= _FEW_POINTS
     rules = (
-        ("against", indexed and shape.has("v_x")),
-        ("strata", shape.has("v_stratum")),
+        ("against", indexed and shape.has(_X)),
+        ("levels", indexed and shape.has_null and shape.has("v_null")),
         ("curve", indexed and shape.shared_index),
+        ("strata", shape.has("v_stratum")),
         ("spikes", indexed and not shape.shared_index),
         ("heads", shape.has("head", "place")),
         ("profile", shape.has("place")),
@@ -153,7 +161,8 @@ def require_kind(kind: str | None, shape: Shape) -> str:
 
 def colours_of(kind: str, shape: Shape) -> tuple[str, ...]:
     """The fields that a chart of this kind may colour, the best first; empty where its colour is the value."""
-    variants = tuple(field for field in shape.many if field.startswith("v_") and field not in KINDS[kind].axes)
+    taken = (*KINDS[kind].axes, _X)
+    variants = tuple(field for field in shape.many if field.startswith("v_") and field not in taken)
     wished: list[str] = []
     for field in KINDS[kind].colours:
         wished += variants if field == _VARIANTS else [field]
@@ -164,7 +173,7 @@ def colours_of(kind: str, shape: Shape) -> tuple[str, ...]:
 
 def picks_of(kind: str, shape: Shape, colour: str | None) -> tuple[str, ...]:
     """The fields of which one value must be chosen, because neither an axis nor the colour shows them."""
-    drawn = {*KINDS[kind].axes, colour}
+    drawn = {*KINDS[kind].axes, _X, colour}
     if colour == "place" or shape.has("place"):
         drawn.add("site")  # the place says it
     if KINDS[kind].dash:

@@ -18,16 +18,40 @@ from anisoscope.store import Run
 Row = dict[str, Any]  # one record as charts read it; with one `v_<key>` for each key of its variant
 Depths = Mapping[tuple[str, str], int]  # the number of layers by (run, stack)
 
+NONE = "–"  # the value of a variant's key in records that lack it while others of the metric have it
+# Curves whose x is another metric's value at the same site, step and index: energy against variance, axis by axis.
+_X = {"gradient_along_axis": "variance_along_axis"}
 _STREAM = {"embed": "resid", "final.in": "resid", "final": "resid"}  # stations of the residual stream
+BEHIND = ("final.in", "final")  # stations whose place depends on how many layers there are
 _NAMED = ("vectors", "in", "weight")
 _NORMAL = 1.959963984540054  # the 97.5 % point of the normal law
 
 
 def table_of(runs: Sequence[Run]) -> pd.DataFrame:
     """The records of runs below each other; where two runs share a name, the column `run` tells them apart."""
-    frames = [run.frame().assign(run=label) for run, label in zip(runs, run_labels(runs), strict=True)]
-    full = [frame for frame in frames if len(frame)]
-    return pd.concat(full or frames[:1], ignore_index=True)
+    return joined([run.frame() for run in runs], run_labels(runs))
+
+
+def joined(frames: Sequence[pd.DataFrame], labels: Sequence[str]) -> pd.DataFrame:
+    """Tables of runs below each other, under these names."""
+    named = [frame.assign(run=label) for frame, label in zip(frames, labels, strict=True)]
+    return with_x(pd.concat([frame for frame in named if len(frame)] or named[:1], ignore_index=True))
+
+
+def with_x(table: pd.DataFrame) -> pd.DataFrame:
+    """The table with the x of every curve that is drawn against another metric, as the variant's key `x`."""
+    same = ["run", "step", "site", "tokens", "index", "variant"]
+    for metric, against in _X.items():
+        curve, other = table[table["metric"] == metric], table[table["metric"] == against]
+        if len(curve) and len(other):
+            x = curve[same].merge(other[[*same, "value"]].drop_duplicates(same), on=same, how="left")["value"]
+            texts = [text if pd.isna(at) else _extended(text, at) for text, at in zip(curve["variant"], x, strict=True)]
+            table.loc[curve.index, "variant"] = texts
+    return table
+
+
+def _extended(variant: str, x: float) -> str:
+    return json.dumps({**json.loads(variant), "x": x}, sort_keys=True)
 
 
 def run_labels(runs: Sequence[Run]) -> list[str]:
@@ -58,14 +82,41 @@ def of_metric(table: pd.DataFrame, metric: str) -> pd.DataFrame:
     return table[table["metric"] == metric]
 
 
+def by_metric(table: pd.DataFrame) -> dict[str, pd.DataFrame]:
+    """The parts of a table by metric, in first-seen order."""
+    return {str(metric): group for metric, group in table.groupby("metric", sort=False)}
+
+
+def first_and_last(table: pd.DataFrame) -> pd.DataFrame:
+    """The records of the first and of the last step of each run and metric."""
+    steps = table.groupby(["run", "metric"])["step"]
+    return table[(table["step"] == steps.transform("min")) | (table["step"] == steps.transform("max"))]
+
+
 def rows_of(table: pd.DataFrame, depths: Depths | None = None) -> list[Row]:
-    """The rows of a table as charts read them.
+    """The rows of a table of one metric as charts read them.
 
     `depths` gives the number of layers by (run, stack), which says where `final` stands; by default the table tells.
     """
     known = depths_of(table) if depths is None else depths
     columns = [table[name].astype(object).where(table[name].notna(), None) for name in COLUMNS]
-    return [_row(dict(zip(COLUMNS, values, strict=True)), known) for values in zip(*columns, strict=True)]
+    keys = variant_keys(table["variant"].unique())
+    return [_row(dict(zip(COLUMNS, values, strict=True)), known, keys) for values in zip(*columns, strict=True)]
+
+
+def variant_keys(texts: Iterable[str]) -> list[str]:
+    """The keys of these variants, in order."""
+    return sorted({key for text in texts for key in parse_variant(text)})
+
+
+def late_rows(table: pd.DataFrame) -> list[Row]:
+    """Rows for a page that is open already: with their metric, and what the page needs to find their place itself."""
+    late = []
+    for metric, group in by_metric(with_x(table)).items():
+        for row in rows_of(group, {}):
+            site = parse_site(row["site"])
+            late.append({**row, "metric": metric, "behind": site.kind in BEHIND, "stack": site.stack})
+    return late
 
 
 def depths_of(table: pd.DataFrame) -> dict[tuple[str, str], int]:
@@ -78,11 +129,12 @@ def depths_of(table: pd.DataFrame) -> dict[tuple[str, str], int]:
     return depths
 
 
-def _row(values: Row, depths: Depths) -> Row:
+def _row(values: Row, depths: Depths, keys: Sequence[str]) -> Row:
     site = parse_site(values["site"])
     heads = site.kind == "pattern"  # there the index is a head
     half = None if values["error"] is None else values["error"] * t_factor(values["error_kind"])
     known = values["value"] is not None and half is not None
+    variant = parse_variant(values["variant"])
     return {
         "run": values["run"],
         "tokens": values["tokens"],
@@ -99,8 +151,14 @@ def _row(values: Row, depths: Depths) -> Row:
         "null": values["null"],
         "n": values["n"],
         "note": values["note"],
-        **{f"v_{key}": value for key, value in parse_variant(values["variant"]).items()},
+        **{f"v_{key}": variant.get(key, NONE) for key in keys},
     }
+
+
+def claim_of(row: Row) -> str:
+    """The claim's id: the variant's `claim`, or what the site is named after."""
+    named = row.get("v_claim", NONE)
+    return str(named) if named != NONE else parse_site(row["site"]).name or str(row["site"])
 
 
 def stream_of(site: Site) -> str:

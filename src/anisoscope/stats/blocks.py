@@ -56,6 +56,7 @@ class Cloud:
 
     stats: Stats
     blocks: tuple[Block, ...] = ()
+    wider: Cloud | None = field(default=None, repr=False, compare=False)  # what tokens were left out of
     derived: dict[str, Any] = field(default_factory=dict, repr=False, compare=False)
     carried: dict[str, Any] = field(default_factory=dict, repr=False, compare=False)  # can leave blocks out itself
     reference: Cloud | None = None  # the same tokens at another step (layer, model), for metrics of what has moved
@@ -107,7 +108,7 @@ class Cloud:
         """
         leave_out = LeaveOut(keys, first)
         blocks = tuple(replace(block, leave_out=leave_out) for block in self.blocks)
-        return Cloud(leave_out(self.stats), blocks)
+        return Cloud(leave_out(self.stats), blocks, wider=self)
 
     def without_block(self, place: int) -> Cloud:
         """The cloud without the block at this place; neighbours are filtered, not searched again."""

@@ -44,12 +44,14 @@ def second_look(cloud: Cloud, rows: Iterable[Rows], names: Iterable[str]) -> Clo
     added = again.finish()
     extra = {block.number: block.stats for block in added.blocks}
     blocks = tuple(_with_more(block, extra.get(block.number, {})) for block in cloud.blocks)
-    return Cloud({**cloud.stats, **added.stats}, blocks, cloud.derived, cloud.carried)
+    return Cloud({**cloud.stats, **added.stats}, blocks, cloud.wider, cloud.derived, cloud.carried)
 
 
 def second_look_at_sample(cloud: Cloud, names: Iterable[str]) -> Cloud:
     """The same from the rows of the cloud's sample, where the rows themselves have gone by."""
-    return second_look(cloud, [cloud.get(Sample).rows], names)
+    rows = cloud.get(Sample).rows
+    by_block = rows.take(torch.sort(rows.tokens.block, stable=True).indices)  # a collector takes a block at a time
+    return second_look(cloud, [by_block], names)
 
 
 def cloud_of(x: Any, names: Iterable[str], *, documents: Any = None, **options: Any) -> Cloud:

@@ -101,8 +101,22 @@ class Moments:
 
     @cached_property
     def top_axis(self) -> Tensor:
-        """The unit vector along which the rows vary most, (d,)."""
-        return torch.linalg.eigh(self.scatter).eigenvectors[:, -1]
+        """The unit vector along which the rows vary most, (d,): inverse iteration from the known eigenvalue.
+
+        A tenth of the price of all eigenvectors. The shift is off by more than rounding, so the system is regular.
+        """
+        top = float(self.eigenvalues[0])
+        if top <= 0:
+            return torch.nn.functional.one_hot(torch.tensor(0), self.dim).to(self.scatter)
+        shift = top * (1 + 1e-9)
+        near = self.scatter - shift * torch.eye(self.dim, dtype=self.scatter.dtype, device=self.scatter.device)
+        factors, pivots = torch.linalg.lu_factor(near)
+        start = torch.randn(self.dim, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+        axis = start.to(self.scatter)  # any vector that is not orthogonal to the axis
+        for _ in range(3):
+            axis = torch.linalg.lu_solve(factors, pivots, axis[:, None])[:, 0]
+            axis = axis / axis.norm()
+        return axis
 
     @cached_property
     def axes_uncentred(self) -> Tensor:

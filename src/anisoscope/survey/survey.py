@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import reduce
@@ -49,7 +50,9 @@ class Survey:
         sample: int,
         seed: int,
         tokens: int | None,
+        blocks: bool = True,
     ) -> None:
+        """Without `blocks`, which error bars and what is compared across documents need, all rows are one block."""
         self.model = model
         self.layout = layout
         self.sites = expand(self.layout, sites)
@@ -65,6 +68,8 @@ class Survey:
         self._special = special
         self._seed = seed
         self._unit_rows = _UNIT if tokens is None else max(1, tokens // _UNITS)
+        if not blocks:
+            self._unit_rows = sys.maxsize
         self._options: dict[str, Any] = {"sample": sample, "sinks": not self.layout.grid}
         self._names = set().union(*(m.sources for m in self.metrics)) | {"Moments", "Directions", "Norms", "Documents"}
         self._names |= {"Sample"}

@@ -1,11 +1,16 @@
-"""How much of the gradients lies inside a basis."""
+"""How much of the gradients lies inside a basis, and how sure that is."""
 
 from __future__ import annotations
+
+from dataclasses import dataclass
 
 from torch import Tensor
 
 from anisoscope.errors import InputError
+from anisoscope.metrics.evaluate import jackknife
 from anisoscope.tangent.basis import Basis
+
+FEWEST_BLOCKS = 4
 
 
 def energy(second: Tensor, basis: Basis) -> float:
@@ -27,3 +32,36 @@ def energy(second: Tensor, basis: Basis) -> float:
 def chance(basis: Basis) -> float:
     """What a random subspace of the same dimension captures: r/d."""
     return basis.effective / basis.dim
+
+
+@dataclass(frozen=True)
+class Energies:
+    """Shares of sums over blocks of documents: all blocks together, and without each in turn."""
+
+    value: Tensor  # (2, bases) plain and unit rows
+    without: Tensor  # (2, B, bases)
+    sizes: tuple[int, ...]  # rows of each block
+
+    def error(self, rows: int, basis: int) -> float | None:
+        """One standard error of a value, by jackknife over blocks; None where there are too few."""
+        return jackknife_error(float(self.value[rows, basis]), self.without[rows, :, basis], self.sizes)
+
+    def difference(self, rows: int, one: int, other: int) -> tuple[float, float | None]:
+        """The difference of two values with its error: both from the same blocks, hence paired."""
+        value = float(self.value[rows, one] - self.value[rows, other])
+        return value, jackknife_error(value, self.without[rows, :, one] - self.without[rows, :, other], self.sizes)
+
+
+def shares(part: Tensor, whole: Tensor, count: Tensor) -> Energies:
+    """Σ part / Σ whole over the blocks (2, B, …) that have rows, and the same without each."""
+    used = (count > 0).nonzero()[:, 0]
+    part, whole = part[:, used], whole[:, used]
+    all_part, all_whole = part.sum(1, keepdim=True), whole.sum(1, keepdim=True)
+    without = (all_part - part) / (all_whole - whole).clamp(min=1e-300)
+    value = (all_part / all_whole.clamp(min=1e-300))[:, 0]
+    return Energies(value, without, tuple(count[used].tolist()))
+
+
+def jackknife_error(value: float, without: Tensor, sizes: tuple[int, ...]) -> float | None:
+    """One standard error from replicates without each block (B,), or None for fewer than four blocks."""
+    return jackknife(value, without.tolist(), sizes) if len(sizes) >= FEWEST_BLOCKS else None

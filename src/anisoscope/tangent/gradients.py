@@ -1,39 +1,41 @@
-"""Gradients at a site as sums that add: by block of documents, inside every basis of a frame."""
+"""Gradients at a site as sums that add, by block of documents: any basis can be asked about them afterwards."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
+from functools import cached_property
 
 import torch
 from torch import Tensor
 
+from anisoscope.errors import InputError
 from anisoscope.stats.arith import double, full_precision, gram, plain
 from anisoscope.tangent.basis import Basis
+from anisoscope.tangent.energy import Energies, shares
 from anisoscope.tangent.frame import Frame
 from anisoscope.tangent.local import captured_by_patch
 
+BLOCKS = 8
 ROWS = ("plain", "unit")  # gradients as they are, and each scaled to length one so that no token can decide alone
 
 
 @dataclass(frozen=True)
 class Gradients:
-    """Sums over gradients g paired with activations h. The first axis of `captured`, … is the block of documents.
+    """Sums over gradients g paired with activations h; `of(a) + of(b) = of(a followed by b)`.
 
-    Where an axis has two entries, they are for gradients as they are and for unit rows. `of(a) + of(b) = of(a, b)`.
+    An axis of two is for gradients as they are and for unit rows; B counts blocks of documents, K patches of the
+    activations, R ranks, S strata of tokens.
     """
 
-    count: Tensor  # (blocks,) rows
-    size: Tensor  # (2, blocks) Σ‖g‖²
-    second: Tensor  # (2, d, d) Σ ggᵀ
-    total: Tensor  # (d,) Σ g
-    captured: Tensor  # (2, blocks, bases) Σ‖gQ‖²
-    along: Tensor  # (2, blocks, d) Σ (g·v_j)², v_j the principal axes of the activations
-    spread: Tensor  # (2, d) Σ h·v_j and Σ (h·v_j)², h less the fit mean: the variance of the test tokens along v_j
-    local: Tensor  # (2, blocks, K, K, ranks) Σ‖gQ_k‖² over gradients of cluster j
-    local_size: Tensor  # (2, blocks, K)
-    strata: Tensor  # (2, blocks, strata, bases) Σ‖gQ‖² over the tokens of a stratum
-    strata_size: Tensor  # (2, blocks, strata)
+    count: Tensor  # (B,) rows
+    second: Tensor  # (2, B, d, d) float32, Σ ggᵀ
+    total: Tensor  # (2, d) Σ g
+    spread: Tensor  # (2, d) Σ h·v_j and Σ (h·v_j)², h less the fit mean, v_j the principal axes
+    local: Tensor  # (2, B, K, K, R) Σ‖gQ_k‖² over the gradients of patch j
+    local_size: Tensor  # (2, B, K) Σ‖g‖² over the gradients of patch j
+    strata: Tensor  # (2, B, S, bases) Σ‖gQ‖² over the tokens of a stratum
+    strata_size: Tensor  # (2, B, S)
 
     @classmethod
     def of(
@@ -43,38 +45,30 @@ class Gradients:
         h: Tensor,
         block: Tensor,
         *,
-        blocks: int,
+        blocks: int = BLOCKS,
         strata: Tensor | None = None,
-        bases: Sequence[Basis] | None = None,
     ) -> Gradients:
-        """Sums over rows g, h (n, d) in blocks (n,); `strata` (n, s) marks the strata a token belongs to."""
-        bases = all_bases(frame) if bases is None else bases
+        """Sums over rows g, h (n, d) in blocks (n,); `strata` (n, S) marks the strata each token belongs to."""
+        block = block.cpu()
         with full_precision(g.device):
             g, h = plain(g), plain(h).to(g.dtype)
             norm = torch.linalg.vector_norm(g, dim=1)  # (n,)
             unit = torch.where(norm > 0, 1 / norm.clamp(min=1e-30), 0.0)
-            weight = torch.stack((torch.ones_like(norm), unit.square()))  # (2, n): squares of unit rows, w·square
-            member = torch.nn.functional.one_hot(block.to(g.device), blocks).to(g.dtype)  # (n, blocks)
-            member = member.T * weight[:, None]  # (2, blocks, n)
-            square = norm.square()
-            inside = _inside(g, bases)  # (n, bases)
-            axes = frame.axes.to(g)
-            local, local_size = _local(frame, g, h, member, square)
-            mark = torch.zeros(len(g), 0) if strata is None else strata
-            marked = member[:, :, None] * mark.T.to(g)  # (2, blocks, strata, n)
-            y = (h - frame.mean.to(g)) @ axes  # (n, d)
+            weight = torch.stack((torch.ones_like(norm), unit.square()))  # (2, n): of a squared length, row by row
+            member = torch.nn.functional.one_hot(block.to(g.device), blocks).to(g.dtype)  # (n, B)
+            member = member.T * weight[:, None]  # (2, B, n)
+            y = (h - frame.mean.to(g)) @ frame.axes.to(g)  # (n, d)
+            local, local_size = _by_patch(frame, g, h, member, norm.square())
+            marked, marked_size = _by_stratum(frame, g, strata, member, norm.square())
             return cls(
-                count=torch.bincount(block.cpu(), minlength=blocks),
-                size=_sums(member @ square),
-                second=_sums(torch.stack((gram(g), gram(g * unit[:, None])))),
-                total=_sums(g.sum(0)),
-                captured=_sums(member @ inside),
-                along=_sums(member @ (g @ axes).square()),
+                count=torch.bincount(block, minlength=blocks),
+                second=torch.stack((_by_block(g, block, blocks), _by_block(g * unit[:, None], block, blocks))),
+                total=_sums(torch.stack((g.sum(0), unit @ g))),
                 spread=_sums(torch.stack((y.sum(0), y.square().sum(0)))),
                 local=local,
                 local_size=local_size,
-                strata=_sums(marked @ inside),
-                strata_size=_sums(marked @ square),
+                strata=marked,
+                strata_size=marked_size,
             )
 
     def __add__(self, other: Gradients) -> Gradients:
@@ -85,32 +79,79 @@ class Gradients:
         return int(self.count.sum())
 
     @property
+    def dim(self) -> int:
+        return self.second.shape[-1]
+
+    @cached_property
+    def pooled(self) -> Tensor:
+        """GᵀG of all blocks, plain and unit, (2, d, d) float64."""
+        whole = self.second.double().sum(1)
+        if not bool(whole.isfinite().all()) or not bool((whole.diagonal(dim1=1, dim2=2).sum(1) > 0).all()):
+            raise InputError(
+                "the gradients are all zero, or hold NaN or Inf; expected finite ones: does the loss see this site?"
+            )
+        return whole
+
+    @cached_property
+    def size(self) -> Tensor:
+        """Σ‖g‖² of each block, (2, B) float64."""
+        return self.second.diagonal(dim1=2, dim2=3).double().sum(2)
+
+    def energies(self, bases: Sequence[Basis]) -> Energies:
+        """E = Σ‖gQ‖²/Σ‖g‖² of each basis, with all blocks and without each."""
+        q = torch.cat([basis.q for basis in bases], 1).float()  # (d, Σ effective)
+        each = (q * (self.second @ q)).double().sum(2)  # (2, B, Σ effective)
+        parts = each.split([basis.effective for basis in bases], 2)
+        captured = torch.stack([part.sum(2) for part in parts], 2)  # (2, B, bases)
+        return shares(captured, self.size[:, :, None], self.count)
+
+    def along(self, axes: Tensor) -> Tensor:
+        """Σ (g·v)² of each block along each column of `axes`, (2, B, columns) float64."""
+        v = axes.float()
+        return (v * (self.second @ v)).double().sum(2)
+
+    @property
+    def covariance(self) -> Tensor:
+        """Covariance of gradients about their mean, plain and unit, (2, d, d)."""
+        mean = self.total / self.n
+        return self.pooled / self.n - mean[:, :, None] * mean[:, None]
+
+    @property
     def variance(self) -> Tensor:
         """Variance of the test tokens' activations along the axes that were fitted on other tokens, (d,)."""
         n = max(2, self.n)
         return ((self.spread[1] - self.spread[0].square() / n) / (n - 1)).clamp(min=0)
 
 
-def all_bases(frame: Frame) -> list[Basis]:
-    """The frame's own bases, then those fitted elsewhere, in the order in which sums are kept."""
-    return [*frame.bases, *(basis for group in frame.others.values() for basis in group)]
+def _by_block(g: Tensor, block: Tensor, blocks: int) -> Tensor:
+    """GᵀG of each block, (B, d, d) float32."""
+    out = torch.zeros(blocks, g.shape[1], g.shape[1])
+    for number in block.unique().tolist():
+        rows = (block == number).nonzero()[:, 0].to(g.device)
+        out[number] = gram(g[rows]).float().cpu()
+    return out
 
 
-def _inside(g: Tensor, bases: Sequence[Basis]) -> Tensor:
-    """‖gQ‖² for each basis, (n, bases)."""
-    every = (g @ torch.cat([basis.q for basis in bases], 1).to(g)).square()  # (n, Σ effective)
-    return torch.stack([part.sum(1) for part in every.split([basis.effective for basis in bases], 1)], 1)
-
-
-def _local(frame: Frame, g: Tensor, h: Tensor, member: Tensor, square: Tensor) -> tuple[Tensor, Tensor]:
+def _by_patch(frame: Frame, g: Tensor, h: Tensor, member: Tensor, square: Tensor) -> tuple[Tensor, Tensor]:
     if frame.patches is None:
         return torch.zeros(*member.shape[:2], 0, 0, 0), torch.zeros(*member.shape[:2], 0)
-    k = len(frame.patches.centres)
-    cluster = torch.nn.functional.one_hot(frame.patches.assign(h), k).to(g.dtype)  # (n, K)
-    inside = captured_by_patch(g, frame.patches, frame.ranks)  # (n, K, ranks)
-    own = member[:, :, None] * cluster.T  # (2, blocks, K, n)
-    sums = own @ inside.flatten(1)  # (2, blocks, K, K · ranks)
+    cluster = torch.nn.functional.one_hot(frame.patches.assign(h), len(frame.patches.centres)).to(g.dtype)  # (n, K)
+    inside = captured_by_patch(g, frame.patches, frame.ranks)  # (n, K, R)
+    own = member[:, :, None] * cluster.T  # (2, B, K, n)
+    sums = own @ inside.flatten(1)  # (2, B, K, K·R)
     return _sums(sums.unflatten(-1, inside.shape[1:])), _sums(own @ square)
+
+
+def _by_stratum(
+    frame: Frame, g: Tensor, strata: Tensor | None, member: Tensor, square: Tensor
+) -> tuple[Tensor, Tensor]:
+    if strata is None:
+        return torch.zeros(*member.shape[:2], 0, len(frame.bases)), torch.zeros(*member.shape[:2], 0)
+    q = torch.cat([basis.q for basis in frame.bases], 1).to(g)
+    parts = (g @ q).square().split([basis.effective for basis in frame.bases], 1)
+    inside = torch.stack([part.sum(1) for part in parts], 1)  # (n, bases)
+    marked = member[:, :, None] * strata.T.to(g)  # (2, B, S, n)
+    return _sums(marked @ inside), _sums(marked @ square)
 
 
 def _sums(x: Tensor) -> Tensor:

@@ -2,8 +2,8 @@
 
 Gradients that follow the covariance of the activations lie in every global proxy, whatever the pairing of tokens and
 gradients. Here activations are clustered and each cluster has a basis of its own. The energy M_jk of cluster j's
-gradients in cluster k's basis, doubly centred, has a large diagonal only where gradients know their own patch; permuting
-the bases' labels says how large it would be if they did not.
+gradients in cluster k's basis, doubly centred, has a large diagonal only where gradients know their own patch;
+permuting the bases' labels says how large it would be if they did not.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from anisoscope.stats.arith import full_precision, plain
+from anisoscope.tangent.facts import HIDDEN, null
 from anisoscope.tangent.multiple import permutation_p
 
 CLUSTERS = 8
@@ -63,6 +64,7 @@ def fit_patches(x: Tensor, rank: int, *, clusters: int = CLUSTERS, seed: int = 0
     return Patches(centres, torch.stack(bases))
 
 
+@null("gradients do not know their own patch of the cloud", (HIDDEN,), decides=True)
 def local_test(captured: Tensor, size: Tensor, *, draws: int = DRAWS, seed: int = 0) -> LocalTest:
     """The test from sums: captured (J, K) is Σ‖gQ_k‖² over cluster j's gradients, size (J,) is Σ‖g‖².
 
@@ -94,7 +96,7 @@ def _axes(x: Tensor, rank: int) -> Tensor:
     """The directions of most variance of a few rows about their mean, (d, rank)."""
     y = x - x.mean(0)
     if len(y) < y.shape[1]:
-        values, vectors = torch.linalg.eigh((y @ y.T).double())
+        vectors = torch.linalg.eigh((y @ y.T).double())[1]
         columns = y.double().T @ vectors.flip(1)[:, :rank]  # (d, rank)
         return torch.linalg.qr(columns)[0].float()
     return torch.linalg.eigh((y.T @ y).double())[1].flip(1)[:, :rank].float()

@@ -1,13 +1,8 @@
-"""Nulls, one per hypothesis. This file: what a null is, and those of orientation.
-
-A null is one function (second, bases, frame, seed) -> one Level a basis, with declared facts: the hypothesis it stands
-for, which gradients it applies to, and whether it decides. A null that does not decide is a reference: a level without
-a p-value of its own.
-"""
+"""Nulls of orientation: subspaces that know nothing of the activations."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -16,45 +11,11 @@ from torch import Tensor
 
 from anisoscope.errors import InputError
 from anisoscope.tangent.basis import Basis
+from anisoscope.tangent.facts import EMBEDDING, HIDDEN, WEIGHT_OUT, Level, null
 from anisoscope.tangent.frame import Frame
 from anisoscope.tangent.multiple import permutation_p
 
-HIDDEN, WEIGHT_IN, WEIGHT_OUT, EMBEDDING = "hidden", "weight_in", "weight_out", "embedding"
-GRADIENTS = (HIDDEN, WEIGHT_IN, WEIGHT_OUT, EMBEDDING)
 NORMAL_DRAWS = 20  # as published
-
-
-@dataclass(frozen=True)
-class Level:
-    """What a null says of one basis: the energy expected under it, and the chance of at least the energy seen.
-
-    `energy` is that of the basis tested, where the null tests something else than the basis as it is.
-    """
-
-    level: float | None
-    p: float | None = None
-    note: str | None = None
-
-
-@dataclass(frozen=True)
-class Null:
-    """A function with its facts."""
-
-    name: str
-    function: Callable[..., list[Level]]
-    hypothesis: str
-    gradients: frozenset[str]
-    decides: bool
-
-    def __call__(self, second: Tensor, bases: Sequence[Basis], frame: Frame, seed: int = 0) -> list[Level]:
-        return self.function(second, bases, frame, seed)
-
-
-def null(
-    hypothesis: str, gradients: Sequence[str] = GRADIENTS, *, decides: bool
-) -> Callable[[Callable[..., list[Level]]], Null]:
-    """Makes a function a null; `gradients` are those it says something about."""
-    return lambda function: Null(function.__name__, function, hypothesis, frozenset(gradients), decides)
 
 
 @dataclass(frozen=True)
@@ -100,17 +61,17 @@ def haar(second: Tensor, rank: int) -> Haar:
 
 
 @null("the bases point anywhere: uniformly random subspaces", (HIDDEN, WEIGHT_OUT, EMBEDDING), decides=True)
-def orientation(second: Tensor, bases: Sequence[Basis], frame: Frame, seed: int) -> list[Level]:
+def orientation(second: Tensor, bases: Sequence[Basis], frame: Frame, seed: int = 0) -> list[Level]:
     """Haar-random subspaces of the same dimension, in closed form."""
     out = []
     for basis in bases:
         law = haar(second, basis.effective)
-        out.append(Level(law.mean, law.p_value(_energy(second, basis))))
+        out.append(Level(law.mean, law.p_value(float(_energy(second, basis)))))
     return out
 
 
 @null("as published: random subspaces orthogonal to the basis", decides=False)
-def normal_control(second: Tensor, bases: Sequence[Basis], frame: Frame, seed: int) -> list[Level]:
+def normal_control(second: Tensor, bases: Sequence[Basis], frame: Frame, seed: int = 0) -> list[Level]:
     """The paper's control, 20 draws: its level is (1 − E)·r/(d − r) on average, a transform of the energy E itself.
 
     The p-value is the published one. It is not calibrated where r is no small share of d (at r = d/2 the level is

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from anisoscope.errors import AnisoscopeError, InputError, unknown
-from anisoscope.metrics import Metric, find
+from anisoscope.metrics import Metric
 from anisoscope.metrics.evaluate import evaluate
 from anisoscope.records import Record, Site
 from anisoscope.stats.blocks import Cloud
@@ -22,44 +22,32 @@ from anisoscope.tracker.ranks import full
 
 METRICS = ("spectral_anisotropy", "isoscore", "participation_ratio")  # of the gradients' own cloud
 
-# Cards of what is no function of one cloud: a run carries them so that it renders anywhere.
-CARDS: dict[str, dict[str, Any]] = {
-    name: {
-        "name": name,
-        "family": "alignment",
-        "meaning": meaning,
-        "text": text,
-        "low": low,
-        "high": high,
-        "ignores": ["scale"] if name != "gradient_norm" else [],
-        "needs": ["Moments"],
-        "paper": paper,
-        "version": 1,
-    }
-    for name, meaning, text, low, high, paper in (
-        *(
-            ("gradient_norm", "Length of all gradient rows of the step together.", "√Σ‖g‖².", 0, None, "anisoscope"),
-            (
-                "gradient_energy",
-                "Share of the gradients' squared length inside a basis fitted on activations; index is its rank.",
-                "‖GQ‖²/‖G‖². The null is that of a random subspace, r/d; p is from the Beta law with its variance.",
-                *(0, 1, "bernas2026"),
-            ),
-            (
-                "gradient_enrichment",
-                "Gradient energy inside a basis over that inside a random one of the same rank.",
-                "E/(r/d): 1 where the basis knows nothing of the gradients.",
-                *(0, None, "bernas2026"),
-            ),
-            (
-                "tangent_normal_ratio",
-                "Gradient energy inside a basis over that inside a random one of the same rank orthogonal to it.",
-                "E(d − r)/((1 − E)r): a transform of the gradient energy, to be read beside it.",
-                *(0, None, "bernas2026"),
-            ),
-        ),
-    )
-}
+
+def card(name: str, meaning: str, text: str, *, high: float | None = None, paper: str = "bernas2026") -> dict[str, Any]:
+    """What a run keeps of a measure that is no function of one cloud, in the form of `Metric.card`."""
+    facts = {"name": name, "family": "alignment", "meaning": meaning, "text": f"{meaning}\n\n{text}", "low": 0}
+    return {**facts, "high": high, "ignores": [], "needs": ["Moments"], "paper": paper, "version": 1}
+
+
+CARDS = (
+    card("gradient_norm", "Length of all gradient rows of the step together.", "√Σ‖g‖².", paper="anisoscope"),
+    card(
+        "gradient_energy",
+        "Share of the gradients' squared length inside a basis fitted on activations; index is its rank.",
+        "‖GQ‖²/‖G‖². The null is that of a random subspace, r/d; p is from the Beta law with its variance.",
+        high=1,
+    ),
+    card(
+        "gradient_enrichment",
+        "Gradient energy inside a basis over that inside a random one of the same rank; index is the rank.",
+        "E/(r/d): 1 where the basis knows nothing of the gradients.",
+    ),
+    card(
+        "tangent_normal_ratio",
+        "Gradient energy inside a basis over that inside a random one orthogonal to it; index is the rank.",
+        "E(d − r)/((1 − E)r): a transform of the gradient energy, to be read beside it.",
+    ),
+)
 
 
 @dataclass
@@ -73,14 +61,16 @@ class Bases:
         self.refreshed: dict[Site, list[Basis]] = {}
         self.frozen: dict[Site, list[Basis]] = {}
 
-    def fit(self, site: Site, x: Tensor, step: int) -> None:
-        """Fit on the rows of a site (n, d) from the held-out tokens."""
+    def fit(self, site: Site, x: Tensor, step: int) -> bool:
+        """Fit on the rows of a site (n, d) from the held-out tokens; True if this is what stays frozen."""
         before = {(basis.proxy, basis.rank): basis for basis in self.refreshed.get(site, [])}
         ranks = fitting_ranks(self.tangent.ranks, *x.shape)
         self.refreshed[site] = fit_bases(x, self.tangent.proxies, ranks, seed=self.seed, start=before)
         due = self.tangent.frozen_from
-        if due is not None and step >= due and site not in self.frozen:
+        freezes = due is not None and step >= due and site not in self.frozen
+        if freezes:
             self.frozen[site] = self.refreshed[site]
+        return freezes
 
     def at(self, site: Site) -> Iterable[tuple[str, Basis]]:
         for basis in self.refreshed.get(site, []):
@@ -137,13 +127,9 @@ def alignment_records(
     return out
 
 
-def chosen_metrics(names: Sequence[str] = METRICS) -> list[Metric]:
-    return find(names)
-
-
 def chosen_weights(model: nn.Module, names: Sequence[str]) -> dict[str, nn.Parameter]:
     """The parameters of these names; one that does not exist, or is no matrix, is refused."""
-    known = dict(model.named_parameters())
+    known = dict(model.named_parameters(remove_duplicate=False))  # tied weights have two names
     for name in names:
         if name not in known:
             raise unknown("parameter", name, known)

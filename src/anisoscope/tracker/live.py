@@ -54,21 +54,36 @@ class Live:
     """Gradients of the batches that run through a model between arming and disarming, added up by site."""
 
     def __init__(self, model: nn.Module, layout: Layout, *, strict: bool = False) -> None:
-        self.moments: dict[Site, Moments] = {}
-        self.reasons: dict[Site, str] = {}  # why a site has no gradient
-        self.windows: set[bytes] = set()
-        self.forwards = 0
-        self.seconds = 0.0
         self._model = model
         self._layout = layout
         self._strict = strict
+        self._hooks = ExitStack()
+        self.forget()
+
+    def forget(self) -> None:
+        """Nothing has been seen."""
+        self.moments: dict[Site, Moments] = {}
+        self.windows: set[bytes] = set()
+        self.forwards = 0
+        self.seconds = 0.0
+        self._reasons: dict[Site, str] = {}  # why a site has no gradient
         self._forward: Forward | None = None  # the one that runs, or ran last
         self._inside = False
         self._silent: list[Forward] = []
-        self._hooks = ExitStack()
+
+    @property
+    def seen(self) -> bool:
+        """Whether backward has been here, or there is a reason why it was not."""
+        return bool(self.moments or self._reasons or any(forward.outputs for forward in self._silent))
+
+    def reason(self, site: Site) -> str:
+        return self._reasons.get(
+            site, "no gradient came here: the loss does not depend on it, or its block was skipped"
+        )
 
     def arm(self) -> None:
         """Put the hooks in place, before the forward."""
+        self.forget()
         with _undone_on_error(self._hooks):
             self._keep(self._model.register_forward_pre_hook(self._begin, with_kwargs=True))
             for stack in self._layout.stacks:
@@ -118,9 +133,9 @@ class Live:
         x = hidden_state(output)
         if x.requires_grad:
             x.register_hook(partial(self._add, site, forward))
-            self.reasons.pop(site, None)
+            self._reasons.pop(site, None)
         elif site not in self.moments:
-            self.reasons[site] = "no gradient comes here: nothing before this layer is trained"
+            self._reasons[site] = "no gradient comes here: nothing before this layer is trained"
 
     def _end(self, _model: nn.Module, _args: Any, output: Any) -> None:
         """The forward is over, or has failed, in which case there will be no `watch`."""
@@ -148,7 +163,7 @@ class Live:
         except Exception as error:
             if self._strict:
                 raise
-            self.reasons[site] = f"{type(error).__name__}: {error}"
+            self._reasons[site] = f"{type(error).__name__}: {error}"
         self.seconds += perf_counter() - start
 
 

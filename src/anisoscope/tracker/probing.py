@@ -15,12 +15,10 @@ from anisoscope.errors import AnisoscopeError, CaptureError
 from anisoscope.metrics import Metric, Undefined, find
 from anisoscope.metrics.evaluate import Measured, evaluate
 from anisoscope.models import Batch
-from anisoscope.records import Record
-from anisoscope.stats.blocks import Cloud, from_arrays
-from anisoscope.stats.heads import HeadSums
-from anisoscope.stats.pairs import beside
+from anisoscope.stats.blocks import Cloud, Stats, from_arrays
+from anisoscope.stats.derived import Groups
 from anisoscope.stats.pack import pack, unpack
-from anisoscope.stats.sample import Sample
+from anisoscope.stats.pairs import beside
 from anisoscope.store import Run
 from anisoscope.survey import Evaluated, Survey
 from anisoscope.survey.runs import save_cloud
@@ -45,6 +43,7 @@ class Probe:
         *,
         sites: Sequence[str] | None,
         metrics: Sequence[str | Metric] | None,
+        reference: int,
         sample: int,
         seed: int,
         strict: bool,
@@ -54,10 +53,11 @@ class Probe:
         self.batches = batches
         self.reference: dict[str, Cloud] = {}  # by site
         self.reference_step: int | None = None
-        self._sites = [str(site) for site in expand(layout, SITES if sites is None else sites)]
+        self._reference_from = reference
+        self.sites = [str(site) for site in expand(layout, SITES if sites is None else sites)]
         self._lenient = sites is None  # attention that shows no pattern is then left out instead of refused
-        self._options: dict[str, Any] = {"special": True, "sample": sample, "seed": seed}
-        self._options["tokens"] = sum(int(batch.counts.sum()) for batch in batches)
+        self.tokens = sum(int(batch.counts.sum()) for batch in batches)
+        self._options: dict[str, Any] = {"special": True, "sample": sample, "seed": seed, "tokens": self.tokens}
         chosen = _chosen(METRICS if metrics is None else metrics)
         if metrics is None and not self._heads:
             chosen = [m for m in chosen if "heads" not in m.requires]
@@ -65,22 +65,23 @@ class Probe:
 
     @property
     def _heads(self) -> bool:
-        return any("pattern" in site for site in self._sites)
+        return any("pattern" in site for site in self.sites)
 
-    def run(self) -> Survey:
+    def run(self, *, errors: bool) -> Survey:
         """One pass over the held-out tokens: no gradients, evaluation mode, nothing left behind."""
         try:
-            return self._survey()
+            return self._survey(errors)
         except CaptureError:
             if not self._lenient or not self._heads:
                 raise
-            self._sites = [site for site in self._sites if "pattern" not in site]
+            self.sites = [site for site in self.sites if "pattern" not in site]
             self.metrics = [m for m in self.metrics if "heads" not in m.requires]
-            return self._survey()
+            return self._survey(errors)
 
-    def _survey(self) -> Survey:
+    def _survey(self, errors: bool) -> Survey:
         metrics = [m for m in self.metrics if "reference" not in m.requires]
-        survey = Survey(self.model, self.layout, self._sites, metrics, **self._options)
+        blocks = errors or any(Groups in m.needs for m in metrics)
+        survey = Survey(self.model, self.layout, self.sites, metrics, blocks=blocks, **self._options)
         with unseen(self.model):
             self.model.eval()
             if survey.run(self.batches, None, None):
@@ -90,36 +91,39 @@ class Probe:
     def evaluated(self, survey: Survey, *, run: str, step: int, errors: bool) -> Iterator[Evaluated]:
         """Every site's numbers, those of what has moved included; the first probe becomes the reference."""
         moved = [m for m in self.metrics if "reference" in m.requires]
-        if self.reference_step is None:
+        if self.reference_step is None and step >= self._reference_from:
             self.reference_step = step
         for done in survey.evaluated(run=run, step=step, errors=errors):
             tokens = default_policy(done)
             cloud, site = done.clouds[tokens], str(done.site)
             if step == self.reference_step:
-                self.reference[site] = _remembered(cloud)
+                self.reference[site] = Cloud({name: _on_cpu(stat) for name, stat in _compared(cloud).items()})
             more: list[Measured] = []
             if site in self.reference:
                 heads = done.site.kind == "pattern"
                 metrics = [m for m in moved if ("heads" in m.requires) == heads and m.sources <= set(cloud.stats)]
-                pair = beside(cloud, self.reference[site])
+                pair = beside(Cloud(_compared(cloud)), self.reference[site])
                 more = evaluate(pair, metrics, site=site, run=run, step=step, tokens=tokens, errors=False)
             yield replace(done, measured=[*done.measured, *more])
 
-    def save_reference(self, run: Run) -> None:
-        """Keep the reference in the run, for a training that restarts."""
+    def keep_reference(self, run: Run) -> None:
+        """Put the reference into the run, for a training that starts again."""
         for site, cloud in self.reference.items():
-            save_cloud(run, cloud, site=site, step=self.reference_step or 0, tokens=_REFERENCE)
+            save_cloud(run, cloud, site=site, step=self.reference_step or 0, tokens="reference")
 
-    def load_reference(self, run: Run) -> None:
+    def take_reference(self, run: Run) -> None:
         """Take the reference from the run that is continued, if it keeps one."""
-        for step, site, tokens, _ in run.statistics():
-            if tokens == _REFERENCE:
-                arrays = run.load_statistics(step, site, tokens)
-                self.reference[site] = Cloud(from_arrays({name: torch.from_numpy(a) for name, a in arrays.items()}))
-                self.reference_step = step
+        for step, site, cloud in kept_clouds(run, "reference"):
+            self.reference[site] = cloud
+            self.reference_step = step
 
 
-_REFERENCE = "reference"
+def kept_clouds(run: Run, tokens: str) -> Iterator[tuple[int, str, Cloud]]:
+    """Step, site and cloud of what a run keeps under this name."""
+    for step, site, name, _ in run.statistics():
+        if name == tokens:
+            arrays = run.load_statistics(step, site, tokens)
+            yield step, site, Cloud(from_arrays({at: torch.from_numpy(array) for at, array in arrays.items()}))
 
 
 def default_policy(done: Evaluated) -> str:
@@ -143,16 +147,15 @@ def guarded(metric: Metric) -> Metric:
     return replace(metric, function=careful)
 
 
-def failure(site: str, what: str, error: Exception, **same: Any) -> Record:
-    """The record of something that should have been measured and was not."""
-    return Record(site, what, None, note=f"{type(error).__name__}: {error}", **same)
-
-
 def _chosen(metrics: Sequence[str | Metric]) -> list[Metric]:
     return [each if isinstance(each, Metric) else find([each])[0] for each in metrics]
 
 
-def _remembered(cloud: Cloud) -> Cloud:
-    """What of a cloud the future is compared with: its sampled rows, or its heads; on the CPU, where the past waits."""
-    kinds = [kind for kind in (Sample, HeadSums) if cloud.has(kind)]
-    return Cloud({kind.__name__: unpack(kind, pack(cloud.get(kind))) for kind in kinds})
+def _compared(cloud: Cloud) -> Stats:
+    """What of a cloud is compared over time: its sampled rows, or its heads."""
+    return {name: cloud.stats[name] for name in ("Sample", "HeadSums") if name in cloud.stats}
+
+
+def _on_cpu(statistic: Any) -> Any:
+    """A copy where the past waits, out of the way of training."""
+    return unpack(type(statistic), pack(statistic))

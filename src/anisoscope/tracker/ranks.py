@@ -64,7 +64,8 @@ def is_sharded(model: nn.Module) -> bool:
 
 def full(x: Tensor) -> Tensor:
     """A sharded tensor, gathered from all ranks (which must all ask); any other as it is."""
-    whole: Tensor = x.full_tensor() if _in_pieces(x) else x  # type: ignore[operator]
+    pieces: Any = x
+    whole: Tensor = pieces.full_tensor() if _in_pieces(x) else x
     return whole
 
 

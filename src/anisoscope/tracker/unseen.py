@@ -36,7 +36,7 @@ def unseen(model: nn.Module) -> Iterator[None]:
 
 @contextmanager
 def random_states(model: nn.Module) -> Iterator[None]:
-    """Random numbers of torch (on the model's devices too), numpy and Python go on afterwards as if nothing had been."""
+    """Random numbers of torch (on the model's devices too), numpy and Python go on as if nothing had been drawn."""
     python, numpy, drawn = random.getstate(), np.random.get_state(), drawn_so_far(model)
     try:
         yield

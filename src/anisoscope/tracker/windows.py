@@ -1,4 +1,4 @@
-"""Batches as windows: what a training loop feeds its model, cut where position ids restart, each window with a digest."""
+"""Batches as windows: what a model is fed, cut where position ids restart, each window with a digest."""
 
 from __future__ import annotations
 
@@ -20,7 +20,9 @@ def probe_batches(model: nn.Module, given: Any) -> list[Batch]:
     """The held-out tokens as batches: a batch of any kind, or several of them."""
     several = [given] if isinstance(given, Mapping | Tensor | Batch) else list(given)
     if not several:
-        raise InputError("the probe holds no batch; give held-out tokens: a batch such as those you train on, or a list")
+        raise InputError(
+            "the probe holds no batch; give held-out tokens: a batch such as those you train on, or a list"
+        )
     batches: list[Batch] = []
     first_document = 0
     for each in several:

@@ -1,0 +1,1 @@
+"""The lab: small transformers that grow up in front of the instrument."""

@@ -1,0 +1,73 @@
+"""Checkpoints of the lab: folders of its own small model, opened like any other."""
+
+from __future__ import annotations
+
+import json
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file
+
+from anisoscope.errors import InputError
+from anisoscope.lab.model import Config, Transformer
+from anisoscope.models.weights import weights_digest
+
+_MODEL_TYPE = "anisoscope-lab"
+
+
+def is_lab_folder(folder: Path) -> bool:
+    """Whether a folder's config.json says that its model is one of the lab's."""
+    path = folder / "config.json"
+    try:
+        return path.is_file() and json.loads(path.read_text()).get("model_type") == _MODEL_TYPE
+    except (ValueError, AttributeError, OSError):
+        return False  # whatever it is, the usual way of opening will say
+
+
+def load_lab_model(folder: Path, dtype: torch.dtype | None, device: torch.device) -> Transformer:
+    """The model of a lab's checkpoint, in eval mode."""
+    values = json.loads((folder / "config.json").read_text())
+    config = Config(**{name: value for name, value in values.items() if name not in ("model_type", "step")})
+    model = Transformer(config)
+    missing, unexpected = model.load_state_dict(load_file(folder / "model.safetensors"), strict=False)
+    lacking = [name for name in missing if not (config.tied and name == "head.weight")]  # which is the embedding
+    if lacking or unexpected:
+        raise InputError(
+            f"the weights in {folder} do not fit its config.json: {', '.join([*lacking, *unexpected][:3])}; "
+            "copy the checkpoint again"
+        )
+    return model.to(device, dtype).eval()
+
+
+def lab_tokenizer(folder: Path) -> Any:
+    import transformers
+
+    return transformers.PreTrainedTokenizerFast.from_pretrained(folder, local_files_only=True)
+
+
+def lab_info(model: Transformer, folder: Path) -> dict[str, Any]:
+    """What `open_model` says of any model, for one of the lab's."""
+    values = json.loads((folder / "config.json").read_text())
+    return {
+        "commit": None,
+        "model_type": _MODEL_TYPE,
+        "lab": values,
+        "head": True,
+        "modality": "text",
+        "processor": "PreTrainedTokenizerFast",
+        "stored_dtype": "float32",
+        "digest": weights_digest(folder),
+        "random_weights": [],
+        "quantization": None,
+        "adapter": None,
+        "embedding_rows": model.config.vocabulary,
+        "max_positions": model.config.context,
+        "decoder_start": None,
+        "libraries": {name: version(name) for name in ("torch", "transformers")},
+        "architecture": type(model).__name__,
+        "dtype": str(next(model.parameters()).dtype).removeprefix("torch."),
+        "attention": model.config.attention,
+        "parameters": sum(p.numel() for p in model.parameters()),
+    }

@@ -1,0 +1,225 @@
+"use strict";
+// The explorer (pick a metric, a kind of chart, a colour), the gallery, the theme; the address holds the view.
+
+const $ = (id) => document.getElementById(id);
+
+function element(tag, attributes = {}, ...children) {
+  const made = document.createElement(tag);
+  for (const [name, value] of Object.entries(attributes)) made.setAttribute(name, value);
+  made.append(...children); // texts become text nodes: nothing in a run is ever read as HTML
+  return made;
+}
+
+class Page {
+  constructor(table) {
+    this.table = table;
+    this.state = readHash();
+    this.settle();
+    this.fillMetrics();
+    this.bind();
+  }
+
+  get views() {
+    return this.table.outline.views;
+  }
+
+  view() {
+    return this.views.find((view) => view.metric === this.state.get("metric")) || this.views[0];
+  }
+
+  kind() {
+    const kinds = this.view().kinds;
+    return kinds.find((kind) => kind.kind === this.state.get("kind")) || kinds[0];
+  }
+
+  colour() {
+    const fields = this.kind().colours.map((each) => each.field);
+    return fields.includes(this.state.get("colour")) ? this.state.get("colour") : fields[0];
+  }
+
+  // A view that the address does not name is the first one.
+  settle() {
+    if (this.views.length && !this.views.some((view) => view.metric === this.state.get("metric"))) {
+      this.state.set("metric", this.views[0].metric);
+    }
+  }
+
+  bind() {
+    $("metric").onchange = (event) => this.choose({ metric: event.target.value });
+    $("card-link").onclick = () => openCard(this.view().metric);
+    $("colour").onchange = (event) => this.choose({ colour: event.target.value }, ["kind"]);
+    window.onhashchange = () => {
+      this.state = readHash();
+      this.settle();
+      this.show();
+    };
+  }
+
+  // Changes the view; what does not fit the new metric or kind falls back to its default.
+  choose(changes, keep = []) {
+    const kept = new Map([...this.state].filter(([key]) => key === "metric" || key === "runs" || keep.includes(key)));
+    if (!changes.metric) for (const [key, value] of this.state) if (key.startsWith("pick.")) kept.set(key, value);
+    this.state = kept;
+    for (const [key, value] of Object.entries(changes)) this.state.set(key, value);
+    writeHash(this.state);
+    return this.show();
+  }
+
+  fillMetrics() {
+    const families = new Map();
+    for (const view of this.views) families.set(view.family, [...(families.get(view.family) || []), view.metric]);
+    $("metric").replaceChildren(...[...families].map(([family, metrics]) =>
+      element("optgroup", { label: family }, ...metrics.map((name) => element("option", { value: name }, name)))));
+  }
+
+  async show() {
+    if (!this.views.length) return;
+    const view = this.view(), kind = this.kind(), colour = this.colour();
+    const rows = this.table.rows(view.metric);
+    const picks = picksOf(rows, kind, colour);
+    const picked = Object.fromEntries(picks.map(([field, values]) => [field, this.pick(field, values)]));
+    $("metric").value = view.metric;
+    $("meaning").textContent = view.meaning;
+    $("kinds").replaceChildren(...view.kinds.map((each) => this.tab(each, kind)));
+    this.fillColours(kind, colour);
+    this.fillPicks(picks, picked);
+    $("chart").setAttribute("aria-label", `${view.metric} ${kind.title}`);
+    $("card-link").hidden = !cardOf(view.metric);
+    await draw($("chart"), this.table.outline, kind, colour, shownRows(rows, kind, colour, picked));
+    $("chart").dataset.shown = `${view.metric} ${kind.kind}`;
+  }
+
+  pick(field, values) {
+    const wished = this.state.get("pick." + field);
+    const found = values.find((value) => String(value) === wished);
+    return found === undefined ? defaultPick(field, values) : found;
+  }
+
+  tab(each, current) {
+    const button = element("button", { type: "button", "aria-pressed": each.kind === current.kind }, each.title);
+    button.onclick = () => this.choose({ kind: each.kind });
+    return button;
+  }
+
+  fillColours(kind, colour) {
+    const named = kind.colours.filter((each) => each.field !== null);
+    $("colour").parentElement.hidden = named.length < 2;
+    $("colour").replaceChildren(...named.map((each) => element("option", { value: each.field }, each.title)));
+    if (colour !== null) $("colour").value = colour;
+  }
+
+  // The controls are made anew only when what can be picked has changed, so that a slider in use stays.
+  fillPicks(picks, picked) {
+    const signature = JSON.stringify(picks);
+    if ($("picks").dataset.signature !== signature) {
+      $("picks").dataset.signature = signature;
+      $("picks").replaceChildren(...picks.map(([field, values]) => this.picker(field, values)));
+    }
+    for (const [field, values] of picks) {
+      const control = $("pick-" + field);
+      const place = values.indexOf(picked[field]);
+      control.value = String(place);
+      if (control.type === "range") control.nextElementSibling.textContent = labelOf(field, values[place]);
+    }
+  }
+
+  picker(field, values) {
+    const id = "pick-" + field;
+    const slides = typeof values[0] === "number" && values.length > 3;
+    const control = slides
+      ? element("input", { id, type: "range", min: 0, max: values.length - 1, step: 1 })
+      : element("select", { id }, ...values.map((value, place) => element("option", { value: place }, labelOf(field, value))));
+    control.oninput = () => this.choose({ ["pick." + field]: String(values[Number(control.value)]) }, ["kind", "colour"]);
+    return element("label", {}, element("span", {}, titleOf(field)), control, ...(slides ? [element("output")] : []));
+  }
+}
+
+function cardOf(metric) {
+  return [...document.querySelectorAll("#cards details")].find((card) => card.dataset.metric === metric);
+}
+
+function openCard(metric) {
+  const card = cardOf(metric);
+  for (let part = card; part; part = part.parentElement) if (part.tagName === "DETAILS") part.open = true;
+  card.scrollIntoView({ block: "center" });
+}
+
+function labelOf(field, value) {
+  if (field === "place" && value === -1) return "embed";
+  return typeof value === "number" ? value.toLocaleString("en") : value;
+}
+
+function readHash() {
+  return new Map(new URLSearchParams(location.hash.slice(1)));
+}
+
+function writeHash(state) {
+  history.replaceState(null, "", "#" + new URLSearchParams([...state]));
+}
+
+// Every metric once, in its first kind of chart, drawn when it comes into sight.
+function fillGallery(page) {
+  const outline = page.table.outline;
+  const figures = outline.views.filter((view) => view.kinds[0].kind !== "points").map((view) => {
+    const link = element("a", { href: "#explore" }, view.metric);
+    const chart = element("div", { class: "chart", role: "img", "aria-label": view.metric });
+    const figure = element("figure", { "data-metric": view.metric }, element("figcaption", {}, link, element("span", {}, view.meaning)), chart);
+    link.onclick = (event) => {
+      event.preventDefault(); // the address holds the view, not a place on the page
+      page.choose({ metric: view.metric });
+      $("explore").scrollIntoView();
+    };
+    figure.draw = () => {
+      const kind = view.kinds[0], colour = kind.colours[0].field, rows = page.table.rows(view.metric);
+      const picks = picksOf(rows, kind, colour).map(([field, values]) => [field, defaultPick(field, values)]);
+      figure.querySelector("span").textContent =
+        [view.meaning, ...picks.map(([field, value]) => `${titleOf(field)} ${labelOf(field, value)}`)].join(" · ");
+      return draw(chart, outline, kind, colour, shownRows(rows, kind, colour, Object.fromEntries(picks)), true);
+    };
+    return figure;
+  });
+  $("gallery").replaceChildren(...figures);
+  const seen = new IntersectionObserver((entries) => {
+    for (const entry of entries) if (entry.isIntersecting) {
+      seen.unobserve(entry.target);
+      entry.target.draw();
+    }
+  }, { rootMargin: "200px" });
+  figures.forEach((figure) => seen.observe(figure));
+  window.addEventListener("beforeprint", () => figures.forEach((figure) => figure.draw()));
+  return figures;
+}
+
+// Light or dark: as the system says until the reader chooses.
+function bindTheme(redraw) {
+  const system = matchMedia("(prefers-color-scheme: dark)");
+  const set = (dark) => {
+    document.documentElement.dataset.theme = dark ? "dark" : "light";
+    $("theme").textContent = dark ? "Light" : "Dark";
+  };
+  set(system.matches);
+  system.onchange = () => { set(system.matches); redraw(); };
+  $("theme").onclick = () => { set(document.documentElement.dataset.theme !== "dark"); redraw(); };
+}
+
+function download(name, text) {
+  const link = element("a", { href: URL.createObjectURL(new Blob([text], { type: "text/csv" })), download: name });
+  link.click();
+  URL.revokeObjectURL(link.href);
+}
+
+async function startReport() {
+  try {
+    const table = await unpack($("records").textContent);
+    const page = new Page(table);
+    let figures = [];
+    bindTheme(() => { page.show(); figures.filter((figure) => figure.querySelector("svg")).forEach((figure) => figure.draw()); });
+    $("csv").onclick = () => download("records.csv", table.csv());
+    await page.show();
+    figures = fillGallery(page);
+    document.documentElement.dataset.ready = "yes";
+  } catch (error) {
+    $("trouble").textContent = `The charts cannot be shown: ${error.message}`;
+    $("trouble").hidden = false;
+  }
+}

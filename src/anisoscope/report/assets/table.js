@@ -1,0 +1,126 @@
+"use strict";
+// Records as columns: unpacks what pack.py packed and gives the rows of a metric as charts read them.
+
+async function unpack(text) {
+  if (typeof DecompressionStream === "undefined") {
+    throw new Error("This browser cannot unpack the records; use one from 2023 or later.");
+  }
+  const packed = Uint8Array.from(atob(text.trim()), (c) => c.charCodeAt(0));
+  const stream = new Blob([packed]).stream().pipeThrough(new DecompressionStream("deflate"));
+  const bytes = new Uint8Array(await new Response(stream).arrayBuffer());
+  const length = new DataView(bytes.buffer).getUint32(0, true);
+  const head = JSON.parse(new TextDecoder().decode(bytes.subarray(4, 4 + length)));
+  return new Table(head, bytes.subarray(4 + length));
+}
+
+// Byte planes back to numbers: all first bytes stand before all second ones.
+function column(bytes, offset, rows, kind) {
+  const size = Number(kind[1]);
+  const plain = new Uint8Array(rows * size);
+  for (let plane = 0; plane < size; plane++) {
+    for (let row = 0; row < rows; row++) plain[row * size + plane] = bytes[offset + plane * rows + row];
+  }
+  return new { u2: Uint16Array, u4: Uint32Array, f4: Float32Array }[kind](plain.buffer);
+}
+
+const known = (x) => (Number.isNaN(x) ? null : Number(x.toPrecision(7)));
+
+class Table {
+  constructor(head, bytes) {
+    this.head = head;
+    this.outline = head.outline;
+    this.columns = {};
+    let offset = 0;
+    for (const [name, kind] of head.columns) {
+      this.columns[name] = column(bytes, offset, head.rows, kind);
+      offset += head.rows * Number(kind[1]);
+    }
+    this.cache = new Map();
+    this.late = new Map(); // rows that arrived after packing, by metric
+  }
+
+  size() {
+    return [...this.late.values()].reduce((sum, rows) => sum + rows.size, this.head.rows);
+  }
+
+  // The rows of one metric, made when first asked for.
+  rows(metric) {
+    if (!this.cache.has(metric)) {
+      const found = [];
+      this.head.starts.forEach(([name, first], place) => {
+        const next = place + 1 < this.head.starts.length ? this.head.starts[place + 1][1] : this.head.rows;
+        if (name === metric) for (let i = first; i < next; i++) found.push(this.row(i));
+      });
+      this.cache.set(metric, found);
+    }
+    const late = this.late.get(metric);
+    if (!late) return filledUp(this.cache.get(metric));
+    return filledUp([...this.cache.get(metric).filter((row) => !late.has(rowKey(row))), ...late.values()]);
+  }
+
+  // A later row of the same key takes the place of an earlier one, as in a run.
+  append(rows) {
+    for (const row of rows) {
+      if (row.behind) row.place += this.head.depths[`${row.run}\n${row.stack}`] || 0;
+      if (!this.late.has(row.metric)) this.late.set(row.metric, new Map());
+      this.late.get(row.metric).set(rowKey(row), row);
+    }
+  }
+
+  text(name, i) {
+    return this.head.lists[name][this.columns[name][i]];
+  }
+
+  row(i) {
+    const site = this.head.sites[this.columns.site[i]];
+    const run = this.text("run", i);
+    const index = this.text("index", i);
+    const value = known(this.columns.value[i]);
+    const error = known(this.columns.error[i]);
+    const half = error === null ? null : error * this.head.factors[this.columns.error_kind[i]];
+    const depth = site.behind ? this.head.depths[`${run}\n${site.stack}`] || 0 : 0;
+    const row = {
+      run, tokens: this.text("tokens", i), stream: site.stream, site: this.text("site", i),
+      place: site.place === null ? null : site.place + depth,
+      head: site.heads ? index : site.head, index: site.heads ? null : index,
+      step: this.text("step", i), value, error,
+      low: value === null || half === null ? null : value - half,
+      high: value === null || half === null ? null : value + half,
+      null: known(this.columns.null[i]), n: this.text("n", i), note: this.text("note", i),
+    };
+    for (const [key, entry] of Object.entries(this.head.variants[this.columns.variant[i]])) row["v_" + key] = entry;
+    return row;
+  }
+
+  // All records as CSV, in the columns that a run exports.
+  csv() {
+    const names = ["run", "step", "site", "metric", "version", "tokens", "index", "variant", "value", "error", "error_kind", "null", "n", "note"];
+    const lines = [names.join(",")];
+    this.head.starts.forEach(([metric, first], place) => {
+      const next = place + 1 < this.head.starts.length ? this.head.starts[place + 1][1] : this.head.rows;
+      for (let i = first; i < next; i++) {
+        lines.push(names.map((name) => cell(
+          name === "metric" ? metric : name in this.head.lists ? this.text(name, i) : known(this.columns[name][i]))).join(","));
+      }
+    });
+    return lines.join("\r\n") + "\r\n";
+  }
+}
+
+// A variant's key that only some rows have gets a value in the others, so that they can be told apart.
+function filledUp(rows) {
+  const keys = fieldsOf(rows).filter((field) => field.startsWith("v_"));
+  for (const row of rows) for (const key of keys) if (!(key in row)) row[key] = NONE;
+  return rows;
+}
+
+const rowKey = (row) => JSON.stringify(
+  ["run", "step", "site", "tokens", "head", "index", ...Object.keys(row).filter((k) => k.startsWith("v_") && row[k] !== NONE).sort()].map((k) => row[k]));
+
+function cell(value) {
+  if (value === null || value === undefined) return "";
+  let text = String(value);
+  // A spreadsheet would run a text that starts like a formula.
+  if (typeof value === "string" && /^[=+\-@\t]/.test(text)) text = "'" + text;
+  return /[",\r\n]/.test(text) ? `"${text.replaceAll('"', '""')}"` : text;
+}

@@ -1,0 +1,106 @@
+"""Records as compressed columns: small enough for a page, exact to seven digits, unpacked by the page itself.
+
+The bytes are zlib's: a head (its length as four bytes, then JSON) and the columns one after the other. Texts and whole
+numbers are codes into lists of the head; numbers are float32, NaN where missing. Every column is stored byte plane by
+byte plane (all first bytes, then all second bytes), which compresses better.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import zlib
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from anisoscope.report.tidy import BEHIND, depths_of, parse_site, parse_variant, place_of, stream_of, t_factor
+
+_CODED = ("run", "site", "tokens", "variant", "index", "step", "n", "note", "error_kind", "version")
+# A bar or a level needs no more than four digits: the rest would be noise that does not compress.
+_BITS = {"value": 23, "error": 12, "null": 12}
+_ORDER = ["metric", "run", "variant", "tokens", "index", "site", "step"]  # so that neighbours in a column are alike
+
+
+def pack(table: pd.DataFrame, outline: Mapping[str, Any]) -> str:
+    """A table and what else a page needs (any JSON), as text for the page's `unpack`."""
+    rows, starts = _by_metric(table)
+    head: dict[str, Any] = {"outline": outline, "rows": len(rows), "starts": starts, "columns": [], "lists": {}}
+    planes: list[bytes] = []
+    for name in _CODED:
+        codes, values = pd.factorize(rows[name], use_na_sentinel=False)
+        kind = "u2" if len(values) < 1 << 16 else "u4"
+        head["lists"][name] = [_plain(value) for value in values]
+        head["columns"].append([name, kind])
+        planes.append(_planes(codes.astype(f"<{kind}")))
+    for name, bits in _BITS.items():
+        head["columns"].append([name, "f4"])
+        planes.append(_planes(rounded(rows[name].to_numpy(dtype="<f4", na_value=np.nan), bits)))
+    head["sites"] = _site_facts(head["lists"]["site"])
+    head["depths"] = {f"{run}\n{stack}": depth for (run, stack), depth in depths_of(table).items()}
+    head["variants"] = [parse_variant(text) for text in head["lists"]["variant"]]
+    head["factors"] = [t_factor(kind) for kind in head["lists"]["error_kind"]]
+    text = json.dumps(head, ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode()
+    body = len(text).to_bytes(4, "little") + text + b"".join(planes)
+    return base64.b64encode(zlib.compress(body, 9)).decode()
+
+
+def _by_metric(table: pd.DataFrame) -> tuple[pd.DataFrame, list[list[Any]]]:
+    """The rows with each metric's in one piece, and where each piece starts: [[metric, first row], …]."""
+    metrics = list(dict.fromkeys(table["metric"]))
+    # Sites sort as in a forward pass, metrics as first seen.
+    sites = {text: place for place, text in enumerate(sorted(table["site"].unique(), key=parse_site))}
+    ranks = {"metric": {name: place for place, name in enumerate(metrics)}, "site": sites}
+    rows = table.sort_values(
+        _ORDER, key=lambda column: column.map(ranks[str(column.name)]) if column.name in ranks else column
+    )
+    first = np.flatnonzero(~rows["metric"].duplicated())
+    return rows, [[rows["metric"].iloc[place], int(place)] for place in first]
+
+
+def rounded(values: np.ndarray[Any, Any], bits: int) -> np.ndarray[Any, Any]:
+    """Float32 numbers to that many bits after the leading one, (n,) -> (n,).
+
+    >>> float(rounded(np.array([1.0001], "<f4"), 12)[0])
+    1.0
+    """
+    if bits >= 23:
+        return values
+    drop = 23 - bits
+    whole = np.where(np.isnan(values), 0, values).astype("<f4").view("<u4")
+    cut = (whole + np.uint32(1 << (drop - 1))) & np.uint32(0xFFFFFFFF << drop & 0xFFFFFFFF)
+    return np.where(np.isnan(values), np.float32(np.nan), cut.view("<f4")).astype("<f4")
+
+
+def _planes(column: np.ndarray[Any, Any]) -> bytes:
+    """The bytes of a column plane by plane: all first bytes, then all second ones."""
+    return column.view(np.uint8).reshape(len(column), column.itemsize).T.tobytes()
+
+
+def _site_facts(sites: Sequence[str]) -> list[dict[str, Any]]:
+    """What the page must know of each site; the place of `final` depends on the run, so the page adds the depth."""
+    facts = []
+    for text in sites:
+        site = parse_site(text)
+        # Behind a stack of no layers, so that the page only has to add the depth of the run's own.
+        place = place_of(site, 0)
+        facts.append(
+            {
+                "stream": stream_of(site),
+                "stack": site.stack,
+                "place": place,
+                "behind": site.kind in BEHIND,
+                "head": site.head,
+                "heads": site.kind == "pattern",
+            }
+        )
+    return facts
+
+
+def _plain(value: Any) -> Any:
+    """A value as JSON holds it: None where it is missing, Python's numbers."""
+    if pd.isna(value):
+        return None
+    return value.item() if hasattr(value, "item") else value

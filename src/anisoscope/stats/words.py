@@ -1,0 +1,147 @@
+"""Words and sentences among the sampled rows, summed by block so that leaving a block out costs next to nothing."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from anisoscope.stats.blocks import Cloud
+from anisoscope.stats.sample import Sample
+
+_OCCURRENCES = 5  # a word must be in the sample this often
+_WORDS = 64  # the most frequent words are enough for a mean over words
+_COMPARED = 32  # occurrences of a word whose inner products are kept
+
+
+@dataclass(frozen=True)
+class UnitSums:
+    """Sums of unit rows by block and by group of rows: mean cosines within groups, with any blocks left out."""
+
+    block: Tensor  # (B,) block numbers
+    rows: Tensor  # (B, G) how many rows
+    directed: Tensor  # (B, G) how many of them have a direction
+    unit: Tensor  # (B, G, d) Σ u
+
+    @classmethod
+    def of(cls, unit: Tensor, block: Tensor, group: Tensor, groups: int) -> UnitSums:
+        """From unit rows (n, d), their blocks and their groups (n,)."""
+        number, which = block.unique(return_inverse=True)
+        place = which * groups + group  # (n,)
+        cells = len(number) * groups
+        rows = torch.bincount(place, minlength=cells).double()
+        directed = torch.zeros(cells, dtype=torch.float64).index_add_(0, place, unit.square().sum(1).round().cpu())
+        sums = unit.new_zeros(cells, unit.shape[1]).index_add_(0, place.to(unit.device), unit)
+        shape = (len(number), groups)
+        return cls(number, rows.view(shape), directed.view(shape), sums.view(*shape, unit.shape[1]).cpu())
+
+    def cosines(self) -> Tensor:
+        """The mean cosine of two different rows of each group, (G,); NaN where a group has fewer than two."""
+        n = self.rows.sum(0)
+        square = self.unit.sum(0).square().sum(1)
+        return torch.where(n > 1, (square - self.directed.sum(0)) / (n * (n - 1)).clamp(min=1), torch.nan)
+
+    def without_block(self, blocks: Tensor) -> UnitSums:
+        keep = ~torch.isin(self.block, blocks)
+        return UnitSums(self.block[keep], self.rows[keep], self.directed[keep], self.unit[keep])
+
+
+@dataclass(frozen=True)
+class Words:
+    """The most frequent tokens of the sample: their occurrences' sums, inner products, and those of random groups."""
+
+    each: UnitSums  # a group a word
+    all: UnitSums  # one group: any two rows
+    products: Tensor  # (2, W, m, m) inner products of occurrences of a word, and of as many rows in key order
+    block: Tensor  # (2, W, m) their blocks, −1 where there are fewer
+
+    @classmethod
+    def derive(cls, cloud: Cloud) -> Words:
+        sample = cloud.get(Sample)
+        unit, tokens = _unit(sample.x), sample.rows.tokens
+        groups = _frequent(tokens.token)
+        word = torch.repeat_interleave(torch.arange(len(groups)), torch.tensor([len(g) for g in groups]).long())
+        rows = torch.cat(groups) if groups else torch.zeros(0, dtype=torch.int64)
+        each = UnitSums.of(unit[rows.to(unit.device)], tokens.block[rows], word, len(groups))
+        whole = UnitSums.of(unit, tokens.block, torch.zeros_like(tokens.block), 1)
+        chosen = [group[:_COMPARED] for group in groups]
+        start, random = 0, []
+        for group in chosen:
+            random.append(torch.arange(start, start + len(group)) % max(1, len(unit)))
+            start += len(group)
+        both = [_products(sample.x, places, tokens.block) for places in (chosen, random)]
+        return cls(each, whole, torch.stack([b[0] for b in both]), torch.stack([b[1] for b in both]))
+
+    def first_shares(self) -> tuple[Tensor, Tensor]:
+        """λ1/Σλ of each word's occurrences and of its random group, (W,) both."""
+        there = (self.block >= 0).double()
+        products = self.products * there[..., None] * there[..., None, :]
+        largest = torch.linalg.eigvalsh(products)[..., -1]
+        total = products.diagonal(dim1=-2, dim2=-1).sum(-1).clamp(min=1e-300)
+        own, random = largest / total
+        return own, random
+
+    def without_block(self, blocks: Tensor) -> Words:
+        gone = torch.isin(self.block, blocks)
+        return Words(
+            self.each.without_block(blocks),
+            self.all.without_block(blocks),
+            self.products,
+            self.block.masked_fill(gone, -1),
+        )
+
+
+@dataclass(frozen=True)
+class Sentences:
+    """The cosine of each sampled row with the mean of the other sampled rows of its document."""
+
+    cosine: Tensor  # (q,) for rows whose document has another
+    block: Tensor  # (q,)
+    all: UnitSums
+
+    @classmethod
+    def derive(cls, cloud: Cloud) -> Sentences:
+        sample = cloud.get(Sample)
+        unit, tokens = _unit(sample.x), sample.rows.tokens
+        _, which, count = tokens.document.unique(return_inverse=True, return_counts=True)
+        sums = unit.new_zeros(len(count), unit.shape[1]).index_add_(0, which.to(unit.device), unit)
+        several = (count[which] > 1).nonzero()[:, 0]
+        own = unit[several.to(unit.device)]
+        others = sums[which[several].to(unit.device)] - own
+        cosine = (own * others).sum(1) / others.norm(dim=1).clamp(min=1e-300)
+        whole = UnitSums.of(unit, tokens.block, torch.zeros_like(tokens.block), 1)
+        return cls(cosine.cpu(), tokens.block[several], whole)
+
+    def without_block(self, blocks: Tensor) -> Sentences:
+        keep = ~torch.isin(self.block, blocks)
+        return Sentences(self.cosine[keep], self.block[keep], self.all.without_block(blocks))
+
+
+def _frequent(token: Tensor) -> list[Tensor]:
+    """For each of the most frequent token ids, the places of its occurrences; none where ids are unknown (−1)."""
+    known = (token >= 0).nonzero()[:, 0]
+    if not len(known):
+        return []
+    order = known[torch.sort(token[known], stable=True).indices]
+    count = torch.unique_consecutive(token[order], return_counts=True)[1]
+    groups = [group for group in order.split(count.tolist()) if len(group) >= _OCCURRENCES]
+    return sorted(groups, key=len, reverse=True)[:_WORDS]
+
+
+def _products(x: Tensor, places: list[Tensor], block: Tensor) -> tuple[Tensor, Tensor]:
+    """Inner products within each group, padded with zeros, (W, m, m), and the rows' blocks, (W, m)."""
+    most = max((len(group) for group in places), default=0)
+    products = torch.zeros(len(places), most, most, dtype=torch.float64)
+    blocks = torch.full((len(places), most), -1)
+    for number, group in enumerate(places):
+        rows = x[group.to(x.device)].double()
+        products[number, : len(group), : len(group)] = (rows @ rows.T).cpu()
+        blocks[number, : len(group)] = block[group]
+    return products, blocks
+
+
+def _unit(x: Tensor) -> Tensor:
+    x = x.double()
+    length = x.norm(dim=1, keepdim=True)
+    return torch.where(length > 0, x / length, 0.0)

@@ -1,0 +1,152 @@
+"""How much of the gradients' anisotropy sits in a basis: IsoScore* before and after taking the basis out."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from anisoscope.tangent.basis import Basis
+
+SHRINKAGE = 0.1  # ζ
+DRAWS = 6  # in some hundred dimensions random subspaces hardly differ
+_FARTHEST, _HALVINGS = 1e3, 24
+
+
+@dataclass(frozen=True)
+class Split:
+    """tr Σ² = tangent + mixed + normal, exactly: ‖PᵀΣPᵀ‖², 2‖PᵀΣPᴺ‖², ‖PᴺΣPᴺ‖², as shares of the whole."""
+
+    tangent: float
+    mixed: float
+    normal: float
+
+
+def split(covariance: Tensor, basis: Basis) -> Split:
+    """Where the squared covariance of gradients sits: inside the basis, across, outside.
+
+    >>> from anisoscope.tangent.basis import orthonormal
+    >>> split(torch.diag(torch.tensor([2.0, 1.0])), orthonormal(torch.tensor([[1.0], [0.0]]), "mine"))
+    Split(tangent=0.8, mixed=0.0, normal=0.2)
+    """
+    c = covariance.double()
+    cq = c @ basis.q  # (d, r)
+    inside = basis.q.T @ cq  # (r, r)
+    whole = float(c.square().sum())
+    tangent = float(inside.square().sum()) / whole
+    mixed = 2 * (float(cq.square().sum()) / whole - tangent)
+    return Split(tangent, mixed, 1 - tangent - mixed)
+
+
+def isoscore_star(covariance: Tensor) -> float:
+    """IsoScore* of gradients: (PR − 1)/(d − 1) of the shrunk covariance (1 − ζ)C + ζ·I·tr C/d."""
+    c = _shrunk(covariance)
+    return float((c.diagonal().sum() ** 2 / c.square().sum() - 1) / (len(c) - 1))
+
+
+def removal_gains(covariance: Tensor, bases: Sequence[Basis]) -> Tensor:
+    """ΔIsoScore* of taking each basis out: how much rounder the gradients become, (bases, 2): ambient and reduced.
+
+    A basis is projected out after shrinking (before, shrinking would refill the hole). In the ambient dimension the
+    score is (PR − 1)/(d − 1), whose ceiling without r directions is (d − r − 1)/(d − 1); the reduced one divides by
+    d − r − 1.
+    """
+    c = _shrunk(covariance)
+    d, trace, square = len(c), c.diagonal().sum(), c.square().sum()
+    before = (trace**2 / square - 1) / (d - 1)
+    out = []
+    products = (c @ torch.cat([basis.q for basis in bases], 1)).split([basis.effective for basis in bases], 1)
+    for basis, cq in zip(bases, products, strict=True):
+        inside = basis.q.T @ cq  # (r, r)
+        ratio = (trace - inside.diagonal().sum()) ** 2 / (square - 2 * cq.square().sum() + inside.square().sum())
+        out.append(torch.stack([(ratio - 1) / (left - 1) - before for left in (d, d - basis.effective)]))
+    return torch.stack(out)
+
+
+def _shrunk(covariance: Tensor) -> Tensor:
+    c = covariance.double()
+    return (1 - SHRINKAGE) * c + SHRINKAGE * c.diagonal().mean() * torch.eye(len(c), dtype=c.dtype)
+
+
+@dataclass(frozen=True)
+class Controls:
+    """What random subspaces of the same dimension would have done: mean ΔIsoScore* and the energy they capture."""
+
+    ambient: float
+    reduced: float
+    energy: float
+
+
+def removal_controls(covariance: Tensor, bases: Sequence[Basis], *, seed: int = 0) -> list[dict[str, Controls]]:
+    """For each basis, controls by name: `normal_control`, orthogonal to it, and `equal_energy`, with its own energy.
+
+    A subspace of equal energy is a random one tilted towards the gradients' leading directions, or their last ones, as
+    far as it takes. What a basis removes beyond it is not owed to its energy.
+    """
+    values, vectors = torch.linalg.eigh(covariance.double())
+    values = values.clamp(min=0)  # (d,) ascending
+    draw = torch.Generator().manual_seed(seed)
+    out = []
+    for basis in bases:
+        d, r = basis.dim, basis.effective
+        inside = vectors.T @ basis.q  # (d, r) the basis where the covariance is diagonal
+        energy = float(values @ inside.square().sum(1) / values.sum())
+        z = torch.randn(DRAWS, d, r, generator=draw, dtype=torch.float64)
+        found = {"equal_energy": _gains(_tilted(z, values, energy), values)}
+        if 2 * r <= d:
+            found["normal_control"] = _gains(_overlaps(z - inside @ (inside.T @ z), values), values)
+        out.append(found)
+    return out
+
+
+def _overlaps(z: Tensor, values: Tensor) -> Tensor:
+    """zᵀz, zᵀΛz and zᵀΛ²z of subspaces given by any columns: all that removing them depends on, (3, draws, r, r)."""
+    return torch.stack([z.mT @ (values[:, None] ** power * z) for power in range(3)])
+
+
+def _tilted(z: Tensor, values: Tensor, wanted: float) -> Tensor:
+    """The overlaps of z + t·E_r, t such that each subspace has the wanted energy; E_r are r leading or last axes."""
+    r = z.shape[2]
+    own = _overlaps(z, values)
+    richer = _captured(own, values) < wanted  # (draws,) which of them must gain energy
+    axes = torch.where(richer[:, None], torch.arange(len(values) - r, len(values)), torch.arange(r))  # (draws, r)
+    rows = z.gather(1, axes[:, :, None].expand(-1, -1, r))  # (draws, r, r) the part of z along those axes
+    powers = torch.stack([values[axes] ** power for power in range(3)])  # (3, draws, r)
+    mixed = powers[..., None] * rows
+    mixed = mixed + mixed.mT
+    pure = torch.diag_embed(powers)
+    low, high = torch.zeros_like(own[0, :, 0, 0]), torch.full_like(own[0, :, 0, 0], _FARTHEST)  # (draws,) each
+    for _ in range(_HALVINGS):
+        t = ((low + high) / 2)[:, None, None]
+        energy = _captured(own + t * mixed + t.square() * pure, values)
+        far = (energy > wanted) == richer
+        low, high = torch.where(far, low, t.flatten()), torch.where(far, t.flatten(), high)
+    return own + t * mixed + t.square() * pure
+
+
+def _captured(overlaps: Tensor, values: Tensor) -> Tensor:
+    """The energy of each subspace: tr (zᵀz)⁻¹zᵀΛz / tr Λ, (draws,)."""
+    return torch.linalg.solve(overlaps[0], overlaps[1]).diagonal(dim1=1, dim2=2).sum(1) / values.sum()
+
+
+def _gains(overlaps: Tensor, values: Tensor) -> Controls:
+    """Mean ΔIsoScore* of taking out subspaces with these overlaps, from traces of r × r matrices."""
+    d, r, level = len(values), overlaps.shape[-1], float(values.mean())
+    keep, fill = 1 - SHRINKAGE, SHRINKAGE * level
+    zero, one, two = overlaps
+    shrunk = keep * one + fill * zero
+    again = keep**2 * two + 2 * keep * fill * one + fill**2 * zero
+    inner = torch.linalg.solve(zero, shrunk)  # (draws, r, r)
+    taken = inner.diagonal(dim1=1, dim2=2).sum(1)
+    across = torch.linalg.solve(zero, again).diagonal(dim1=1, dim2=2).sum(1)
+    inside = (inner * inner.mT).sum((1, 2))
+    whole = keep * values + fill
+    ratio = (whole.sum() - taken).square() / (whole.square().sum() - 2 * across + inside)
+    before = float((whole.sum() ** 2 / whole.square().sum() - 1) / (d - 1))
+    return Controls(
+        ambient=float(((ratio - 1) / (d - 1)).mean()) - before,
+        reduced=float(((ratio - 1) / (d - r - 1)).mean()) - before,
+        energy=float(_captured(overlaps, values).mean()),
+    )

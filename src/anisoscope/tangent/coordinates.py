@@ -1,0 +1,54 @@
+"""The null of privileged coordinates: outlier dimensions are large in activations and gradients alike."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from anisoscope.tangent.basis import Basis
+from anisoscope.tangent.facts import EMBEDDING, HIDDEN, WEIGHT_OUT, Level, null
+from anisoscope.tangent.frame import Frame
+from anisoscope.tangent.multiple import permutation_p
+
+DRAWS = 199
+_CHUNK = 1 << 22  # entries of permuted matrices made at a time
+
+
+@null(
+    "coordinates of like variance are interchangeable: signed permutations",
+    (HIDDEN, WEIGHT_OUT, EMBEDDING),
+    decides=True,
+)
+def coordinates(second: Tensor, bases: Sequence[Basis], frame: Frame, seed: int = 0) -> list[Level]:
+    """The basis with its coordinates permuted within octaves of their variance, and signs flipped.
+
+    A coordinate alone in its octave stays where it is: if one outlier dimension is what activations and gradients
+    share, the permuted bases have it too, and the p-value is not small.
+    """
+    s = (second / second.diagonal().sum()).float()  # (d, d)
+    projectors = torch.stack([(b.q @ b.q.T).float().flatten() for b in bases], 1)  # (d·d, bases)
+    seen = s.flatten() @ projectors  # (bases,)
+    draw = torch.Generator().manual_seed(seed)
+    octave = _octaves(frame.coordinates)
+    step = max(1, _CHUNK // s.numel())
+    parts = [_permuted(s, octave, min(step, DRAWS - at), draw) @ projectors for at in range(0, DRAWS, step)]
+    drawn = torch.cat(parts)  # (DRAWS, bases)
+    return [Level(float(drawn[:, i].mean()), permutation_p(float(seen[i]), drawn[:, i])) for i in range(len(bases))]
+
+
+def _octaves(variance: Tensor) -> Tensor:
+    """Which octave each coordinate's variance is in, (d,) int64."""
+    return variance.clamp(min=1e-300).log2().floor().long()
+
+
+def _permuted(s: Tensor, octave: Tensor, draws: int, draw: torch.Generator) -> Tensor:
+    """The matrix with rows and columns permuted within octaves and signs flipped, (draws, d·d)."""
+    d = len(s)
+    home = octave.argsort(stable=True)  # (d,) places, octave after octave
+    shuffled = (octave + torch.rand(draws, d, generator=draw, dtype=torch.float64)).argsort(1)  # (draws, d)
+    to = torch.empty_like(shuffled).scatter_(1, home.expand(draws, d), shuffled)
+    sign = 2.0 * torch.randint(2, (draws, d), generator=draw) - 1  # (draws, d)
+    moved = s[to[:, :, None], to[:, None, :]]  # (draws, d, d)
+    return (moved * sign[:, :, None] * sign[:, None, :]).flatten(1)

@@ -1,0 +1,107 @@
+"""Nulls of covariance: how far do gradients simply have more energy where activations vary more?"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from scipy.special import betainc
+from torch import Tensor
+
+from anisoscope.tangent.basis import Basis
+from anisoscope.tangent.facts import EMBEDDING, HIDDEN, WEIGHT_OUT, Level, null
+from anisoscope.tangent.frame import Frame
+from anisoscope.tangent.multiple import permutation_p
+from anisoscope.tangent.nulls import haar
+
+SLOPE_DRAWS = 999
+MATCHED_DRAWS = 20
+_FLOOR = 1e-9  # axes with less than this share of the largest variance are rounding
+
+
+@dataclass(frozen=True)
+class Slope:
+    """The transfer slope β: gradient energy along an axis grows as variance^β. 0: no relation; 1: as the covariance."""
+
+    beta: float
+    p: float  # chance of at least this slope if axes were interchangeable
+    curve: Tensor  # (axes, 2) log variance, log energy
+
+
+@null("gradients do not follow the activations' variance", (HIDDEN, WEIGHT_OUT, EMBEDDING), decides=True)
+def transfer_slope(energies: Tensor, variance: Tensor, *, seed: int = 0, draws: int = SLOPE_DRAWS) -> Slope:
+    """β of log v_jᵀSv_j on log λ_j over principal axes; axes from fit tokens, λ and energies from other documents.
+
+    With no relation the axes are oriented at random towards the gradients, hence interchangeable: permuting them gives
+    an exact p-value.
+
+    >>> variance = torch.tensor([8.0, 4.0, 2.0, 1.0])
+    >>> round(transfer_slope(variance.square(), variance).beta, 6)
+    2.0
+    """
+    used = (variance > _FLOOR * variance.max()) & (energies > 0)
+    x, y = variance[used].double().log(), energies[used].double().log()
+    x0, y0 = x - x.mean(), y - y.mean()
+    square = x0.square().sum().clamp(min=1e-300)
+    draw = torch.Generator().manual_seed(seed)
+    shuffled = y0[torch.rand(draws, len(y0), generator=draw).argsort(1)] @ x0 / square  # (draws,)
+    beta = float(y0 @ x0 / square)
+    return Slope(beta, permutation_p(beta, shuffled), torch.stack((x, y), 1))
+
+
+@null(
+    "any subspace of the leading axes that captures as much variance would do",
+    (HIDDEN, WEIGHT_OUT, EMBEDDING),
+    decides=True,
+)
+def variance_matched(second: Tensor, bases: Sequence[Basis], frame: Frame, seed: int = 0) -> list[Level]:
+    """Random subspaces of the top m axes, m such that they capture the basis' variance on average, in closed form.
+
+    The basis is first projected into those axes: then, with no relation, it is one of them. For a basis that *is* the
+    leading axes nothing is left to vary.
+    """
+    out = []
+    for basis in bases:
+        m = _matching_axes(basis, frame)
+        top = frame.axes[:, :m]  # (d, m)
+        inside = torch.linalg.qr(top.T @ basis.q)[0]  # (m, r) the basis within the top axes
+        if m <= basis.effective:
+            out.append(Level(None, note="captures as much variance as any subspace can: nothing to compare with"))
+            continue
+        restricted = top.T @ second @ top  # (m, m)
+        share = float(restricted.diagonal().sum() / second.diagonal().sum())
+        law = haar(restricted, basis.effective)
+        energy = float((inside * (restricted @ inside)).sum() / restricted.diagonal().sum())
+        p = float(betainc(law.beta, law.alpha, min(max(1 - energy, 0.0), 1.0))) if law.variance > 0 else 1.0
+        out.append(Level(law.mean * share, p, note=f"top {m} axes"))
+    return out
+
+
+@null("the next band of axes", (HIDDEN, WEIGHT_OUT, EMBEDDING), decides=False)
+def next_band(frame: Frame, basis: Basis) -> Basis | None:
+    """Principal axes r + 1 to 2r, where there are so many: a coin flip under no relation, so it never decides."""
+    r = basis.effective
+    return Basis(frame.axes[:, r : 2 * r], "next band", basis.rank, r) if 2 * r <= basis.dim else None
+
+
+@null("random subspaces with the activations' covariance", (HIDDEN, WEIGHT_OUT, EMBEDDING), decides=False)
+def matched_covariance(second: Tensor, bases: Sequence[Basis], frame: Frame, seed: int = 0) -> list[Level]:
+    """orth(C^½ Z), mean of 20 draws. It overlaps the basis itself, which caps the ratio: it never decides."""
+    draw = torch.Generator().manual_seed(seed)
+    rotated = frame.axes.T @ second @ frame.axes / second.diagonal().sum()  # (d, d) in principal axes
+    out = []
+    for basis in bases:
+        z = torch.randn(MATCHED_DRAWS, basis.dim, basis.effective, generator=draw, dtype=torch.float64)
+        q = torch.linalg.qr(frame.variance.sqrt()[:, None] * z)[0]  # (draws, d, r)
+        out.append(Level(float((q * (rotated @ q)).sum((1, 2)).mean())))
+    return out
+
+
+def _matching_axes(basis: Basis, frame: Frame) -> int:
+    """The number m of leading axes whose random r-subspaces capture the basis' variance: r/m·Σ_{j≤m} λ_j."""
+    r = basis.effective
+    captured = float((frame.variance[:, None] * (frame.axes.T @ basis.q).square()).sum())
+    m = torch.arange(1, basis.dim + 1, dtype=torch.float64)
+    expected = r / m * frame.variance.cumsum(0)  # falls with m
+    return max(r, int((expected[r - 1 :] >= captured).sum()) + r - 1)

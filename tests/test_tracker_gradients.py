@@ -1,0 +1,298 @@
+"""The true gradients of the live batch, against plain autograd: accumulation, checkpointing, precision, compilers."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+from anisoscope import Run, Tracker
+from anisoscope.models.devices import half_fails
+from anisoscope.records import Site
+from anisoscope.schedule import at, every
+from anisoscope.stats.sample import Sample
+from anisoscope.tangent import Tangent
+from tests.oracles.hidden_gradients import hidden_gradients, isoscore, pca_energy
+from tests.tiny_models import build
+from tests.training import LAYERS, WIDTH, held_out, hooks_of, records, small_model, tracked, train, value, words
+
+FEW = {"metrics": ["mean_cosine"], "bars_every": 1000}  # what these tests do not look at, cheaply
+
+
+def norm_of(g: Any) -> float:
+    return float(np.sqrt((g**2).sum()))
+
+
+def assert_recorded(folder: Path, expected: list[Any], step: int = 0, tolerance: float = 1e-5) -> None:
+    """The records of every layer say what numpy says of the gradients' rows."""
+    for layer, g in enumerate(expected):
+        site = f"grad.resid.{layer}"
+        assert value(folder, step=step, site=site, metric="gradient_norm") == pytest.approx(norm_of(g), rel=tolerance)
+        assert value(folder, step=step, site=site, metric="isoscore") == pytest.approx(isoscore(g), rel=tolerance)
+
+
+@pytest.mark.parametrize("micro", [1, 3])
+def test_gradients_of_all_micro_batches_are_those_of_autograd(tmp_path: Path, micro: int) -> None:
+    model = small_model()
+    with tracked(tmp_path, model, **FEW) as tracker:
+        train(model, tracker, range(1), micro=micro)
+    again = small_model()
+    torch.manual_seed(7)  # the state from which `train` draws its dropout
+    batches = [words(part) for part in range(micro)]
+    assert_recorded(tmp_path, hidden_gradients(again, again.transformer.h, batches, lambda out: out.loss / micro))
+
+
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_gradient_checkpointing_changes_nothing_and_counts_nothing_twice(tmp_path: Path, reentrant: bool) -> None:
+    for name, checkpointing in (("plain", False), ("checkpointed", True)):
+        model = small_model()
+        if checkpointing:
+            model.gradient_checkpointing_enable({"use_reentrant": reentrant})
+            model.enable_input_require_grads()
+        with tracked(tmp_path / name, model, **FEW) as tracker:
+            train(model, tracker, range(1), micro=2)
+    plain, checked = records(tmp_path / "plain"), records(tmp_path / "checkpointed")
+    assert len(plain) == len(checked)
+    for a, b in zip(plain, checked, strict=True):
+        assert (a.site, a.metric, a.index, a.n) == (b.site, b.metric, b.index, b.n)
+        assert a.value == pytest.approx(b.value, rel=1e-6), (a.site, a.metric)
+
+
+def test_padding_has_no_gradient_rows(tmp_path: Path) -> None:
+    model = small_model()
+    batch = words(0)
+    mask = torch.ones_like(batch["input_ids"])
+    mask[2:, 10:] = 0
+    batch |= {"attention_mask": mask, "labels": batch["labels"].masked_fill(mask == 0, -100)}
+    with tracked(tmp_path, model, **FEW) as tracker:
+        train(model, tracker, range(1), batch=lambda _: batch)
+    (found,) = records(tmp_path, site="grad.resid.1", metric="gradient_norm")
+    assert found.n == int(mask.sum())
+
+
+def test_a_loss_scale_is_divided_out_of_lengths_and_nothing_else(tmp_path: Path) -> None:
+    norms: dict[float, list[float | None]] = {}
+    for scale in (1.0, 1024.0):
+        model = small_model()
+        with tracked(tmp_path / str(scale), model, **FEW) as tracker:
+            torch.manual_seed(7)
+            tracker.probe(0)
+            (model(**words(0)).loss * scale).backward()
+            tracker.watch(0, scale=scale)
+        norms[scale] = [r.value for r in records(tmp_path / str(scale)) if r.site.startswith("grad.")]
+    assert norms[1024.0] == pytest.approx(norms[1.0], rel=1e-5)
+
+
+def test_an_overflow_of_the_loss_scale_is_noted(tmp_path: Path) -> None:
+    model = small_model()
+    with tracked(tmp_path, model, **FEW) as tracker:
+        tracker.probe(0)
+        (model(**words(0)).loss * float("inf")).backward()
+        tracker.watch(0)
+    found = records(tmp_path, site="grad.resid.1")
+    assert [(r.metric, r.value) for r in found] == [("gradient_norm", None)]
+    assert "NaN or Inf" in (found[0].note or "")
+
+
+@pytest.mark.skipif(half_fails(torch.bfloat16) is not None, reason="bfloat16 does not work on this CPU")
+def test_autocast_gradients_are_close_to_those_in_full_precision(tmp_path: Path) -> None:
+    for name, on in (("full", False), ("half", True)):
+        model = small_model()
+        with tracked(tmp_path / name, model, **FEW) as tracker:
+            torch.manual_seed(7)
+            tracker.probe(0)
+            with torch.autocast("cpu", torch.bfloat16, enabled=on):
+                loss = model(**words(0)).loss
+            loss.backward()
+            tracker.watch(0)
+    for layer in range(LAYERS):
+        at_site = {"site": f"grad.resid.{layer}", "metric": "gradient_norm"}
+        assert value(tmp_path / "half", **at_site) == pytest.approx(value(tmp_path / "full", **at_site), rel=0.05)
+
+
+def test_a_layer_that_nothing_trained_precedes_says_why_it_has_no_gradient(tmp_path: Path) -> None:
+    model = small_model()
+    model.transformer.wte.requires_grad_(False)
+    model.transformer.wpe.requires_grad_(False)
+    model.transformer.h[0].requires_grad_(False)
+    with tracked(tmp_path, model, **FEW) as tracker:
+        train(model, tracker, range(1))
+    (lowest,) = records(tmp_path, site="grad.resid.0")
+    assert lowest.value is None
+    assert "nothing before this layer is trained" in (lowest.note or "")
+    assert value(tmp_path, site="grad.resid.1", metric="gradient_norm") > 0
+
+
+def test_a_look_without_learning_in_the_middle_of_a_step_does_not_count(tmp_path: Path) -> None:
+    model = small_model()
+    with tracked(tmp_path, model, **FEW) as tracker:
+        tracker.probe(0)
+        with torch.no_grad():
+            model(**words(5))
+        loss = model(**words(0)).loss
+        with torch.no_grad():
+            model(**words(6, items=2))
+        loss.backward()
+        tracker.watch(0)
+    (found,) = records(tmp_path, site="grad.resid.1", metric="gradient_norm")
+    assert found.n == words(0)["input_ids"].numel()
+
+
+@pytest.mark.parametrize("name", ["t5", "albert"])
+def test_two_stacks_and_shared_layers_have_gradients_at_every_layer(tmp_path: Path, name: str) -> None:
+    model, batch = build(name)
+    probe, live = ({k: x.roll(n, 1) if x.dtype == torch.int64 else x for k, x in batch.items()} for n in (0, 3))
+    with Tracker(model, probe, tmp_path / "run", schedule=at(0), **FEW) as tracker:
+        tracker.probe(0)
+        output = model(**live)
+        next(x for x in output.values() if isinstance(x, Tensor)).square().sum().backward()
+        tracker.watch(0)
+    found = {r.site: r.value for r in records(tmp_path, metric="gradient_norm")}
+    expected = (
+        {f"grad.enc.resid.{i}" for i in range(3)} | {f"grad.dec.resid.{i}" for i in range(2)}
+        if name == "t5"
+        else {f"grad.resid.{i}" for i in range(3)}
+    )
+    assert set(found) == expected
+    assert all(size is not None and size > 0 for size in found.values())
+
+
+# --- compiled models ----------------------------------------------------------------------------------------------
+
+
+def compiled(model: nn.Module, how: str) -> nn.Module:
+    if how == "in place":
+        model.compile(backend="eager")
+        return model
+    wrapped: Any = torch.compile(model, backend="eager")
+    return wrapped
+
+
+@pytest.mark.parametrize("how", ["wrapped", "in place"])
+def test_gradients_of_a_compiled_model_are_replayed_and_weights_stay_bit_identical(tmp_path: Path, how: str) -> None:
+    calm = {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0}
+    plain = small_model(**calm)
+    with tracked(tmp_path / "plain", plain, **FEW) as tracker:
+        train(plain, tracker, range(3), micro=2)
+    weights = []
+    for follow in (True, False):
+        model = small_model(**calm)
+        run = compiled(model, how)
+        if follow:
+            with tracked(tmp_path / "compiled", run, **FEW) as tracker:
+                train(run, tracker, range(3), micro=2)
+            assert hooks_of(model) == 0
+        else:
+            train(run, None, range(3), micro=2)
+        weights.append(model.state_dict())
+        torch.compiler.reset()
+    assert all(torch.equal(weights[0][name], x) for name, x in weights[1].items())
+    eager, replayed = records(tmp_path / "plain"), records(tmp_path / "compiled")
+    assert [(r.site, r.metric) for r in eager] == [(r.site, r.metric) for r in replayed]
+    for a, b in zip(eager, replayed, strict=True):
+        assert a.value == pytest.approx(b.value, rel=1e-4), (a.site, a.metric, a.step)
+
+
+def test_a_loss_outside_a_compiled_model_is_replayed_too(tmp_path: Path) -> None:
+    calm = {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0}
+    batch = {"input_ids": words(0)["input_ids"]}
+
+    def loss(output: Any) -> Tensor:
+        found: Tensor = output.logits[..., 5].exp().mean()
+        return found
+
+    model = small_model(**calm)
+    run = compiled(model, "wrapped")
+    with Tracker(run, {"input_ids": held_out()["input_ids"]}, tmp_path / "run", schedule=at(0), **FEW) as tracker:
+        tracker.probe(0)
+        loss(run(**batch)).backward()
+        tracker.watch(0)
+    torch.compiler.reset()
+    again = small_model(**calm)
+    assert_recorded(tmp_path, hidden_gradients(again, again.transformer.h, [batch], loss))
+
+
+# --- against the proxies ------------------------------------------------------------------------------------------
+
+
+def test_energy_inside_the_pca_basis_is_that_of_numpy_and_its_null_is_chance(tmp_path: Path) -> None:
+    model = small_model()
+    kept: dict[str, Any] = {}
+    with tracked(tmp_path, model, tangent=Tangent(ranks=[4])) as tracker:
+        train(model, tracker, range(1))
+        run = Run.open(tmp_path / "run")
+        for step, site, tokens, _ in run.statistics():
+            if tokens == "reference" and Site.parse(site).kind == "resid":
+                kept[site] = run.load_statistics(step, site, tokens)["Sample/x"]
+    again = small_model()
+    torch.manual_seed(7)
+    for layer, g in enumerate(hidden_gradients(again, again.transformer.h, [words(0)])):
+        h = kept[f"resid.{layer}"].astype(np.float64)
+        (energy,) = records(tmp_path, site=f"grad.resid.{layer}", metric="gradient_energy")
+        expected = pca_energy(h, g, 4)
+        assert energy.value == pytest.approx(expected, rel=1e-4)
+        assert energy.null == pytest.approx(4 / WIDTH)
+        assert energy.index == 4
+        assert dict(energy.variant) == {"proxy": "pca", "gradient": "hidden", "basis": "refreshed", "null": "haar"}
+        assert value(tmp_path, site=f"grad.resid.{layer}", metric="gradient_enrichment") == pytest.approx(
+            expected / (4 / WIDTH), rel=1e-4
+        )
+
+
+def test_training_on_the_held_out_windows_gives_no_energy_but_the_reason(tmp_path: Path) -> None:
+    model = small_model()
+    with tracked(tmp_path, model, **FEW) as tracker:
+        train(model, tracker, range(1), batch=lambda _: held_out())
+    (found,) = records(tmp_path, site="grad.resid.1", metric="gradient_energy")
+    assert found.value is None
+    assert "8 windows of this batch are among the held-out tokens" in (found.note or "")
+    assert value(tmp_path, site="grad.resid.1", metric="gradient_norm") > 0
+
+
+def test_a_held_out_window_is_known_again_inside_a_packed_sequence(tmp_path: Path) -> None:
+    model = small_model()
+    parts = torch.cat((words(0)["input_ids"][:2], held_out()["input_ids"][:1]))
+    packed = {"input_ids": parts.reshape(1, -1), "position_ids": torch.arange(16).repeat(3)[None]}
+    packed["labels"] = packed["input_ids"]
+    with tracked(tmp_path, model, **FEW) as tracker:
+        train(model, tracker, range(1), batch=lambda _: packed)
+    (found,) = records(tmp_path, site="grad.resid.1", metric="gradient_energy")
+    assert "1 windows" in (found.note or "")
+
+
+def test_bases_freeze_after_their_share_of_the_steps_and_survive_a_restart(tmp_path: Path) -> None:
+    options: dict[str, Any] = {**FEW, "tangent": Tangent(ranks=[4], frozen_after=0.4, total_steps=10)}
+    model = small_model()
+    with tracked(tmp_path, model, **options) as tracker:
+        train(model, tracker, range(7))
+
+    def frozen(step: int) -> list[float | None]:
+        found = records(tmp_path, step=step, metric="gradient_energy")
+        return [r.value for r in found if r.variant["basis"] == "frozen"]
+
+    assert [len(frozen(step)) for step in (0, 2, 4, 6)] == [0, 0, LAYERS, LAYERS]
+    before = frozen(6)
+    assert before != [
+        r.value for r in records(tmp_path, step=6, metric="gradient_energy") if r.variant["basis"] == "refreshed"
+    ]
+    # the same weights at step 6 again, by way of a restart at 5: the basis is still that of step 4
+    again = small_model()
+    with tracked(tmp_path, again, **{**options, "schedule": every(100)}, resume=5):
+        pass
+    restarted = tracked(tmp_path, again, **options, resume=5)
+    assert set(restarted._bases.frozen) == {Site("resid", i) for i in range(LAYERS)}
+    restarted.close()
+
+
+def test_kept_rows_of_the_reference_can_be_read_as_a_statistic(tmp_path: Path) -> None:
+    model = small_model()
+    with tracked(tmp_path, model, **FEW) as tracker:
+        tracker.probe(0)
+    steps = {(step, tokens) for step, _, tokens, _ in Run.open(tmp_path / "run").statistics()}
+    assert steps == {(0, "reference")}
+    assert "torch._dynamo" not in sys.modules or Sample  # nothing here needs a compiler

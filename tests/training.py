@@ -1,0 +1,87 @@
+"""A small training that every tracker test shares: a tiny decoder with dropout, batches by step, one loop."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from torch import Tensor, nn
+
+from anisoscope import Record, Run, Tracker
+from anisoscope.schedule import at, every
+
+hf: Any = transformers
+LAYERS, WIDTH, WORDS, LENGTH = 3, 32, 97, 16
+
+
+def small_model(seed: int = 0, **changes: Any) -> Any:
+    """A GPT-2 of three layers in training mode, with dropout."""
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        sizes = {"n_embd": WIDTH, "n_layer": LAYERS, "n_head": 4, "vocab_size": WORDS, "n_positions": 64}
+        config = hf.GPT2Config(**{**sizes, "bos_token_id": 1, "eos_token_id": 2, "loss_type": "ForCausalLM", **changes})
+        return hf.GPT2LMHeadModel(config).train()
+
+
+def words(seed: int, items: int = 4, length: int = LENGTH) -> dict[str, Tensor]:
+    """A batch of random words, the same for the same seed."""
+    ids = torch.randint(3, WORDS, (items, length), generator=torch.Generator().manual_seed(seed))
+    return {"input_ids": ids, "labels": ids.clone()}
+
+
+def held_out(items: int = 8) -> dict[str, Tensor]:
+    return words(10_000, items)
+
+
+def train(
+    model: nn.Module,
+    tracker: Tracker | None,
+    steps: range = range(6),
+    *,
+    batch: Callable[[int], Mapping[str, Tensor]] = words,
+    micro: int = 1,
+) -> torch.optim.Optimizer:
+    """The loop of the documentation, with `micro` batches to a step."""
+    torch.manual_seed(7)
+    optimiser = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    for step in steps:
+        if tracker is not None:
+            tracker.probe(step)
+        for part in range(micro):
+            (model(**batch(100 * step + part)).loss / micro).backward()
+        if tracker is not None:
+            tracker.watch(step)
+        optimiser.step()
+        optimiser.zero_grad()
+    return optimiser
+
+
+def tracked(folder: Path, model: nn.Module, **options: Any) -> Tracker:
+    """A tracker of that model at every other step."""
+    return Tracker(model, held_out(), folder / "run", **{"schedule": every(2), **options})
+
+
+def records(folder: Path, **wanted: Any) -> list[Record]:
+    """The records of the run in this folder that have these columns."""
+    found = Run.open(folder / "run").records()
+    return [r for r in found if all(getattr(r, name) == value for name, value in wanted.items())]
+
+
+def value(folder: Path, **wanted: Any) -> float:
+    """The value of the one record with these columns."""
+    (found,) = records(folder, **wanted)
+    assert found.value is not None, found.note
+    return found.value
+
+
+def hooks_of(model: nn.Module) -> int:
+    """How many hooks hang on a model anywhere."""
+    kinds = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+    return sum(len(getattr(module, kind)) for module in model.modules() for kind in kinds)
+
+
+def only(step: int) -> Callable[[int], bool]:
+    return at(step)
