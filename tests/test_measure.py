@@ -161,7 +161,7 @@ def test_a_folder_and_a_text_give_a_run_on_disk(tmp_path: Path) -> None:
 
 def test_mistakes_say_what_to_do() -> None:
     model, inputs = gpt2()
-    with pytest.raises(InputError, match="a bare module needs batches"):
+    with pytest.raises(InputError, match="give text, images, audio or batches"):
         anisoscope.measure(model)
     with pytest.raises(InputError, match="no site is called 'residd'"):
         anisoscope.measure(model, [inputs], sites=["residd"])

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from anisoscope.stats.blocks import Cloud, Collector
+from anisoscope.stats.blocks import Cloud
+from anisoscope.stats.collector import Collector
 from anisoscope.stats.neighbourhoods import Neighbours, TwoNeighbours
 from anisoscope.stats.rows import Rows, token_table
 from anisoscope.stats.threads import in_threads

@@ -11,7 +11,7 @@ import transformers
 from torch import Tensor, nn
 
 from anisoscope import Record, Run, Tracker
-from anisoscope.schedule import at, every
+from anisoscope.schedule import every
 
 hf: Any = transformers
 LAYERS, WIDTH, WORDS, LENGTH = 3, 32, 97, 16
@@ -24,6 +24,39 @@ def small_model(seed: int = 0, **changes: Any) -> Any:
         sizes = {"n_embd": WIDTH, "n_layer": LAYERS, "n_head": 4, "vocab_size": WORDS, "n_positions": 64}
         config = hf.GPT2Config(**{**sizes, "bos_token_id": 1, "eos_token_id": 2, "loss_type": "ForCausalLM", **changes})
         return hf.GPT2LMHeadModel(config).train()
+
+
+class Block(nn.Module):
+    """A residual block without attention: the least that a compiler can chew."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(WIDTH)
+        self.inner = nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.inner(self.norm(x)).tanh()
+
+
+class Stack(nn.Module):
+    """An embedding, three blocks and a head; returns its loss, or the logits where it is given no labels."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        with torch.random.fork_rng():
+            torch.manual_seed(0)
+            self.embed = nn.Embedding(WORDS, WIDTH)
+            self.blocks = nn.ModuleList(Block() for _ in range(LAYERS))
+            self.head = nn.Linear(WIDTH, WORDS)
+
+    def forward(self, input_ids: Tensor, labels: Tensor | None = None) -> dict[str, Tensor]:
+        x = self.embed(input_ids)
+        for block in self.blocks:
+            x = block(x)
+        logits = self.head(x)
+        if labels is None:
+            return {"logits": logits}
+        return {"loss": nn.functional.cross_entropy(logits.flatten(0, 1), labels.flatten())}
 
 
 def words(seed: int, items: int = 4, length: int = LENGTH) -> dict[str, Tensor]:
@@ -51,7 +84,7 @@ def train(
         if tracker is not None:
             tracker.probe(step)
         for part in range(micro):
-            (model(**batch(100 * step + part)).loss / micro).backward()
+            (model(**batch(100 * step + part))["loss"] / micro).backward()
         if tracker is not None:
             tracker.watch(step)
         optimiser.step()
@@ -81,7 +114,3 @@ def hooks_of(model: nn.Module) -> int:
     """How many hooks hang on a model anywhere."""
     kinds = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
     return sum(len(getattr(module, kind)) for module in model.modules() for kind in kinds)
-
-
-def only(step: int) -> Callable[[int], bool]:
-    return at(step)

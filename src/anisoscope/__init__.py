@@ -14,8 +14,10 @@ if TYPE_CHECKING:
     from anisoscope.models.opening import open_model
     from anisoscope.models.vectors import open_vectors
     from anisoscope.offline import measure, measure_rows, recompute
+    from anisoscope.offline.tangent import fit_frames, tangent_test
     from anisoscope.records import Record, Site
     from anisoscope.store import Run
+    from anisoscope.tangent import Tangent
     from anisoscope.tracker import Tracker
 
 __version__ = "0.1.0"
@@ -30,15 +32,18 @@ _HOME = {
     "Run": "store",
     "Site": "records",
     "StoreError": "errors",
+    "Tangent": "tangent",
     "Tracker": "tracker",
     "Undefined": "metrics.metric",
     "Value": "metrics.metric",
+    "fit_frames": "offline.tangent",
     "measure": "offline",
     "measure_rows": "offline",
     "metric": "metrics.metric",
     "open_model": "models.opening",
     "open_vectors": "models.vectors",
     "recompute": "offline",
+    "tangent_test": "offline.tangent",
 }
 
 _ROOMS = ("alerts", "integrations", "metrics", "schedule", "synthetic", "testing")
@@ -53,15 +58,18 @@ __all__ = [
     "Run",
     "Site",
     "StoreError",
+    "Tangent",
     "Tracker",
     "Undefined",
     "Value",
+    "fit_frames",
     "measure",
     "measure_rows",
     "metric",
     "open_model",
     "open_vectors",
     "recompute",
+    "tangent_test",
 ]
 
 

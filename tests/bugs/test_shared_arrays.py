@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from anisoscope.stats.blocks import Collector
+from anisoscope.stats.collector import Collector
 from anisoscope.stats.rows import Rows, token_table
 
 

@@ -13,7 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from anisoscope.stats.blocks import Cloud, Collector, from_arrays, to_arrays
+from anisoscope.stats.blocks import Cloud, from_arrays, to_arrays
+from anisoscope.stats.collector import Collector
 from anisoscope.stats.directions import CentredDirections, Directions, UnitSquares
 from anisoscope.stats.documents import Documents
 from anisoscope.stats.moments import Moments

@@ -4,13 +4,23 @@ from __future__ import annotations
 
 import shlex
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Annotated
 
 import typer
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    ProgressColumn,
+    Task,
+    TaskID,
+    TextColumn,
+    TimeRemainingColumn,
+)
+from rich.text import Text
 
 from anisoscope import __version__
 from anisoscope.errors import AnisoscopeError
@@ -70,10 +80,30 @@ def escape(text: str) -> str:
     return text.replace("[", "\\[")
 
 
+class Bar:
+    """A bar on stderr: called with how much more has gone by, and told what is being done."""
+
+    def __init__(self, progress: Progress, task: TaskID) -> None:
+        self._progress = progress
+        self._task = task
+
+    def __call__(self, more: float) -> None:
+        self._progress.advance(self._task, more)
+
+    def say(self, what: str) -> None:
+        self._progress.update(self._task, description=escape(what))
+
+
+class _Rate(ProgressColumn):
+    """How much goes by a second."""
+
+    def render(self, task: Task) -> Text:
+        return Text("" if task.speed is None else f"{task.speed:,.0f}/s", style="dim")
+
+
 @contextmanager
-def progress_bar(what: str, total: int | None) -> Iterator[Callable[[int], None]]:
-    """A bar on stderr that a driver tells how much has gone by; it disappears when done."""
-    columns = (TextColumn(what), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=stderr(), transient=True) as bar:
-        task = bar.add_task(what, total=total)
-        yield lambda more: bar.advance(task, more)
+def progress_bar(what: str, total: int | None) -> Iterator[Bar]:
+    """A bar that shows how much has gone by, the rate and the time left; it disappears when done."""
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), _Rate(), TimeRemainingColumn())
+    with Progress(*columns, console=stderr(), transient=True) as progress:
+        yield Bar(progress, progress.add_task(what, total=total))

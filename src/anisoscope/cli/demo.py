@@ -8,13 +8,46 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from anisoscope.cli.app import app, escape, progress_bar, stderr
+from anisoscope.cli.app import app, command_line, escape, progress_bar, stderr
+from anisoscope.cli.lab import say_why_stopped, training_bar
+from anisoscope.cli.lab_tables import findings_table, opening, story_table
 
 
-@app.command(epilog="Example:\n\n    anisoscope demo --out runs/demo")
+@app.command(
+    epilog="""Examples:
+
+    anisoscope demo
+
+    anisoscope demo --clouds
+"""
+)
 def demo(
-    out: Annotated[Path, typer.Option(help="Where the picture goes.")] = Path("runs/demo"),
+    out: Annotated[Path, typer.Option(help="Where runs, report and pictures go.")] = Path("runs/demo"),
+    clouds: Annotated[bool, typer.Option("--clouds", help="Only clouds of points whose answers are known.")] = False,
 ) -> None:
+    """Three small transformers grow up in front of the instrument: a table, the claims, and one page to keep.
+
+    A second call with the same --out reads what the first one trained.
+    """
+    if clouds:
+        _clouds(out)
+        return
+    from anisoscope.lab.story import SWITCHES, findings, grow, rows
+    from anisoscope.report.page import write_report
+    from anisoscope.store import Run
+
+    console = Console()
+    console.print(opening(SWITCHES["steps"]))
+    grown = grow(out, training_bar)
+    say_why_stopped([each.trained for each in grown.values()], again=command_line())
+    console.print(story_table(rows(grown), grown))
+    console.print(findings_table(findings(grown)))
+    report = write_report([Run.open(each.trained.folder) for each in grown.values()], out / "report.html")
+    console.print(f"[bold]report[/]  {escape(str(report))}", soft_wrap=True)
+    console.print("[dim]next    anisoscope measure MODEL --text FILE · anisoscope lab twins --help[/]", soft_wrap=True)
+
+
+def _clouds(out: Path) -> None:
     """What the instrument says of clouds whose answers are known, as a table and a picture."""
     from anisoscope.demo import measure_clouds
     from anisoscope.report.charts import clouds_chart, save_chart

@@ -99,7 +99,7 @@ def train(
         else:
             done = start_training(experiment, folder, told=told, command=command_line(), **options)
     _show([(kind or folder.name, done)], as_json)
-    _end([done])
+    say_why_stopped([done], again=f"anisoscope lab train --resume --out {folder}")
 
 
 @lab.command(
@@ -159,7 +159,8 @@ def twins(
         if trained.stopped == "interrupted":
             break
     _show(done, as_json)
-    _end([trained for _, trained in done])
+    again = command_line().removesuffix(" --resume") + " --resume"
+    say_why_stopped([trained for _, trained in done], again=again)
 
 
 def _given(called: typer.Context, switches: list[str] | None) -> dict[str, Any]:
@@ -205,10 +206,11 @@ def _show(runs: list[tuple[str, Trained]], as_json: bool) -> None:
         typer.echo(json.dumps(rows))
         return
     Console().print(losses_table(rows))
-    for _, done in runs:
-        last = done.folder / "checkpoints" / f"step-{done.step}"
-        if last.is_dir():
-            stderr().print(f"[dim]measure it:[/] anisoscope measure {escape(str(last))} --text FILE", soft_wrap=True)
+    folders = " ".join(escape(str(done.folder)) for _, done in runs)
+    stderr().print(f"[dim]look at it[/]  anisoscope report {folders}", soft_wrap=True)
+    last = runs[-1][1].folder / "checkpoints" / f"step-{runs[-1][1].step}"
+    if last.is_dir():
+        stderr().print(f"[dim]measure it[/]  anisoscope measure {escape(str(last))} --text FILE", soft_wrap=True)
 
 
 def _summary(name: str, done: Trained) -> dict[str, Any]:
@@ -225,18 +227,19 @@ def _summary(name: str, done: Trained) -> dict[str, Any]:
     }
 
 
-def _end(runs: list[Trained]) -> None:
+def say_why_stopped(runs: list[Trained], *, again: str) -> None:
     """Say why a training stopped before its end, and what to do; exit code 130 after Ctrl-C, 1 after divergence."""
     for done in runs:
         where = escape(str(done.folder))
         if done.stopped == "interrupted":
-            command = f"anisoscope lab train --resume --out {where}"
-            stderr().print(f"stopped at step {done.step}; go on with: {command}", soft_wrap=True)
+            stderr().print(
+                f"stopped at step {done.step}, saved in {where}; go on with: {escape(again)}", soft_wrap=True
+            )
             raise typer.Exit(130)
         if done.stopped == "diverged":
             raise InputError(
                 f"the loss was no longer finite at step {done.step}; the run up to the checkpoint before is kept in "
-                f"{where}; try a smaller --learning-rate or a longer warm-up (--set warmup=0.1)"
+                f"{done.folder}; try a smaller --learning-rate or a longer warm-up (--set warmup=0.1)"
             )
         if done.stopped == "observer":
             stderr().print(f"stopped at step {done.step} by a rule of the tracker; the run is in {where}")

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.console import Console, RenderableType
+from rich.console import Console
 
 from anisoscope.cli.app import AsJson, Metrics, app, command_line, escape, names_of, progress_bar, stderr
 from anisoscope.errors import InputError
+
+if TYPE_CHECKING:
+    from anisoscope.records import Record
+    from anisoscope.store import Run
 
 
 @app.command(
@@ -25,6 +29,8 @@ from anisoscope.errors import InputError
     anisoscope measure EleutherAI/pythia-160m --revision step1000 --text corpus.txt --sites resid,pattern --out runs/p
 
     anisoscope measure google/vit-base-patch16-224 --images photos/
+
+    anisoscope measure model-folder --weights
 """
 )
 def measure(
@@ -36,8 +42,17 @@ def measure(
     ] = None,
     images: Annotated[Path | None, typer.Option(help="A folder of images for a model.")] = None,
     audio: Annotated[Path | None, typer.Option(help="A folder of recordings for a model.")] = None,
+    weights: Annotated[
+        bool, typer.Option("--weights", help="Measure vocabulary matrices and final norm; needs no data.")
+    ] = False,
+    generate: Annotated[
+        int | None, typer.Option(min=1, help="Also measure so many tokens that the model adds to each window.")
+    ] = None,
     sites: Annotated[str, typer.Option(help="Where to look: kinds or sites, with commas.")] = "embed,resid,final",
     tokens: Annotated[int, typer.Option(min=2, help="How many tokens to measure.")] = 65_536,
+    batch_tokens: Annotated[
+        int | None, typer.Option(min=2, help="Also give mean and deviation over batches of so many tokens.")
+    ] = None,
     window: Annotated[int | None, typer.Option(min=2, help="Tokens a window; 512, or what the model allows.")] = None,
     batch: Annotated[int, typer.Option(min=1, help="Windows, images or clips a forward pass.")] = 8,
     special: Annotated[bool, typer.Option(help="Count special tokens.")] = True,
@@ -53,81 +68,129 @@ def measure(
     tensor: Annotated[str | None, typer.Option(help="Which tensor of a file of vectors.")] = None,
     column: Annotated[str | None, typer.Option(help="Which column of a parquet file.")] = None,
     documents: Annotated[str | None, typer.Option(help="Column or array that names each row's document.")] = None,
-    sample: Annotated[int, typer.Option(min=16, help="Rows kept for metrics that need rows (neighbours).")] = 8192,
+    sample: Annotated[
+        int | None, typer.Option(min=16, help="Rows kept for metrics that need rows; 8192 of vectors, 4096 a site.")
+    ] = None,
     seed: Annotated[int, typer.Option(help="Seed of the keyed sample.")] = 0,
     precise: Annotated[bool, typer.Option(help="Products of vectors in float64 throughout.")] = False,
     errors: Annotated[bool, typer.Option(help="Error bars by jackknife over blocks.")] = True,
-    out: Annotated[Path | None, typer.Option(help="A run folder to write.")] = None,
+    out: Annotated[Path | None, typer.Option(help="A run folder to write; the same command resumes it.")] = None,
     keep_blocks: Annotated[bool, typer.Option(help="Keep block statistics, for error bars of `recompute`.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what it would cost, and stop.")] = False,
     as_json: AsJson = False,
 ) -> None:
     """Every measure of a cloud of vectors on disk, or of a model layer by layer, with error bars and null levels."""
-    from anisoscope.models.vectors import open_vectors
-    from anisoscope.offline import measure as measure_model
-    from anisoscope.offline import measure_rows
-    from anisoscope.report.terminal import layers_table, records_table
-
-    names = names_of(metrics)
-    data = [given for given in (text, images, audio) if given is not None]
-    if not data and Path(source).is_file() and Path(source).suffix != ".gguf":
-        vectors = open_vectors(source, tensor=tensor, column=column, documents=documents)
-        with progress_bar("rows", None) as told:
-            records = measure_rows(
-                vectors,
-                names,
-                sample=sample,
-                seed=seed,
-                precise=precise,
-                errors=errors,
-                out=out,
-                keep_blocks=keep_blocks,
-                command=command_line(),
-                progress=told,
-            )
-        table: RenderableType = records_table(
-            records, title=f"{vectors.name}: {vectors.n:,} rows × {vectors.d} ({vectors.dtype})"
-        )
-    elif not data:
-        raise InputError(f"{source} is not a file of vectors; a model needs --text, --images or --audio")
-    else:
-        opening = {
+    has_data = any(given is not None for given in (text, images, audio))
+    if not has_data and not weights and Path(source).is_file() and Path(source).suffix != ".gguf":
+        opening = {"tensor": tensor, "column": column, "documents": documents}
+        options = {"sample": sample or 8192, "seed": seed, "precise": precise, "errors": errors}
+        _measure_vectors(source, names_of(metrics), out, as_json, opening, {**options, "keep_blocks": keep_blocks})
+        return
+    if not has_data and not weights:
+        raise InputError(f"{source} is not a file of vectors; a model needs --text, --images, --audio or --weights")
+    request: dict[str, Any] = {
+        "text": text,
+        "images": images,
+        "audio": audio,
+        "weights": weights,
+        "generate": generate,
+        "metrics": names_of(metrics),
+        "sites": [name.strip() for name in sites.split(",") if name.strip()],
+        "tokens": tokens,
+        "batch_tokens": batch_tokens,
+        "window": window,
+        "batch": batch,
+        "special": special,
+        "sample": sample or 4096,
+        "seed": seed,
+        "errors": errors,
+        "opening": {
             "revision": revision,
             "dtype": dtype,
             "device": device,
             "device_map": device_map,
             "trust_remote_code": trust_remote_code,
             "allow_pickle": allow_pickle,
-        }
-        reading = {"field": field, "mark": document_mark} if text is not None else {}
-        with progress_bar("tokens", tokens if text is not None else None) as told:
-            run = measure_model(
-                source,
-                text=text,
-                images=images,
-                audio=audio,
-                metrics=names,
-                sites=[name.strip() for name in sites.split(",") if name.strip()],
-                tokens=tokens,
-                window=window,
-                batch=batch,
-                special=special,
-                sample=sample,
-                seed=seed,
-                errors=errors,
-                out=out,
-                keep_statistics=out is not None,
-                command=command_line(),
-                progress=told,
-                opening=opening,
-                reading=reading,
-            )
-        records = list(run.records())
-        table = layers_table(records, run.info, title=source)
-    if as_json:
+        },
+        "reading": {"field": field, "mark": document_mark} if text is not None else {},
+    }
+    if dry_run:
+        _tell_cost(source, request)
+        return
+    _measure_model(source, request, out, as_json, tokens if text is not None else None)
+
+
+def _measure_vectors(
+    source: str,
+    metrics: list[str] | None,
+    out: Path | None,
+    as_json: bool,
+    opening: dict[str, Any],
+    options: dict[str, Any],
+) -> None:
+    from anisoscope.models.vectors import open_vectors
+    from anisoscope.offline import measure_rows
+    from anisoscope.report.terminal import records_table
+
+    vectors = open_vectors(source, **opening)
+    with progress_bar("rows", None) as told:
+        records = measure_rows(vectors, metrics, out=out, command=command_line(), progress=told, **options)
+    title = f"{vectors.name}: {vectors.n:,} rows × {vectors.d} ({vectors.dtype})"
+    _show(records, None if as_json else records_table(records, title=title), out)
+    _require_value(records)
+
+
+def _measure_model(source: str, request: dict[str, Any], out: Path | None, as_json: bool, total: int | None) -> None:
+    from anisoscope.offline import measure as measure_model
+    from anisoscope.report.terminal import layers_table
+
+    with progress_bar("tokens", total) as told:
+        run = measure_model(
+            source,
+            out=out,
+            keep_statistics=out is not None,
+            command=command_line(),
+            progress=told,
+            saying=told.say,
+            **request,
+        )
+    records = list(run.records())
+    _show(records, None if as_json else layers_table(records, run.info, title=source), out)
+    _require_sound(run, out)
+    _require_value(records)
+
+
+def _show(records: list[Record], table: Any, out: Path | None) -> None:
+    if table is None:
         typer.echo(json.dumps([record.to_json() for record in records]))
-    else:
-        Console().print(table)
-        if out is not None:
-            stderr().print(f"run written to {escape(str(out))}")
+        return
+    Console().print(table)
+    if out is not None:
+        stderr().print(f"run written to {escape(str(out))}")
+
+
+def _require_value(records: list[Record]) -> None:
     if all(record.value is None for record in records):
         raise InputError(f"no metric has a value: {records[0].note}" if records else "no metric was asked for")
+
+
+def _require_sound(run: Run, out: Path | None) -> None:
+    """What must not end as if all were well: activations that are not numbers, and a pass that was stopped."""
+    info = run.info
+    if "not_finite" in info:
+        where = info["not_finite"]
+        raise InputError(
+            f"from {where['site']} on, {where['rows']} tokens hold NaN or Inf, so these layers have no values; "
+            "try --dtype float32, or check the weights"
+        )
+    if info.get("interrupted"):
+        on = "the same command goes on" if out is not None else "with --out the same command would go on"
+        stderr().print(f"stopped after {info['data']['tokens']:,} tokens, which are measured above; {on}")
+        raise typer.Exit(130)
+
+
+def _tell_cost(source: str, request: dict[str, Any]) -> None:
+    from anisoscope.offline import estimate_cost
+    from anisoscope.report.terminal import cost_table
+
+    Console().print(cost_table(estimate_cost(source, **request), title=source))

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
+from rich.console import Console
 
-from anisoscope.cli.app import app, escape, stderr
+from anisoscope.cli.app import AsJson, Metrics, app, escape, names_of, stderr
+from anisoscope.errors import InputError
 
 Runs = Annotated[list[Path], typer.Argument(help="Run folders.")]
 
@@ -31,6 +34,81 @@ def report(
     opened = [Run.open(path) for path in runs]
     written = write_report(opened, out or opened[0].path / "report.html")
     stderr().print(f"report: {escape(str(written))} ({written.stat().st_size / 1e6:.1f} MB)")
+
+
+@app.command(
+    epilog="""Examples:
+
+    anisoscope figure runs/exp1 --metric two_nn --save fig.pdf
+
+    anisoscope figure runs/a runs/b --metric isoscore --pick tokens=no-sink --save fig.svg
+
+    anisoscope figure runs/exp1 --metric spectral_anisotropy --kind map --save map.png --dark
+"""
+)
+def figure(
+    runs: Runs,
+    metric: Annotated[str, typer.Option("--metric", "-m", help="The metric to draw.")],
+    save: Annotated[Path, typer.Option(help="The .pdf, .svg, .png, .html or .json file to write.")],
+    kind: Annotated[
+        str | None, typer.Option(help="Another chart that fits: profile, steps, map, heads, curve …")
+    ] = None,
+    colour: Annotated[
+        str | None, typer.Option("--colour", "--color", help="The field to colour: tokens, run …")
+    ] = None,
+    pick: Annotated[list[str] | None, typer.Option(help="field=value of what is not drawn; may be repeated.")] = None,
+    dark: Annotated[bool, typer.Option("--dark", help="On a dark ground.")] = False,
+    width: Annotated[int, typer.Option(min=50, help="Of the plot, in points.")] = 520,
+    height: Annotated[int, typer.Option(min=50, help="Of the plot, in points.")] = 300,
+) -> None:
+    """A figure fit for a paper: one metric of one or more runs, the chart chosen by the shape of its records."""
+    from anisoscope.report.charts import plot, save_chart
+    from anisoscope.store import Run
+
+    opened = [Run.open(path) for path in runs]
+    picked = dict(_pick(text) for text in pick or ())
+    chart = plot(opened, metric, kind=kind, colour=colour, pick=picked, dark=dark, width=width, height=height)
+    stderr().print(f"figure: {escape(str(save_chart(chart, save)))}")
+
+
+def _pick(text: str) -> tuple[str, Any]:
+    """`step=100` as ("step", 100): a number where it is one."""
+    field, equals, value = text.partition("=")
+    if not equals:
+        raise InputError(f"{text!r} picks nothing; write field=value, such as step=100 or tokens=no-sink")
+    try:
+        return field, json.loads(value)
+    except ValueError:
+        return field, value
+
+
+@app.command(
+    epilog="""Examples:
+
+    anisoscope compare runs/a runs/b
+
+    anisoscope compare runs/a runs/b --metrics two_nn,isoscore --sites
+"""
+)
+def compare(
+    first: Annotated[Path, typer.Argument(help="A run folder.")],
+    second: Annotated[Path, typer.Argument(help="Another run folder.")],
+    metrics: Metrics = None,
+    sites: Annotated[bool, typer.Option("--sites", help="Every number on a line of its own.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Two runs number by number: differences with their errors, paired where both saw the same tokens."""
+    from anisoscope.report.compare import compare as compare_runs
+    from anisoscope.report.terminal import differences_table, sites_table
+    from anisoscope.store import Run
+
+    one, other = Run.open(first), Run.open(second)
+    found = compare_runs(one, other, names_of(metrics))
+    if as_json:
+        typer.echo(json.dumps([each.to_json() for each in found]))
+    else:
+        table = sites_table if sites else differences_table
+        Console().print(table(found, f"{one.name} and {other.name}"))
 
 
 @app.command(epilog="Examples:\n\n    anisoscope serve runs/\n\n    anisoscope serve runs/ --host 0.0.0.0 --port 9000")

@@ -12,12 +12,12 @@ from types import ModuleType
 from typing import Any
 
 from anisoscope.errors import InputError, unknown
-from anisoscope.metrics import attention, context, dimension, drift, isotropy, local, outliers, spectrum
+from anisoscope.metrics import attention, context, dimension, drift, isotropy, local, norms, outliers, spectrum
 from anisoscope.metrics.metric import Metric, Undefined, Value, metric
 
 __all__ = ["FAMILIES", "Metric", "Undefined", "Value", "catalogue", "find", "metric"]
 
-FAMILIES: tuple[ModuleType, ...] = (isotropy, outliers, local, context, spectrum, dimension, attention, drift)
+FAMILIES: tuple[ModuleType, ...] = (isotropy, outliers, local, context, spectrum, dimension, attention, drift, norms)
 
 
 def catalogue() -> dict[str, Metric]:

@@ -9,9 +9,8 @@ from torch import Tensor
 
 from anisoscope.metrics.metric import Undefined, Value, metric
 from anisoscope.metrics.shares import top_share_of, variance_of
-from anisoscope.stats.derived import Groups
+from anisoscope.stats.derived import AcrossDocuments, Groups
 from anisoscope.stats.directions import CentredDirections, Directions, UnitSquares
-from anisoscope.stats.documents import Documents
 from anisoscope.stats.moments import Moments
 from anisoscope.stats.partition import Partition
 
@@ -48,20 +47,22 @@ def mean_cosine_centred(directions: CentredDirections) -> Value:
 
 
 @metric(
-    Directions, Documents, low=-1, high=1, keeps={"rotation", "scale", "row-scale"}, paper="anisoscope",
+    AcrossDocuments, low=-1, high=1, keeps={"rotation", "scale", "row-scale"}, paper="anisoscope",
     requires={"documents"}, null=lambda iso, _: 0.0,
 )  # fmt: skip
-def mean_cosine_across_documents(directions: Directions, documents: Documents) -> Value:
+def mean_cosine_across_documents(across: AcrossDocuments) -> Value:
     """Average cosine between two rows of different documents.
 
-    (‖Σu‖² − Σ_b ‖Σ_{i∈b} u‖²)/(n² − Σ n_b²): what rows share although their texts do not.
+    (‖Σu‖² − Σ_b ‖Σ_{i∈b} u‖²)/(n² − Σ n_b²): what rows share although their texts do not. Exact over all rows; where
+    tokens were left out (`no-sink`), over the keyed sample.
     """
-    n = directions.directed
-    pairs = n**2 - documents.all_square
+    n = across.directed
+    pairs = n**2 - across.documents.all_square
     if pairs <= 0:
         raise Undefined("all rows are of one document", "give at least two documents")
-    total = float(directions.unit @ directions.unit)
-    return Value((total - documents.all_unit_square) / pairs, n=n)
+    total = float(across.unit @ across.unit)
+    note = "from the keyed sample" if across.sampled else None
+    return Value((total - across.documents.all_unit_square) / pairs, n=n, note=note)
 
 
 @metric(

@@ -2,27 +2,37 @@
 
 from __future__ import annotations
 
-import shutil
-import tempfile
-import weakref
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import json
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import nn
 
-from anisoscope.capture import find_layout
-from anisoscope.errors import InputError
+from anisoscope.capture import Layout, find_layout
+from anisoscope.errors import InputError, StoreError
 from anisoscope.metrics.outliers import MASSIVE
 from anisoscope.models import Batch, Opened, model_batches, open_model
+from anisoscope.offline.final_norm import final_norm, norm_effect
+from anisoscope.offline.generation import generated_batches
+from anisoscope.offline.partial import Partial
+from anisoscope.offline.weights import measure_weights, weight_metrics
+from anisoscope.stats.directions import Directions
+from anisoscope.stats.sample import Sample
 from anisoscope.store import Run
-from anisoscope.survey import Survey
+from anisoscope.survey import Evaluated, Survey
 from anisoscope.survey.inputs import device_of, first_item, peek
-from anisoscope.survey.runs import run_info, save_cloud, save_measured
+from anisoscope.survey.runs import create_run, run_info, save_cloud, save_measured
 
 TOKENS = 65_536
+GENERATED = 16_384  # tokens that are generated at most: each costs a forward pass
 SITES = ("embed", "resid", "final")
-Progress = Callable[[int], None]
+SAMPLE = 4096
+Progress = Callable[[int], None]  # told how many more tokens have gone by
+Saying = Callable[[str], None]  # told what is being done
 
 
 def measure(
@@ -32,19 +42,23 @@ def measure(
     text: Any = None,
     images: Any = None,
     audio: Any = None,
+    weights: bool = False,
+    generate: int | None = None,
     metrics: Sequence[str] | None = None,
     sites: Sequence[str] = SITES,
     tokens: int | None = TOKENS,
+    batch_tokens: int | None = None,
     window: int | None = None,
     batch: int = 8,
     special: bool = True,
-    sample: int = 8192,
+    sample: int = SAMPLE,
     seed: int = 0,
     errors: bool = True,
     out: str | Path | None = None,
     keep_statistics: bool = False,
     command: str | None = None,
     progress: Progress | None = None,
+    saying: Saying | None = None,
     opening: Mapping[str, Any] | None = None,
     reading: Mapping[str, Any] | None = None,
 ) -> Run:
@@ -52,87 +66,253 @@ def measure(
 
     `model` is a module, a folder, a hub id, or what `open_model` gave; its inputs are `batches` (anything the module
     is called with: dicts of tensors, tensors, or `Batch`), or `text`, `images`, `audio` for a model that comes with
-    its processor. `special=False` leaves special tokens out; padding never counts. Without `out` the run lives in a
-    temporary folder as long as the returned object. `opening` goes to `open_model`, `reading` to `model_batches`.
+    its processor. `special=False` leaves special tokens out; padding never counts. `weights` measures the vocabulary
+    matrices and the final norm, with data or without; `generate` so many tokens that the model itself adds to each
+    window's beginning, under the policies `generated` and `generated no-sink`; `batch_tokens` also gives the mean and
+    deviation of every number over batches of that size. Without `out` the run lives in a temporary folder as long as
+    the returned object. With it, a measurement of a model by name that was killed or interrupted goes on when it is
+    asked for again, and one that is whole is returned as it is. `opening` goes to `open_model`, `reading` to
+    `model_batches`.
     """
-    opened = model if isinstance(model, Opened) else None
-    if isinstance(model, str | Path):
-        given = {"image": images, "audio": audio}
-        modality = next((name for name, source in given.items() if source is not None), None)
-        opened = open_model(model, modality=modality, **(opening or {}))
-    if batches is None:
-        batches = _read(opened, text, images, audio, tokens, window, batch, special, dict(reading or {}))
+    sources = {"text": text, "image": images, "audio": audio}
+    given = [source for source in sources.values() if source is not None]
+    if batches is None and not given and not weights:
+        raise InputError("nothing to measure: give text, images, audio or batches, or ask for the weights")
+    opened = open_for(model, sources, head=weights or generate is not None, opening=opening or {})
     module = opened.model if opened is not None else model
     assert isinstance(module, nn.Module)
-    total = tokens if opened is not None else None  # of bare batches nobody knows how many there are
-    first, batches = peek(batches)
-    layout = find_layout(module, first_item(first, device_of(module)))
-    survey = Survey(module, layout, sites, metrics, special=special, sample=sample, seed=seed, tokens=total)
-    interrupted = survey.run(batches, tokens, progress)
+    asked = Asked(metrics, list(sites), tokens, batch_tokens, sample, seed, special, errors, weights, generate)
     info = {
         "kind": "model",
         "model": opened.info if opened is not None else {"architecture": type(module).__name__},
-        "data": {"source": _source_name(text, images, audio), "tokens": survey.counted, "window": window},
+        "data": {"source": _source_name(given), "window": window},
         "token_policy": {
             "special": special,
             "first token": "position 0 of its window",
             "massive": f"> {MASSIVE} medians",
         },
-        "unit": survey.unit,
         "seed": seed,
         "sample": sample,
-        "interrupted": interrupted,
+        "complete": False,
+        "settings": {
+            "model": None if opened is None else [opened.info[key] for key in ("source", "revision", "digest")],
+            "data": _source_name(given),
+            "reading": {"window": window, "batch": batch, **_plain(reading or {})},
+            "asked": json.loads(json.dumps(asdict(asked))),
+        },
     }
-    run = _create_run(out, run_info(info, survey.chosen), command)
-    removed: list[dict[str, Any]] = []
-    for done in survey.evaluated(run=run.name, errors=errors):
-        save_measured(run, done.measured)
-        removed += done.removed
-        if keep_statistics and done.site.kind != "pattern":
-            for policy, cloud in done.clouds.items():
-                save_cloud(run, cloud, site=str(done.site), tokens=policy)
-    run.update_info(removed={"count": len(removed), "tokens": _in_words(removed[:256], opened)})
+    resumable = opened is not None and batches is None
+    run = _start(out, info, command, resumable=resumable)
+    if run.info["complete"]:
+        return run
+    partial = Partial(run.path if out is not None and resumable else None)
+
+    def read() -> Iterable[Any]:
+        return read_data(opened, given, tokens, window, batch, dict(reading or {})) if batches is None else batches
+
+    measuring = _Measuring(asked, module, opened, run, partial, keep_statistics, progress, saying or (lambda _: None))
+    with _memory_explained():
+        if batches is not None or given:
+            measuring.data(read())
+        if weights:
+            measuring.weights()
+        if generate is not None and not measuring.interrupted:
+            measuring.generated(read())
+    measuring.finish()
     return run
 
 
-def _read(
-    opened: Opened | None,
-    text: Any,
-    images: Any,
-    audio: Any,
-    tokens: int | None,
-    window: int | None,
-    batch: int,
-    special: bool,
-    reading: dict[str, Any],
+@dataclass(frozen=True)
+class Asked:
+    """What is to be measured, whatever the model and the data."""
+
+    metrics: Sequence[str] | None
+    sites: Sequence[str]
+    tokens: int | None
+    batch_tokens: int | None
+    sample: int
+    seed: int
+    special: bool
+    errors: bool
+    weights: bool
+    generate: int | None
+
+    def survey(self, module: nn.Module, layout: Layout, *, tokens: int | None, **more: Any) -> Survey:
+        options: dict[str, Any] = {"special": self.special, "sample": self.sample, "seed": self.seed, **more}
+        sites = options.pop("sites", self.sites)
+        return Survey(module, layout, sites, self.metrics, tokens=tokens, **options)
+
+
+@dataclass
+class _Measuring:
+    """A measurement on its way into its run: data, weights, generated tokens."""
+
+    asked: Asked
+    module: nn.Module
+    opened: Opened | None
+    run: Run
+    partial: Partial
+    keep_statistics: bool
+    progress: Progress | None
+    saying: Saying
+    layout: Layout | None = None
+    interrupted: bool = False
+    removed: list[dict[str, Any]] = field(default_factory=list)
+
+    def data(self, batches: Iterable[Any]) -> None:
+        """One pass over the data, then every site under both token policies."""
+        asked, run = self.asked, self.run
+        first, batches = peek(batches)
+        self.layout = layout = find_layout(self.module, first_item(first, device_of(self.module)))
+        norm = asked.weights and layout.stacks[-1].final is not None
+        survey = asked.survey(
+            self.module,
+            layout,
+            sites=(*asked.sites, *(("final.in",) if norm else ())),
+            tokens=asked.tokens if self.opened is not None else None,  # nobody knows how many bare batches hold
+            batch_tokens=asked.batch_tokens,
+        )
+        if self.partial.load(survey):
+            run.rewind(0)
+            if self.progress is not None:
+                self.progress(survey.counted)
+        self.interrupted = survey.run(batches, asked.tokens, self.progress, lambda: self.partial.keep(survey))
+        self.partial.keep(survey, now=self.interrupted)
+        self.saying("evaluating")
+        run.update_info(**run_info({"unit": survey.unit}, survey.chosen), data={"tokens": survey.counted})
+        for done in survey.evaluated(run=run.name, errors=asked.errors):
+            self._save(done)
+            self.removed += done.removed
+            if norm and str(done.site) == "final.in":
+                rows = done.clouds["all"].get(Sample).rows
+                where = {"run": run.name, "site": "final", "unit": survey.unit, "tokens": "all"}
+                effect = norm_effect(
+                    final_norm(self.module, layout), rows, seed=asked.seed, errors=asked.errors, **where
+                )
+                save_measured(run, effect)
+
+    def weights(self) -> None:
+        """The vocabulary matrices and the final norm."""
+        self.saying("weights")
+        self.run.update_info(**run_info({}, weight_metrics()))
+        processor = self.opened.processor if self.opened is not None else None
+        for measured in measure_weights(
+            self.module,
+            self.asked.metrics,
+            vocabulary=len(processor) if isinstance(processor, Sized) else None,
+            sample=self.asked.sample,
+            run=self.run.name,
+            errors=self.asked.errors,
+            layout=self.layout,
+        ):
+            save_measured(self.run, measured)
+
+    def generated(self, batches: Iterable[Any]) -> None:
+        """The states of tokens that the model itself adds to the beginning of each window."""
+        asked = self.asked
+        if self.opened is None or self.layout is None or asked.generate is None:
+            raise InputError("generate needs a language model by name and text for its prompts")
+        self.saying("generated tokens")
+        most = GENERATED if asked.tokens is None else min(asked.tokens, GENERATED)
+        survey = asked.survey(self.module, self.layout, tokens=most)
+        own = generated_batches(self.opened, batches, asked.generate, seed=asked.seed)
+        self.interrupted = survey.run(own, most, self.progress)
+        policies = ("generated", "generated no-sink")
+        for done in survey.evaluated(run=self.run.name, errors=asked.errors, policies=policies):
+            self._save(done)
+
+    def finish(self) -> None:
+        self.run.update_info(
+            removed={"count": len(self.removed), "tokens": _in_words(self.removed[:256], self.opened)},
+            interrupted=self.interrupted,
+            complete=not self.interrupted,
+        )
+        if not self.interrupted:
+            self.partial.drop()
+
+    def _save(self, done: Evaluated) -> None:
+        """Records, statistics where wanted, and a word about rows that are not numbers."""
+        self.saying(f"{done.site} evaluated")
+        save_measured(self.run, done.measured)
+        for policy, cloud in done.clouds.items():
+            if self.keep_statistics and done.site.kind != "pattern":
+                save_cloud(self.run, cloud, site=str(done.site), tokens=policy)
+            bad = int(cloud.get(Directions).bad) if cloud.has(Directions) else 0
+            if bad and "not_finite" not in self.run.info:
+                self.run.update_info(not_finite={"site": str(done.site), "rows": bad})
+
+
+def open_for(
+    model: nn.Module | str | Path | Opened, sources: dict[str, Any], *, head: bool, opening: Mapping[str, Any]
+) -> Opened | None:
+    if not isinstance(model, str | Path):
+        return model if isinstance(model, Opened) else None
+    modality = next((name for name, source in sources.items() if source is not None and name != "text"), None)
+    return open_model(model, modality=modality, head=head, **opening)
+
+
+def _start(out: str | Path | None, info: dict[str, Any], command: str | None, *, resumable: bool) -> Run:
+    """A new run, or one that the same request began: whole, or to be gone on with."""
+    if out is None:
+        return create_run(None, run_info(info, []), command)
+    if not resumable or not (Path(out) / "run.json").is_file():
+        return Run.create(out, run_info(info, []), command=command)
+    before = Run.open(out).info.get("settings")
+    if before != info["settings"]:
+        differs = ", ".join(_differences(before, info["settings"])) if isinstance(before, dict) else "all of it"
+        raise StoreError(f"{out} holds another measurement (different: {differs}); choose another --out, or delete it")
+    return Run.create(out, run_info(info, []), command=command, resume=True)
+
+
+def _differences(a: Mapping[str, Any], b: Mapping[str, Any]) -> list[str]:
+    """Which settings differ, by name; groups are looked into."""
+    out: list[str] = []
+    for name in {**a, **b}:
+        if a.get(name) != b.get(name):
+            old, new = a.get(name), b.get(name)
+            out += (_differences(old, new) if isinstance(old, dict) and isinstance(new, dict) else []) or [name]
+    return out
+
+
+def read_data(
+    opened: Opened | None, given: list[Any], tokens: int | None, window: int | None, batch: int, reading: dict[str, Any]
 ) -> Iterable[Batch]:
-    sources = [source for source in (text, images, audio) if source is not None]
     if opened is None:
         raise InputError("a bare module needs batches: measure(model, batches)")
-    if len(sources) != 1:
+    if len(given) != 1:
         raise InputError(f"{opened.info['source']} takes {opened.modality}; give one of text, images, audio")
     if opened.modality == "text":
         reading = {"window": window, "tokens": tokens, **reading}
-    return model_batches(opened, sources[0], batch=batch, **reading)
+    return model_batches(opened, given[0], batch=batch, **reading)
 
 
 def _in_words(removed: list[dict[str, Any]], opened: Opened | None) -> list[dict[str, Any]]:
     """The removed tokens as a person would name them."""
     if opened is None or opened.modality != "text" or opened.processor is None:
-        return removed
+        return [{**each, "text": None} for each in removed]
     return [{**each, "text": opened.processor.decode([each["token"]])} for each in removed]
 
 
-def _create_run(out: str | Path | None, info: dict[str, Any], command: str | None) -> Run:
-    """A run in the folder asked for, or in one that goes with the object."""
-    if out is not None:
-        return Run.create(out, info, command=command)
-    folder = tempfile.mkdtemp(prefix="anisoscope-run-")
-    run = Run.create(Path(folder) / "run", info, command=command)
-    weakref.finalize(run, shutil.rmtree, folder, ignore_errors=True)
-    return run
+@contextmanager
+def _memory_explained() -> Iterator[None]:
+    """Out of memory as one line with the remedy."""
+    remedy = "give a smaller batch, window or sample, fewer sites, or a smaller dtype"
+    try:
+        yield
+    except (MemoryError, torch.OutOfMemoryError) as why:
+        raise InputError(f"out of memory ({type(why).__name__}); {remedy}") from why
+    except RuntimeError as why:
+        if "allocate memory" not in str(why):
+            raise
+        raise InputError(f"out of memory; {remedy}") from why
 
 
-def _source_name(*sources: Any) -> str | None:
-    given = next((source for source in sources if source is not None), None)
-    return str(given) if isinstance(given, str | Path) else None if given is None else type(given).__name__
+def _source_name(given: Sequence[Any]) -> str | None:
+    if not given:
+        return None
+    return str(given[0]) if isinstance(given[0], str | Path) else type(given[0]).__name__
+
+
+def _plain(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Options as run.json can hold them."""
+    return {name: x if isinstance(x, str | int | float | None) else str(x) for name, x in options.items()}

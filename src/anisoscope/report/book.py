@@ -31,13 +31,18 @@ KIND_TITLES = {
     "verdicts": "verdicts",
     "points": "numbers",
 }
+_UNCHARTED = ("alert",)  # told in words
 
 
 def outline_of(table: pd.DataFrame, cards: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
     """The charts of every metric of a table; metrics whose charts look alike share one specification."""
     depths = depths_of(table)
     specs: dict[str, Any] = {}
-    charted = {name: group for name, group in by_metric(table).items() if group["value"].notna().any()}
+    charted = {
+        name: group
+        for name, group in by_metric(table).items()
+        if name not in _UNCHARTED and group["value"].notna().any()
+    }
     # What a reader asks first stands first.
     order = [*(name for name in PHRASES if name in charted), *(name for name in charted if name not in PHRASES)]
     views = [

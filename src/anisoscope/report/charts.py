@@ -48,7 +48,6 @@ DRAWN: Mapping[str, Callable[[Look], Any]] = {
     "points": lines.points,
 }
 _LOG_AXIS = {"steps": "step", "curve": "index", "levels": "index"}  # the field that may span decades
-_BANDS_UP_TO = 8  # more series than hues: colours form a scale where they can
 _FLAT = 0.25  # values that vary by less than this share of their size are not drawn from 0
 
 
@@ -88,16 +87,15 @@ def plot(
 def look_of(kind: str, shape: Shape, colour: str | None) -> Look:
     """What the specification of a chart depends on, read off the shape."""
     low, high = shape.low or 0.0, shape.high or 0.0
-    many = len(shape.values.get(colour or "", ())) > _BANDS_UP_TO
     x = shape.values.get(_LOG_AXIS.get(kind, ""), ())
     places = shape.values.get("place", ())
     return Look(
         kind=kind,
         colour=colour,
-        ordered=colour in ORDERED and (many or kind != "profile"),
+        ordered=colour in ORDERED,
         log_x=wide(x) if x else kind == "against",
-        zero_x=0 in x,
-        log_y=steep(shape) and kind in ("curve", "against"),
+        first_x=min((each for each in x if each > 0), default=None) if 0 in x else None,
+        log_y=kind == "against" or (kind == "curve" and steep(shape)),
         zero=not (low > 0 and high - low < _FLAT * high),
         signed=low < 0 < high,
         null=shape.has_null,

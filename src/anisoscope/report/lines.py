@@ -7,7 +7,6 @@ from typing import Any
 
 import altair as alt
 
-from anisoscope.report.theme import SCALE
 from anisoscope.report.tidy import NONE
 
 ROWS = "rows"  # the name of the data in every specification
@@ -33,7 +32,7 @@ class Look:
     colour: str | None = None  # the field that `series` holds
     ordered: bool = False  # whether its colours form a scale
     log_x: bool = False
-    zero_x: bool = False  # whether 0 is on that axis, which a log axis has no place for
+    first_x: float | None = None  # where 0 is among its numbers: the first after it, since a log axis has no 0
     log_y: bool = False
     zero: bool = True  # whether the axis of values starts at 0
     signed: bool = False  # values on both sides of 0
@@ -62,7 +61,8 @@ def levels(look: Look) -> Any:
     """Value by index in one line, and the level that each null expects; the ground spans the lowest and the highest."""
     base = _base(look).encode(x=_log_axis("index", look))
     ground = base.mark_area(opacity=0.12, color="#8a8a8a").encode(y=alt.Y("min(null):Q", title=None), y2="max(null):Q")
-    nulls = base.mark_line(strokeDash=[1, 3], strokeWidth=2, strokeCap="round", point={"size": 18}).encode(
+    named = base.transform_filter(f"datum.v_null != '{NONE}'")
+    nulls = named.mark_line(strokeDash=[1, 3], strokeWidth=2, strokeCap="round", point={"size": 18}).encode(
         y=_y(look, "null"), color=alt.Color("v_null:N", title="expected under", sort=None), tooltip=tooltip()
     )
     # The value is the same beside every null.
@@ -151,7 +151,7 @@ def series(look: Look, legend: bool = True) -> alt.Color:
     title = title_of(look.colour)
     if not look.ordered:
         return alt.Color("series:N", title=title, sort=None, legend=alt.Legend(title=title) if legend else None)
-    scale = alt.Scale(scheme=SCALE, type="symlog" if look.colour == "step" else "linear")
+    scale = alt.Scale(range="ramp", type="symlog" if look.colour == "step" else "linear")
     names = layer_names(look) if look.colour == "place" else "datum.label"
     return alt.Color("series:Q", scale=scale, legend=alt.Legend(title=title, type="symbol", labelExpr=names))
 
@@ -200,13 +200,15 @@ def _y(look: Look, field: str = "value") -> alt.Y:
 
 
 def _log_axis(title: str, look: Look) -> alt.X:
-    """An axis of whole numbers in logs; `at` holds them with 0 moved to the left edge."""
+    """An axis of whole numbers, in logs where they span decades; `at` holds them with 0 moved to the left edge."""
     if not look.log_x:
         return alt.X("at:Q", title=title, scale=alt.Scale(zero=False, nice=False, padding=8))
-    if look.zero_x:
+    names = "datum.label"
+    if look.first_x is not None:
         title += " (0 at the left edge)"
-    scale = alt.Scale(type="log", nice=False, padding=8)
-    return alt.X("at:Q", title=title, scale=scale, axis=alt.Axis(format="~s"))
+        names = f"datum.value < {look.first_x:g} ? '' : datum.label"
+    axis = alt.Axis(format="~s", labelExpr=names, labelOverlap=True, grid=False)
+    return alt.X("at:Q", title=title, scale=alt.Scale(type="log", nice=False, padding=8), axis=axis)
 
 
 def _dash() -> alt.StrokeDash:

@@ -7,7 +7,7 @@ from typing import Any
 import altair as alt
 
 from anisoscope.report.lines import ROWS, Look, layer_names, title_of, tooltip
-from anisoscope.report.theme import SCALE, SIGNED, VERDICTS
+from anisoscope.report.theme import VERDICTS
 
 
 def layer_steps(look: Look) -> Any:
@@ -27,7 +27,7 @@ def head_steps(look: Look) -> Any:
 
 def plane(look: Look) -> Any:
     """Where each layer's cloud goes over training on two fixed axes: its mean as a path, its tokens as dots."""
-    colour = alt.Color("place:Q", title="layer", scale=alt.Scale(scheme=SCALE))
+    colour = alt.Color("place:Q", title="layer", scale=alt.Scale(range="ramp"))
     scale = alt.Scale(zero=False, padding=12)
     x, y = alt.X("x:Q", title="first axis", scale=scale), alt.Y("y:Q", title="second axis", scale=scale)
     tips = [alt.Tooltip("site:N"), alt.Tooltip("step:Q", title="training step"), alt.Tooltip("index:Q", title="token")]
@@ -64,9 +64,7 @@ def verdicts(look: Look) -> Any:
 
 
 def _heat(look: Look, x: alt.X, y: alt.Y) -> Any:
-    scale = alt.Scale(scheme=SIGNED, domainMid=0) if look.signed else alt.Scale(scheme=SCALE)
-    if look.log_y:
-        scale = alt.Scale(scheme=SCALE, type="log")
+    scale = alt.Scale(range="diverging", domainMid=0) if look.signed else alt.Scale(range="heatmap")
     colour = alt.Color("value:Q", title=None, scale=scale, legend=alt.Legend(gradientLength=180, format="~g"))
     return alt.Chart(alt.NamedData(ROWS)).mark_rect().encode(x=x, y=y, color=colour, tooltip=tooltip())
 

@@ -45,7 +45,7 @@ def headline_table(rows: RowsByMetric) -> str:
 
 def _headline_rows(metric: str, rows: Sequence[Row]) -> list[list[str]]:
     flat = [row for row in rows if row["index"] is None and row["value"] is not None and row["place"] is not None]
-    if not flat:
+    if not flat or "v_axis" in flat[0]:  # coordinates of a drawing say nothing in a table
         return []
     last = max(row["step"] for row in flat)
     first = flat[0]

@@ -14,7 +14,7 @@ import pandas as pd
 from anisoscope.errors import InputError, unknown
 from anisoscope.report.tidy import NONE, Depths, depths_of, parse_site, parse_variant, place_of, stream_of, variant_keys
 
-_WIDE = 20.0  # steps or indices that span more than this factor are drawn on a log axis
+_WIDE = 8.0  # steps or indices that span more than this factor are drawn on a log axis
 _STEEP = 100.0  # so are positive values that span more than this
 _FEW_POINTS = 3  # an index with fewer values than this is a choice, not an axis
 
@@ -182,13 +182,13 @@ def picks_of(kind: str, shape: Shape, colour: str | None) -> tuple[str, ...]:
 
 
 def default_pick(field: str, values: Sequence[Any]) -> Any:
-    """What is shown first: the last step, the middle of the layers, tokens without sinks, else the first value."""
+    """What is shown first: the last step, the middle of the layers, all tokens, else the first value."""
     if field == "step":
         return values[-1]
     if field == "place":
         return values[len(values) // 2]
-    if field == "tokens" and "no-sink" in values:
-        return "no-sink"
+    if field == "tokens" and "all" in values:
+        return "all"
     return values[0]
 
 

@@ -13,6 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from anisoscope.records import Record
+from anisoscope.report.compare import Difference
 
 _HIDDEN_CURVES = 3  # a curve with more points than this is shown as one sparkline row
 _BARS = "▁▂▃▄▅▆▇█"
@@ -60,7 +61,7 @@ def layers_table(records: Sequence[Record], info: Mapping[str, Any], title: str)
         )
     removed = info.get("removed", {})
     gone = removed.get("tokens", [])
-    words = ", ".join(f"{t['text']!r}" if t["text"] is not None else f"#{t['token']}" for t in gone[:12])
+    words = ", ".join(f"{t['text']!r}" if t.get("text") is not None else f"#{t['token']}" for t in gone[:12])
     note = f"no-sink: without first tokens and {removed.get('count', 0)} massive tokens" + (
         f" ({words})" if words else ""
     )
@@ -73,6 +74,31 @@ def _first_seen(item: tuple[tuple[str, str], list[Record]], order: list[tuple[st
     return next(place for place, (each, _) in enumerate(order) if each == label), tokens
 
 
+def cost_table(cost: Any, title: str) -> Table:
+    """What a measurement would cost: one row an item."""
+    table = _table(title, "what", "estimate")
+    table.add_row("sites", f"{cost.sites} of width {cost.width}")
+    table.add_row("tokens", "all of the data" if cost.tokens is None else f"{cost.tokens:,}")
+    table.add_row("speed of the pass", f"{cost.tokens_per_second:,.0f} tokens a second, statistics included")
+    if cost.pass_seconds is not None:
+        table.add_row("the pass", _duration(cost.pass_seconds))
+    table.add_row("evaluation, error bars", _duration(cost.evaluation_seconds))
+    table.add_row("memory beside the model", f"{cost.memory / 1e6:,.0f} MB")
+    table.add_row("scratch disk", f"{cost.scratch / 1e6:,.0f} MB")
+    return table
+
+
+def _duration(seconds: float) -> str:
+    """
+    >>> _duration(75)
+    'about 1 min 15 s'
+    """
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    parts = [f"{hours} h" if hours else "", f"{minutes} min" if minutes else "", f"{rest} s" if not hours else ""]
+    return "about " + " ".join(part for part in parts if part)
+
+
 def before_after_table(before: Sequence[Record], after: Sequence[Record], title: str) -> Table:
     """The same numbers of two clouds side by side."""
     table = _table(title, "metric", "before", "after", "without structure")
@@ -83,6 +109,58 @@ def before_after_table(before: Sequence[Record], after: Sequence[Record], title:
             _label(record), _number(record.value), _number(other.value if other else None), _number(record.null)
         )
     return table
+
+
+def differences_table(found: Sequence[Difference], title: str) -> RenderableType:
+    """One row a metric and token policy: both curves over the layers, and the largest difference with its error."""
+    table = _table(title, "metric", "tokens", "first", "second", "largest difference", "at", "clear")
+    groups: dict[tuple[str, str], list[Difference]] = {}
+    for each in found:
+        groups.setdefault((_label(each.first), each.first.tokens), []).append(each)
+    for (label, tokens), group in groups.items():
+        largest = max(group, key=lambda each: abs(each.value))
+        table.add_row(
+            label,
+            tokens,
+            sparkline([each.first.value for each in group]),
+            sparkline([each.second.value for each in group]),
+            _signed(largest),
+            escape(_where(largest.first)),
+            f"{sum(each.clear for each in group)} of {len(group)}",
+        )
+    return Group(table, _how_compared(found))
+
+
+def sites_table(found: Sequence[Difference], title: str) -> RenderableType:
+    """One row a number: both values and their difference with its error; a star where the interval leaves out 0."""
+    table = _table(title, "metric", "site", "tokens", "first", "second", "difference", "")
+    for each in found:
+        where = (_label(each.first), escape(_where(each.first)), each.first.tokens)
+        table.add_row(
+            *where, _with_error(each.first), _with_error(each.second), _signed(each), "*" if each.clear else ""
+        )
+    return Group(table, _how_compared(found))
+
+
+def _how_compared(found: Sequence[Difference]) -> Text:
+    paired = sum(each.paired for each in found)
+    how = "paired by blocks of the same tokens" if paired == len(found) else "taken as independent"
+    if 0 < paired < len(found):
+        how = f"{paired} of {len(found)} paired by blocks of the same tokens, the others taken as independent"
+    steps = {(each.first.step, each.second.step) for each in found if each.first.step != each.second.step}
+    apart = f" Steps differ: {', '.join(f'{a} and {b}' for a, b in sorted(steps))}." if steps else ""
+    told = f"second − first ± one standard error, {how}; clear: the 95 % interval leaves out 0 (each by itself).{apart}"
+    return Text(told, style="dim")
+
+
+def _signed(each: Difference) -> str:
+    sign = "+" if each.value > 0 else ""
+    error = "" if each.error is None else f" [dim]± {_number(each.error, 2)}[/]"
+    return f"{sign}{_number(each.value, 3)}{error}"
+
+
+def _where(record: Record) -> str:
+    return record.site if record.index is None else f"{record.site} ({record.index})"
 
 
 def metrics_table(cards: Sequence[Mapping[str, Any]]) -> Table:

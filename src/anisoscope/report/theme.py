@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 from anisoscope.errors import InputError
 
@@ -11,8 +11,6 @@ from anisoscope.errors import InputError
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#8C7A00")
 _ON_DARK = ("#56B4E9", "#E69F00", "#2FC49A", "#E39AC5", "#FF8A3D", "#8AB8FF", "#FFFFFF", "#F0E442")
 VERDICTS = {"reproduced": "#009E73", "not reproduced": "#D55E00", "inconclusive": "#8A8A8A"}
-SCALE: Final = "viridis"  # for values without a middle
-SIGNED: Final = "blueorange"  # for values with a sign: its middle is 0
 _FORMATS = (".png", ".svg", ".pdf", ".html", ".json")
 _FONT = "system-ui, -apple-system, 'Segoe UI', 'DejaVu Sans', sans-serif"
 
@@ -53,7 +51,13 @@ def config(dark: bool = False) -> dict[str, Any]:
             "labelLimit": 240,
             "symbolOpacity": 1,
         },
-        "range": {"category": list(_ON_DARK if dark else COLOURS)},
+        "range": {
+            "category": list(_ON_DARK if dark else COLOURS),
+            # Lines need contrast with the ground: the scale's end that would vanish in it is cut off.
+            "ramp": {"scheme": "viridis", "extent": [0.25, 1] if dark else [0, 0.9]},
+            "heatmap": {"scheme": "viridis"},
+            "diverging": {"scheme": "blueorange"},
+        },
         "text": {"color": ink},
         "rule": {"color": quiet},
         "tick": {"color": quiet},

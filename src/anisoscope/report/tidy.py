@@ -12,7 +12,7 @@ from typing import Any
 import pandas as pd
 
 from anisoscope.errors import unknown
-from anisoscope.records import COLUMNS, Record, Site
+from anisoscope.records import COLUMNS, Site
 from anisoscope.store import Run
 
 Row = dict[str, Any]  # one record as charts read it; with one `v_<key>` for each key of its variant
@@ -66,12 +66,6 @@ def run_labels(runs: Sequence[Run]) -> list[str]:
         name if names.count(name) == 1 else f"{name} ({names[: place + 1].count(name)})"
         for place, name in enumerate(names)
     ]
-
-
-def frame_of(records: Iterable[Record]) -> pd.DataFrame:
-    """Records as a table with the columns of a run's frame."""
-    rows = [{**record.to_json(), "variant": json.dumps(dict(record.variant), sort_keys=True)} for record in records]
-    return pd.DataFrame(rows, columns=list(COLUMNS))
 
 
 def of_metric(table: pd.DataFrame, metric: str) -> pd.DataFrame:

@@ -11,7 +11,8 @@ import torch
 from torch import Tensor
 
 from anisoscope.errors import InputError
-from anisoscope.stats.blocks import KINDS, SECOND_LOOK, Block, Cloud, Collector
+from anisoscope.stats.blocks import KINDS, SECOND_LOOK, Block, Cloud
+from anisoscope.stats.collector import Collector
 from anisoscope.stats.documents import segments
 from anisoscope.stats.moments import Moments
 from anisoscope.stats.rows import Rows, bare_rows

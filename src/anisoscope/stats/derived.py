@@ -10,10 +10,12 @@ import torch
 from torch import Tensor
 
 from anisoscope.stats.blocks import Cloud, of_extremes
+from anisoscope.stats.directions import Directions
+from anisoscope.stats.documents import Documents
 from anisoscope.stats.moments import Moments
 from anisoscope.stats.neighbourhoods import LocalDimensions, Neighbours, TwoNeighbours
 from anisoscope.stats.pairs import Paired, PairedHeads
-from anisoscope.stats.sample import Extremes
+from anisoscope.stats.sample import Extremes, Sample
 from anisoscope.stats.words import Sentences, Words
 
 S = TypeVar("S")
@@ -78,6 +80,26 @@ class Groups:
 
 
 @dataclass(frozen=True)
+class AcrossDocuments:
+    """What rows of different documents share: Σu over all rows, and the sums over documents."""
+
+    unit: Tensor  # (d,) Σ u
+    directed: int  # rows that have a direction
+    documents: Documents
+    sampled: bool  # from the keyed sample: where tokens were left out, sums over documents cannot forget them
+
+    @classmethod
+    def derive(cls, cloud: Cloud) -> AcrossDocuments:
+        if cloud.wider is None:
+            directions = cloud.get(Directions)
+            return cls(directions.unit, directions.directed, cloud.get(Documents), sampled=False)
+        rows = cloud.get(Sample).rows
+        rows = rows.take(torch.sort(rows.tokens.document, stable=True).indices)
+        directions = Directions.of(rows)
+        return cls(directions.unit, directions.directed, Documents.of(rows), sampled=True)
+
+
+@dataclass(frozen=True)
 class _Recipe:
     sources: tuple[str, ...]
     make: Callable[[Cloud], Any]
@@ -87,6 +109,7 @@ class _Recipe:
 DERIVED: dict[type, _Recipe] = {
     Peeled: _Recipe(("Moments", "Extremes"), Peeled.derive, carry=False),
     Groups: _Recipe(("Moments",), Groups.derive, carry=True),
+    AcrossDocuments: _Recipe(("Directions", "Documents", "Sample"), AcrossDocuments.derive, carry=False),
     Neighbours: _Recipe(("Sample",), Neighbours.derive, carry=True),
     TwoNeighbours: _Recipe(("Sample",), TwoNeighbours.derive, carry=True),
     LocalDimensions: _Recipe(("Sample",), LocalDimensions.derive, carry=True),

@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import platform
+import shutil
+import tempfile
+import weakref
 from collections.abc import Iterable, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -40,6 +44,16 @@ def run_info(info: dict[str, Any], metrics: Iterable[Metric]) -> dict[str, Any]:
         "versions": {**versions, "python": platform.python_version()},
         "metrics": {metric.name: metric.card() for metric in metrics},
     }
+
+
+def create_run(out: str | Path | None, info: dict[str, Any], command: str | None) -> Run:
+    """A run in the folder asked for, or in one that goes with the object."""
+    if out is not None:
+        return Run.create(out, info, command=command)
+    folder = tempfile.mkdtemp(prefix="anisoscope-run-")
+    run = Run.create(Path(folder) / "run", info, command=command)
+    weakref.finalize(run, shutil.rmtree, folder, ignore_errors=True)
+    return run
 
 
 def save_measured(run: Run, measured: Sequence[Measured]) -> None:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import reduce
+from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from anisoscope.capture import Layout, capture, expand
@@ -20,14 +23,17 @@ from anisoscope.models import Batch, Table, table_at
 from anisoscope.records import Site
 from anisoscope.stats.arith import plain
 from anisoscope.stats.attention import Attention, Heads
-from anisoscope.stats.blocks import SECOND_LOOK, Block, BlockNumbers, Cloud, Collector, Stats, join
+from anisoscope.stats.blocks import SECOND_LOOK, Block, Cloud, Stats, from_arrays, join, on_device, to_arrays
 from anisoscope.stats.cloud import BLOCKS, second_look_at_sample
+from anisoscope.stats.collector import BlockNumbers, Collector
 from anisoscope.stats.heads import HeadSums
 from anisoscope.stats.norms import Norms
 from anisoscope.stats.rows import Rows, Tokens, token_table
 from anisoscope.stats.sample import Extremes
-from anisoscope.survey.inputs import as_batch, call
+from anisoscope.survey.evaluated import Evaluated
+from anisoscope.survey.inputs import as_batch, call, device_of
 from anisoscope.survey.runs import choose_metrics
+from anisoscope.survey.spread import Spread
 
 _STREAM = ("embed", "resid", "final.in", "final")  # where a massive token is flagged
 _UNIT = 256  # tokens of the smallest block where the total is not known
@@ -51,6 +57,7 @@ class Survey:
         seed: int,
         tokens: int | None,
         blocks: bool = True,
+        batch_tokens: int | None = None,
     ) -> None:
         """Without `blocks`, which error bars and what is compared across documents need, all rows are one block."""
         self.model = model
@@ -76,26 +83,49 @@ class Survey:
         self._collectors: dict[Site, Collector] = {}
         self._heads: dict[Site, tuple[int, dict[int, Stats]]] = {}
         self._numbers: dict[tuple[str, int], BlockNumbers] = {}
+        self._batches = 0
+        self._first_document = 0
+        self._spread = None if batch_tokens is None else Spread(batch_tokens, self._empty)
 
-    def run(self, batches: Iterable[Any], tokens: int | None, progress: Progress | None) -> bool:
-        """Feeds the batches; True if the user stopped it, in which case what was seen counts."""
-        first_document = 0
+    def _empty(self) -> Survey:
+        """A survey of the same sites and metrics that has seen nothing."""
+        names = [metric.name for metric in self.chosen]
+        return Survey(
+            self.model,
+            self.layout,
+            [str(site) for site in self.sites],
+            names,
+            special=self._special,
+            sample=self._options["sample"],
+            seed=self._seed,
+            tokens=None,
+        )
+
+    def run(
+        self,
+        batches: Iterable[Any],
+        tokens: int | None = None,
+        progress: Progress | None = None,
+        keep: Callable[[], None] | None = None,
+    ) -> bool:
+        """Feeds the batches; True if the user stopped it, in which case what was seen counts.
+
+        Batches that a loaded survey has seen before are skipped. `keep` is called after every batch.
+        """
+        seen_before = self._batches
         try:
-            # not inference_mode: what a model caches in there could not take part in training afterwards
-            with torch.no_grad(), capture(self.model, self.sites, self._sink, layout=self.layout) as seen:
-                for given in batches:
-                    batch = as_batch(given, first_document)
-                    first_document += len(batch.document)
-                    self._batch = _Current(batch, self._special, self._seed, self._unit_rows, self._numbers)
-                    self.unit = batch.documents_are
-                    call(self.model, batch, given)
-                    seen.require(self.sites)
-                    more = int(self._batch.counts("", batch.counts.shape[1]).sum())
-                    self.counted += more
-                    if progress is not None:
-                        progress(more)
+            with torch.inference_mode(), capture(self.model, self.sites, self._sink, layout=self.layout) as seen:
+                for number, given in enumerate(batches):
                     if tokens is not None and self.counted >= tokens:
                         break
+                    if number < seen_before:
+                        continue
+                    more = self._feed(given)
+                    seen.require(self.sites)
+                    if progress is not None:
+                        progress(more)
+                    if keep is not None:
+                        keep()
         except KeyboardInterrupt:
             if not self.counted:
                 raise
@@ -104,7 +134,25 @@ class Survey:
             raise InputError("the data gave no tokens to measure; give a longer text, more images or longer clips")
         return False
 
+    def _feed(self, given: Any) -> int:
+        """One batch through the model; how many tokens it added."""
+        batch = as_batch(given, self._first_document)
+        self._batch = _Current(batch, self._special, self._seed, self._unit_rows, self._numbers)
+        self.unit = batch.documents_are
+        call(self.model, batch, given)
+        self._first_document += len(batch.document)
+        more = int(self._batch.counts("", batch.counts.shape[1]).sum())
+        self.counted += more
+        self._batches += 1
+        if self._spread is not None:
+            self._spread.fed(more)
+        return more
+
     def _sink(self, site: Site, x: Any) -> None:
+        if self._spread is not None:
+            part = self._spread.part
+            part._batch, part.unit = self._batch, self.unit
+            part._sink(site, x)
         if site.kind == "pattern":
             self._pattern(site, x)
         elif site.kind in ("q", "k", "q.pre", "k.pre"):
@@ -117,9 +165,12 @@ class Survey:
         place, tokens = self._batch.tokens(site.stack, x.shape[1])
         flat = x.reshape(-1, x.shape[-1])  # (b · T, d)
         rows = Rows(flat if place is None else flat[place.to(flat.device)], tokens)
+        self._collector(site).add(rows, self._batch.priority(site, rows.x))
+
+    def _collector(self, site: Site) -> Collector:
         if site not in self._collectors:
             self._collectors[site] = Collector(self._names - set(SECOND_LOOK), **self._options)
-        self._collectors[site].add(rows, self._batch.priority(site, rows.x))
+        return self._collectors[site]
 
     def _pattern(self, site: Site, heads: Any) -> None:
         length = (heads.q if isinstance(heads, Heads) else heads.logits).shape[2]
@@ -140,7 +191,13 @@ class Survey:
         self._heads[site] = level, blocks
 
     def evaluated(
-        self, *, run: str = "", step: int = 0, errors: bool = True, slow_errors: bool = True
+        self,
+        *,
+        run: str = "",
+        step: int = 0,
+        errors: bool = True,
+        slow_errors: bool = True,
+        policies: tuple[str, str] = ("all", "no-sink"),
     ) -> Iterator[Evaluated]:
         """Every site under both policies, one after another; what has been evaluated is let go."""
         flagged: dict[str, Tensor] = {}
@@ -157,21 +214,30 @@ class Survey:
             new = _massive(cloud, known) if site.kind in _STREAM else known[:0]
             flagged[site.stack] = known = torch.cat((known, new))
             removed = _removed(cloud, new, site)
-            yield self._evaluate_cloud(cloud, site, known, removed, options)
+            yield self._evaluate_cloud(cloud, site, known, removed, policies, options)
         for site, (_, parts) in sorted(self._heads.items()):
             total = reduce(lambda a, b: join(a, b, ()), parts.values())
             heads = Cloud(total, tuple(Block(number, stats) for number, stats in parts.items()))
             metrics = [m for m in self.head_metrics if m.sources <= set(total)]
-            yield Evaluated(site, {"all": heads}, evaluate(heads, metrics, site=str(site), **options))
+            found = evaluate(heads, metrics, site=str(site), tokens=policies[0], **options)
+            yield Evaluated(site, {policies[0]: heads}, found)
+        if self._spread is not None:
+            yield from self._spread.evaluated(run=run, step=step, policies=policies)
 
     def _evaluate_cloud(
-        self, cloud: Cloud, site: Site, flagged: Tensor, removed: list[dict[str, Any]], options: dict[str, Any]
+        self,
+        cloud: Cloud,
+        site: Site,
+        flagged: Tensor,
+        removed: list[dict[str, Any]],
+        policies: tuple[str, str],
+        options: dict[str, Any],
     ) -> Evaluated:
         second = [name for name in SECOND_LOOK if any(name in m.sources for m in self.metrics)]
-        views = [("all", cloud, self.metrics)]
+        views = [(policies[0], cloud, self.metrics)]
         if not self.layout.grid:
-            streaming = [m for m in self.metrics if not m.sources & {"Norms", "Documents", "Extremes"}]
-            views.append(("no-sink", cloud.without_tokens(flagged, first=True), streaming))
+            streaming = [m for m in self.metrics if not m.sources & {"Norms", "Extremes"}]
+            views.append((policies[1], cloud.without_tokens(flagged, first=True), streaming))
         clouds: dict[str, Cloud] = {}
         measured: list[Measured] = []
         for tokens, view, metrics in views:
@@ -179,15 +245,51 @@ class Survey:
             measured += evaluate(clouds[tokens], metrics, site=str(site), tokens=tokens, **options)
         return Evaluated(site, clouds, measured, removed)
 
+    def save(self, folder: Path) -> None:
+        """Writes all that has been counted; `load` on a survey made alike goes on from there."""
+        folder.mkdir(parents=True)
+        for site, collector in self._collectors.items():
+            collector.save(folder / str(site))
+        for site, (level, blocks) in self._heads.items():
+            arrays = {f"{number}/{name}": x for number, stats in blocks.items() for name, x in to_arrays(stats).items()}
+            save_file(arrays, folder / f"{site}.{level}.heads.safetensors")
+        numbers = [[stack, length, each.state()] for (stack, length), each in self._numbers.items()]
+        state = {
+            "batches": self._batches,
+            "counted": self.counted,
+            "first_document": self._first_document,
+            "unit": self.unit,
+            "collectors": [str(site) for site in self._collectors],
+            "heads": [[str(site), level] for site, (level, _) in self._heads.items()],
+            "numbers": numbers,
+            "spread": None if self._spread is None else self._spread.values(),
+        }
+        if self._spread is not None:
+            self._spread.part.save(folder / "part")
+        (folder / "state.json").write_text(json.dumps(state))
 
-@dataclass(frozen=True)
-class Evaluated:
-    """One site's clouds by token policy, their numbers, and the massive tokens that were first seen here."""
-
-    site: Site
-    clouds: dict[str, Cloud]
-    measured: list[Measured]
-    removed: list[dict[str, Any]] = field(default_factory=list)
+    def load(self, folder: Path) -> None:
+        """Goes on from what `save` wrote."""
+        state = json.loads((folder / "state.json").read_text())
+        device = device_of(self.model)
+        self._batches, self.counted = state["batches"], state["counted"]
+        self._first_document, self.unit = state["first_document"], state["unit"]
+        for name in state["collectors"]:
+            collector = self._collector(Site.parse(name))
+            collector.load(folder / name, device)
+        for name, level in state["heads"]:
+            arrays = load_file(folder / f"{name}.{level}.heads.safetensors")
+            blocks: dict[int, dict[str, Tensor]] = {}
+            for path, x in arrays.items():
+                number, rest = path.split("/", 1)
+                blocks.setdefault(int(number), {})[rest] = x
+            heads = {number: on_device(from_arrays(found), device) for number, found in blocks.items()}
+            self._heads[Site.parse(name)] = level, heads
+        for stack, length, numbers in state["numbers"]:
+            self._numbers[stack, length] = BlockNumbers(*numbers)
+        if self._spread is not None:
+            self._spread.restore(state["spread"])
+            self._spread.part.load(folder / "part")
 
 
 @dataclass

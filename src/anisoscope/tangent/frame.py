@@ -32,6 +32,7 @@ class Frame:
     coordinates: Tensor  # (d,) float64, variance of each coordinate
     patches: Patches | None
     n: int
+    longest: float = float("inf")  # rows longer than this were no part of the fit, nor are they of a test
     others: Mapping[str, tuple[Basis, ...]] = field(default_factory=dict)
 
     @property
@@ -51,8 +52,9 @@ def fit_frame(
     clusters: int = CLUSTERS,
     seed: int = 0,
     start: Frame | None = None,
+    longest: float = float("inf"),
 ) -> Frame:
-    """The frame of rows (n, d); `start` is the frame of an earlier step, to warm up from."""
+    """The frame of rows (n, d) of at most this length; `start` is the frame of an earlier step, to warm up from."""
     n, d = x.shape
     highest = max(ranks)
     if highest >= d:
@@ -70,4 +72,5 @@ def fit_frame(
         coordinates=moments.scatter.diagonal().cpu() / max(1, n - 1),
         patches=fit_patches(x, highest, clusters=clusters, seed=seed) if clusters > 1 else None,
         n=n,
+        longest=longest,
     )

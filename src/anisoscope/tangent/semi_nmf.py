@@ -75,6 +75,12 @@ def factorise(
     return SemiNMF(loadings, concepts, tuple(trace), _effective_rank(loadings, concepts))
 
 
+def loadings_on(x: Tensor, concepts: Tensor) -> Tensor:
+    """The loadings (n, k) of rows on concepts (k, d) that are known already."""
+    with full_precision(x.device):
+        return _loaded(plain(x).float(), plain(concepts).float().to(x.device))
+
+
 def _frame(x: Tensor, rank: int, draw: torch.Generator) -> Tensor:
     """Orthonormal columns (d, m) that hold nearly all of the rows: randomised range finder with one sharpening."""
     m = min(x.shape[1], _WIDE * rank + 8)

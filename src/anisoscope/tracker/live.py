@@ -3,13 +3,15 @@
 Hooks are there from `probe` to `watch` of a due step and never else. A forward hook on each block puts a tensor hook
 on the block's output; backward calls it with the gradient, whose rows are added to the site's `Moments` at once.
 Under gradient checkpointing the block runs twice, but only one of its two outputs is part of the graph, so each
-gradient is seen once. Blocks inside a compiled model never call their hooks: such a forward is remembered with the
-gradient of its outputs, and `replay` runs it again eagerly.
+gradient is seen once. The blocks of a compiled model get no hooks: they would never fire, or be compiled into the
+model. Such a forward is remembered with the gradient of its outputs, and `replay` runs it again eagerly.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import os
+import sys
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -29,6 +31,8 @@ from anisoscope.stats.rows import bare_rows
 from anisoscope.survey.inputs import device_of
 from anisoscope.tracker.unseen import draw_again, drawn_so_far, unseen
 from anisoscope.tracker.windows import as_inputs, digests, windows_of
+
+_COMPILER = os.path.join("torch", "_dynamo", "eval_frame.py")
 
 
 @dataclass
@@ -70,6 +74,7 @@ class Live:
         self._forward: Forward | None = None  # the one that runs, or ran last
         self._inside = False
         self._silent: list[Forward] = []
+        self._on_blocks = False
 
     @property
     def seen(self) -> bool:
@@ -82,15 +87,11 @@ class Live:
         )
 
     def arm(self) -> None:
-        """Put the hooks in place, before the forward."""
+        """Be told of the next forward; the hooks on its blocks wait until it is seen whether a compiler runs it."""
         self.forget()
         with _undone_on_error(self._hooks):
-            self._keep(self._model.register_forward_pre_hook(self._begin, with_kwargs=True))
-            for stack in self._layout.stacks:
-                for path, layer in {block.path: layer for layer, block in enumerate(stack.blocks)}.items():
-                    leave = partial(self._leave, stack, layer)
-                    self._keep(self._model.get_submodule(path).register_forward_hook(leave))
-            self._keep(self._model.register_forward_hook(self._end, always_call=True))
+            self._keep(self._model.register_forward_pre_hook(_untraced(self._begin), with_kwargs=True))
+            self._keep(self._model.register_forward_hook(_untraced(self._end), always_call=True))
 
     def disarm(self) -> None:
         """Take all hooks away again; what was collected stays."""
@@ -110,6 +111,8 @@ class Live:
         if not torch.is_grad_enabled():
             return  # a look without learning: validation, a teacher
         start = perf_counter()
+        if not self._on_blocks and not is_compiled_call():
+            self._hook_blocks()
         batch = windows_of(as_inputs(model, args, kwargs))
         kind = device_of(model).type
         autocast = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else None
@@ -118,6 +121,13 @@ class Live:
         self.windows |= digests(batch)
         self.forwards += 1
         self.seconds += perf_counter() - start
+
+    def _hook_blocks(self) -> None:
+        self._on_blocks = True
+        for stack in self._layout.stacks:
+            for path, layer in {block.path: layer for layer, block in enumerate(stack.blocks)}.items():
+                leave = _untraced(partial(self._leave, stack, layer))
+                self._keep(self._model.get_submodule(path).register_forward_hook(leave))
 
     def _leave(self, stack: Stack, layer: int, _module: nn.Module, _args: Any, output: Any) -> None:
         """A block's output appears: in the forward itself, or when checkpointing computes it again in backward."""
@@ -210,6 +220,26 @@ def leaves(output: Any) -> Iterator[Tensor]:
     elif isinstance(output, tuple | list):
         for item in output:
             yield from leaves(item)
+
+
+def is_compiled_call() -> bool:
+    """Whether the code that runs was called by what `torch.compile` made of it: a look at the stack of calls."""
+    frame = sys._getframe(1)
+    while frame.f_back is not None:
+        frame = frame.f_back
+        code = frame.f_code
+        # what `torch.compiler.disable` wraps lives in the same file, and is the opposite
+        if code.co_filename.endswith(_COMPILER) and not code.co_qualname.startswith("DisableContext"):
+            return True
+    return False
+
+
+def _untraced(hook: Callable[..., None]) -> Callable[..., None]:
+    """The hook, kept out of sight of the compiler, where there is one: loading it takes seconds."""
+    if "torch._dynamo" not in sys.modules:
+        return hook
+    opaque: Callable[..., None] = torch.compiler.disable(hook)
+    return opaque
 
 
 @contextmanager

@@ -144,11 +144,11 @@ class Tracker:
                 if self._live is not None:
                     self._live.arm()
 
-    def watch(self, step: int, *, scale: float = 1.0) -> None:
+    def watch(self, step: int, *, scale: float = 1.0, weight_scale: float | None = None) -> None:
         """After backward, before the optimiser's step: if it is due, the true gradients of the live batch.
 
-        `scale` is the loss scale that is still in the gradients, such as `scaler.get_scale()`: lengths are divided by
-        it, everything else is free of it.
+        `scale` is the loss scale that is in the gradients, such as `scaler.get_scale()`: lengths are divided by it,
+        everything else is free of it. `weight_scale` is what is still in the weights' own: 1 after `scaler.unscale_`.
         """
         if step != self._step:
             before = "without any probe" if self._step is None else f"after probe({self._step})"
@@ -159,7 +159,7 @@ class Tracker:
         if self._due:
             self._due = False
             with self._clock.working(more=True):
-                self._read_gradients(step, scale)
+                self._read_gradients(step, scale, scale if weight_scale is None else weight_scale)
 
     def close(self) -> None:
         """Take every hook away and finish the run; call it at the end, or use the tracker in a `with`."""
@@ -220,7 +220,7 @@ class Tracker:
 
     # --- gradients ------------------------------------------------------------------------------------------------
 
-    def _read_gradients(self, step: int, scale: float) -> None:
+    def _read_gradients(self, step: int, scale: float, weight_scale: float) -> None:
         found: dict[Site, Moments | str] = {}
         overlap = 0
         if self._live is not None:
@@ -239,8 +239,9 @@ class Tracker:
             make = partial(Record, run=self._journal.run.name, step=step)
             records: list[Record] = []
             for site, moments in found.items():
-                averaged = world() if self._average and site.kind == "resid" else 1
-                records += self._of_site(site, moments, overlap, scale * averaged, make)
+                hidden = scale * (world() if self._average else 1)  # each rank's loss is a mean of its own
+                by = hidden if site.kind == "resid" else weight_scale
+                records += self._of_site(site, moments, overlap, by, make)
             self._journal.publish(records)
         self._agree_to_stop()
 

@@ -35,7 +35,7 @@ function picksOf(rows, kind, colour) {
 function defaultPick(field, values) {
   if (field === "step") return values[values.length - 1];
   if (field === "place") return values[Math.floor(values.length / 2)];
-  if (field === "tokens" && values.includes("no-sink")) return "no-sink";
+  if (field === "tokens" && values.includes("all")) return "all";
   return values[0];
 }
 

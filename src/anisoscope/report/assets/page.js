@@ -172,8 +172,9 @@ function fillGallery(page) {
     figure.draw = () => {
       const kind = view.kinds[0], colour = kind.colours[0].field, rows = page.table.rows(view.metric);
       const picks = picksOf(rows, kind, colour).map(([field, values]) => [field, defaultPick(field, values)]);
+      const told = picks.filter(([, value]) => value !== NONE);
       figure.querySelector("span").textContent =
-        [view.meaning, ...picks.map(([field, value]) => `${titleOf(field)} ${labelOf(field, value)}`)].join(" · ");
+        [view.meaning, ...told.map(([field, value]) => `${titleOf(field)} ${labelOf(field, value)}`)].filter(Boolean).join(" · ");
       return draw(chart, outline, kind, colour, shownRows(rows, kind, colour, Object.fromEntries(picks)), true);
     };
     return figure;

@@ -114,8 +114,11 @@ function filledUp(rows) {
   return rows;
 }
 
-const rowKey = (row) => JSON.stringify(
-  ["run", "step", "site", "tokens", "head", "index", ...Object.keys(row).filter((k) => k.startsWith("v_") && row[k] !== NONE).sort()].map((k) => row[k]));
+// What makes two rows the same measurement.
+function rowKey(row) {
+  const variant = Object.keys(row).filter((key) => key.startsWith("v_") && key !== "v_x" && row[key] !== NONE).sort();
+  return JSON.stringify(["run", "step", "site", "tokens", "head", "index", ...variant].map((key) => [key, row[key]]));
+}
 
 function cell(value) {
   if (value === null || value === undefined) return "";

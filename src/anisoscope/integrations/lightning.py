@@ -1,0 +1,70 @@
+"""Lightning: one callback.
+
+lightning.Trainer(callbacks=[GeometryCallback(held_out_batch, "runs/exp1")])
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from lightning.pytorch import Callback
+from torch import nn
+
+from anisoscope.errors import unknown
+from anisoscope.tracker import Tracker
+
+
+class GeometryCallback(Callback):
+    """Follows the geometry of the model inside a LightningModule; the other arguments are those of `Tracker`.
+
+    `module` is the model's path inside it, the part whose forward `training_step` calls; without it the only child
+    with parameters, or else the LightningModule itself. Steps are the trainer's `global_step`. A training that
+    restarts from a checkpoint continues its run. A rule that says stop ends the training.
+    """
+
+    def __init__(self, probe: Any, out: str | Path, *, module: str | None = None, **options: Any) -> None:
+        self.tracker: Tracker | None = None
+        self._module = module
+        self._make = lambda model, resume: Tracker(model, probe, out, **{"resume": resume, **options})
+        self._step: int | None = None
+
+    def on_train_start(self, trainer: Any, pl_module: Any) -> None:
+        self.tracker = self._make(model_inside(pl_module, self._module), trainer.global_step or None)
+
+    def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:
+        # several batches may make one step; the hooks must be there before the first of them
+        if self.tracker is not None and trainer.global_step != self._step:
+            self._step = trainer.global_step
+            self.tracker.probe(self._step)
+
+    def on_before_optimizer_step(self, trainer: Any, pl_module: Any, optimizer: Any) -> None:
+        if self.tracker is not None and self._step is not None:
+            scaler = getattr(trainer.precision_plugin, "scaler", None)
+            scale = 1.0 if scaler is None else float(scaler.get_scale())
+            self.tracker.watch(self._step, scale=scale, weight_scale=1.0)  # weights' gradients are unscaled by now
+
+    def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
+        if self.tracker is not None and self.tracker.should_stop:
+            trainer.should_stop = True
+
+    def on_train_end(self, trainer: Any, pl_module: Any) -> None:
+        self._close()
+
+    def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
+        self._close()
+
+    def _close(self) -> None:
+        if self.tracker is not None:
+            self.tracker.close()
+
+
+def model_inside(pl_module: nn.Module, path: str | None) -> nn.Module:
+    """The module whose forward is followed."""
+    if path is not None:
+        known = dict(pl_module.named_modules())
+        if path not in known:
+            raise unknown("module", path, known)
+        return known[path]
+    children = [child for child in pl_module.children() if any(True for _ in child.parameters())]
+    return children[0] if len(children) == 1 else pl_module

@@ -1,0 +1,169 @@
+"""The pass over test tokens: forward and backward, and the gradients of every place as sums."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from anisoscope.offline.backward import Places, Seen, gradients, require, watching
+from anisoscope.offline.objectives import IGNORED, shuffled
+from anisoscope.offline.splits import Side
+from anisoscope.offline.task import Task, linears_of, stack_of
+from anisoscope.records import Site
+from anisoscope.tangent.facts import EMBEDDING, HIDDEN, WEIGHT_IN, WEIGHT_OUT
+from anisoscope.tangent.frame import Frame
+from anisoscope.tangent.frequency import STRATA, frequency_strata, token_counts
+from anisoscope.tangent.gradients import Gradients
+from anisoscope.tangent.test import Subject
+from anisoscope.tangent.weights import WeightGradients
+
+WEIGHT_TOKENS = 1024  # test tokens of a weight's gradient: the error shuffle looks at all pairs of them
+
+
+def gradient_pass(
+    task: Task,
+    places: Places,
+    side: Side,
+    frames: Mapping[str, Frame],
+    chosen: Sequence[str],
+    counts: Mapping[int, int] | None,
+    progress: Callable[[int], None] | None,
+) -> Iterator[Subject]:
+    """One pass over the test tokens, forward and backward; then the gradients of every place, one after another."""
+    strata, names = _strata(task, side, counts)
+    sums: dict[str, Gradients] = {}
+    relabelled: dict[str, Gradients] = {}
+    linears = linears_of(task, places.sites)
+    weights = {path: _Weights([], [], []) for path in places.linears}
+    table = _Weights([], [], [])
+    at = 0
+    with watching(task.model, task.layout, places) as seen:
+        for number, batch in enumerate(side.batches):
+            found = gradients(task.model, task.objective, batch, seen)
+            require(seen, places, list(found))
+            n = len(side.chosen(number, "", batch.counts.shape[1])[1])
+            marks = None if strata is None else strata[at : at + n]
+            at += n
+            for site in places.sites if HIDDEN in task.kinds else ():
+                _add(sums, frames, side, number, str(site), seen, found[str(site)], marks)
+            for path, part in weights.items():
+                if path in found and path in seen.inputs:
+                    part.add(
+                        side, number, seen.rows(path, seen.inputs[path]), seen.rows(path, found[path]), WEIGHT_TOKENS
+                    )
+            if places.embedding in found:
+                assert places.embedding is not None
+                g = seen.rows(places.embedding, found[places.embedding])
+                table.add(side, number, g, g, task.sample)
+            if "shuffled_labels" in chosen and HIDDEN in task.kinds:
+                labels = shuffled(task.objective.prepare(batch)[1], task.seed + number + 1)
+                found = gradients(task.model, task.objective, batch, seen, labels)
+                for site in places.sites:
+                    _add(relabelled, frames, side, number, str(site), seen, found[str(site)], None)
+            if progress is not None:
+                progress(int(batch.counts.sum()))
+    about: dict[str, Any] = {"unit": side.unit, "seed": task.seed}
+    for name in list(sums):
+        yield Subject(
+            f"grad.{name}",
+            HIDDEN,
+            frames[name],
+            sums.pop(name),
+            relabelled=relabelled.pop(name, None),
+            names=names if "." not in name or not name.startswith(("enc", "dec")) else (),
+            **about,
+        )
+    yield from _weightgradient_pass(linears, weights, frames, about)
+    if places.embedding is not None and table.x:
+        x, _, block, token = table.all()
+        grad = WeightGradients.embedding(x, token, block)
+        yield Subject(f"grad.weight.{places.embedding}", EMBEDDING, frames[places.embedding], grad, **about)
+
+
+def _add(
+    sums: dict[str, Gradients],
+    frames: Mapping[str, Frame],
+    side: Side,
+    number: int,
+    name: str,
+    seen: Seen,
+    gradient: Tensor,
+    marks: Tensor | None,
+) -> None:
+    """Adds the gradients of one batch at one site."""
+    g, h = seen.rows(name, gradient), seen.rows(name, seen.outputs[name].detach())
+    place, tokens = side.chosen(number, stack_of(name), g.shape[1])
+    rows = place.to(g.device)
+    g, h = g.reshape(-1, g.shape[-1])[rows], h.reshape(-1, h.shape[-1])[rows]
+    light = (torch.linalg.vector_norm(h, dim=1) <= frames[name].longest).nonzero()[:, 0]
+    here = light.cpu()
+    strata = marks[here] if marks is not None and len(marks) == len(place) else None
+    more = Gradients.of(frames[name], g[light], h[light], tokens.block[here], strata=strata)
+    sums[name] = sums[name] + more if name in sums else more
+
+
+@dataclass
+class _Weights:
+    """Inputs and errors of one linear map over the first test tokens, whole batches until there are enough."""
+
+    x: list[Tensor]
+    delta: list[Tensor]
+    tokens: list[Tensor]  # (n, 2) block and token id
+
+    def add(self, side: Side, number: int, x: Tensor, delta: Tensor, most: int) -> None:
+        left = most - sum(map(len, self.x))
+        if left <= 0:
+            return
+        place, tokens = side.chosen(number, "", x.shape[1])
+        rows = place[:left].to(x.device)
+        self.x.append(x.detach().reshape(-1, x.shape[-1])[rows].float().cpu())
+        self.delta.append(delta.reshape(-1, delta.shape[-1])[rows].float().cpu())
+        self.tokens.append(torch.stack([tokens.block, tokens.token], 1)[:left])
+
+    def all(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        tokens = torch.cat(self.tokens)
+        return torch.cat(self.x), torch.cat(self.delta), tokens[:, 0], tokens[:, 1]
+
+
+def _weightgradient_pass(
+    linears: Mapping[Site, tuple[str | None, str | None]],
+    weights: Mapping[str, _Weights],
+    frames: Mapping[str, Frame],
+    about: Mapping[str, Any],
+) -> Iterator[Subject]:
+    """Readers are tested in the space of their inputs, writers in the stream that they write to."""
+    for site, (reader, writer) in linears.items():
+        if reader is not None and weights[reader].x and reader in frames:
+            x, delta, block, _ = weights[reader].all()
+            grad = WeightGradients.weight_in(x, delta, block)
+            yield Subject(f"grad.weight.{reader}", WEIGHT_IN, frames[reader], grad, errors=(x, delta), **about)
+        if writer is not None and weights[writer].x:
+            x, delta, block, _ = weights[writer].all()
+            grad = WeightGradients.weight_out(x, delta, block)
+            yield Subject(f"grad.weight.{writer}", WEIGHT_OUT, frames[str(site)], grad, **about)
+
+
+def _strata(task: Task, side: Side, counts: Mapping[int, int] | None) -> tuple[Tensor | None, list[str]]:
+    """Marks (n, 6) of all test tokens: rare, middle, frequent, by the input token and by the target token."""
+    inputs, targets, keys = [], [], []
+    for number, batch in enumerate(side.batches):
+        place, tokens = side.chosen(number, "", batch.counts.shape[1])
+        labels = task.objective.prepare(batch)[1]
+        if labels.shape != batch.token.shape or not bool((tokens.token >= 0).all()):
+            return None, []
+        inputs.append(tokens.token)
+        targets.append(labels.flatten()[place].masked_fill(labels.flatten()[place] == IGNORED, -1))
+        keys.append(tokens.key)
+    key = torch.cat(keys)
+    marks = []
+    for token in (torch.cat(inputs), torch.cat(targets)):
+        known = token[token >= 0]
+        if not len(known):
+            return None, []
+        table = counts or dict(zip(*(part.tolist() for part in known.unique(return_counts=True)), strict=True))
+        marks.append(frequency_strata(token, token_counts(token, {-1: 0, **table}), key))
+    return torch.cat(marks, 1).float(), [f"{by}.{name}" for by in ("input", "target") for name in STRATA]

@@ -1,0 +1,60 @@
+"""A half-done pass on disk, inside the run's folder, so that a killed or interrupted measurement goes on."""
+
+from __future__ import annotations
+
+import shutil
+import time
+from pathlib import Path
+
+from anisoscope.disk import replacing
+from anisoscope.survey import Survey
+
+_FOLDER = "partial"
+_POINTER = "partial.txt"  # names the folder that is whole; written last
+_EVERY = 60.0  # seconds between two writes at least,
+_PRICE = 20.0  # and so many times as long as the last write took: 5 % of the time at most
+
+
+class Partial:
+    """Where a survey keeps what it has counted so far; without a run's folder nothing is kept."""
+
+    def __init__(self, folder: Path | None) -> None:
+        self._folder = folder
+        self._next = time.monotonic() + _EVERY
+        self._number = 0
+
+    def load(self, survey: Survey) -> bool:
+        """Lets the survey go on where an earlier process stopped; False if there is nothing to go on from."""
+        if self._folder is None or not (self._folder / _POINTER).is_file():
+            return False
+        name = (self._folder / _POINTER).read_text().strip()
+        self._number = int(name.removeprefix(f"{_FOLDER}-"))
+        survey.load(self._folder / name)
+        return True
+
+    def keep(self, survey: Survey, *, now: bool = False) -> None:
+        """Writes what was counted, if it is time or if told to."""
+        if self._folder is None or not (now or time.monotonic() > self._next):
+            return
+        began = time.monotonic()
+        self._number += 1
+        place = self._folder / f"{_FOLDER}-{self._number}"
+        shutil.rmtree(place, ignore_errors=True)  # left by a process that was killed while writing
+        survey.save(place)
+        with replacing(self._folder / _POINTER) as pointer:
+            pointer.write_text(place.name)
+        self._drop_folders(but=place)
+        took = time.monotonic() - began
+        self._next = time.monotonic() + max(_EVERY, _PRICE * took)
+
+    def drop(self) -> None:
+        """The measurement is whole: nothing to go on from is needed any more."""
+        if self._folder is not None:
+            (self._folder / _POINTER).unlink(missing_ok=True)
+            self._drop_folders(but=None)
+
+    def _drop_folders(self, but: Path | None) -> None:
+        assert self._folder is not None
+        for old in self._folder.glob(f"{_FOLDER}-*"):
+            if old != but:
+                shutil.rmtree(old, ignore_errors=True)

@@ -1,0 +1,62 @@
+"""What the two passes of a tangent test share: the model, where to look, what to fit."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from torch import nn
+
+from anisoscope.capture import Layout
+from anisoscope.errors import InputError
+from anisoscope.offline.backward import Places, input_embedding, reader_and_writer
+from anisoscope.offline.objectives import Objective
+from anisoscope.records import Site
+from anisoscope.tangent import Tangent
+from anisoscope.tangent.facts import EMBEDDING, WEIGHT_IN, WEIGHT_OUT
+
+_BYTES = 1 << 30  # of rows kept at a time: more sites are done in groups, one pass each
+
+
+@dataclass(frozen=True)
+class Task:
+    """What both passes of a test share."""
+
+    model: nn.Module
+    layout: Layout
+    objective: Objective
+    tangent: Tangent
+    kinds: tuple[str, ...]
+    balance: int | None
+    sample: int
+    seed: int
+
+
+def groups(task: Task, sites: Sequence[Site]) -> Iterator[Places]:
+    """The sites in groups whose rows fit into memory together, each with the weights of its blocks."""
+    odd = [site for site in sites if site.kind not in ("embed", "resid")]
+    if odd or not sites:
+        raise InputError(f"{odd[0] if odd else 'nothing'}: gradients are tested at embed and resid sites")
+    width = max(block.width or 1024 for stack in task.layout.stacks for block in stack.blocks)
+    tensors = 1 + (WEIGHT_IN in task.kinds)  # kept rows a site
+    each = max(1, _BYTES // (4 * tensors * (task.sample * width + 16 * width**2)))
+    embedding = input_embedding(task.model) if EMBEDDING in task.kinds else None
+    for start in range(0, len(sites), each):
+        group = tuple(sites[start : start + each])
+        linears = dict.fromkeys(path for pair in linears_of(task, group).values() for path in pair if path is not None)
+        yield Places(group, tuple(linears), embedding if start == 0 else None)
+
+
+def linears_of(task: Task, sites: Sequence[Site]) -> dict[Site, tuple[str | None, str | None]]:
+    """The reader and the writer of each residual site's block, where weights are tested."""
+    stacks = {stack.name: stack for stack in task.layout.stacks}
+    found = {}
+    for site in sites:
+        if site.kind == "resid" and site.layer is not None and {WEIGHT_IN, WEIGHT_OUT} & set(task.kinds):
+            reader, writer = reader_and_writer(task.model, stacks[site.stack], site.layer)
+            found[site] = (reader if WEIGHT_IN in task.kinds else None, writer if WEIGHT_OUT in task.kinds else None)
+    return found
+
+
+def stack_of(name: str) -> str:
+    return Site.parse(name).stack if name.partition(".")[0] in ("embed", "resid", "enc", "dec") else ""

@@ -1,0 +1,290 @@
+"""Collecting statistics by block of contiguous documents: the pooled cloud, and the cloud without any one block.
+
+Tokens of one document depend on each other, so error bars come from leaving out blocks of whole documents. A token's
+block number is (first row of its document) // unit, a pure function of the data. While rows stream in, at most
+2·`blocks` blocks exist: when more come, neighbours are joined in pairs. Only the open block and, at the end, the
+total are held in memory; finished blocks of wide clouds wait in a scratch folder.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
+from functools import reduce
+from operator import add
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from anisoscope.stats.blocks import (
+    KINDS,
+    OF_REST,
+    Block,
+    Cloud,
+    Scratch,
+    Stats,
+    accumulate,
+    at_level,
+    from_arrays,
+    join,
+    of_extremes,
+    on_device,
+    table_at_level,
+    to_arrays,
+)
+from anisoscope.stats.documents import segments
+from anisoscope.stats.moments import Moments
+from anisoscope.stats.pack import pack, unpack
+from anisoscope.stats.rows import Rows, Tokens
+from anisoscope.stats.sample import Sample, merge_extremes, merge_samples, split_extremes
+
+_IN_MEMORY = 1 << 20  # a block with fewer numbers than this is not worth a file
+_PENDING = 2048  # rows that wait for a product of a size that runs at full speed
+
+
+class BlockNumbers:
+    """The block of each token of a stream: (tokens before its document) // unit."""
+
+    def __init__(self, unit: int, before: int = 0, document: int | None = None, number: int = 0) -> None:
+        self._unit = unit
+        self._before = before
+        self._document = document
+        self._number = number
+
+    def state(self) -> list[int | None]:
+        """What the constructor takes to go on from here."""
+        return [self._unit, self._before, self._document, self._number]
+
+    def of(self, document: Tensor) -> Tensor:
+        """The block numbers of the next tokens, whose documents these are, (n,) -> (n,)."""
+        starts, ids = segments(document)
+        numbers = []
+        for start, each in zip(starts.tolist(), ids.tolist(), strict=True):
+            if each != self._document:
+                self._document, self._number = each, (self._before + start) // self._unit
+            numbers.append(self._number)
+        lengths = starts.diff(append=torch.tensor([len(document)]))
+        self._before += len(document)
+        return torch.repeat_interleave(torch.tensor(numbers, dtype=torch.int64), lengths)
+
+
+class Collector:
+    """Adds batches of rows up; `finish` gives the cloud.
+
+    `make` maps names of KINDS to functions rows -> statistic, or leaves the default `of`. Rows at offset 0 of their
+    window are kept apart (`first.*`) where `sinks` says so, so that leaving them out later is exact.
+    """
+
+    def __init__(
+        self,
+        names: Iterable[str],
+        *,
+        make: Mapping[str, Callable[[Rows], Any]] | None = None,
+        sample: int = 8192,
+        extremes: int = 256,
+        blocks: int = 16,
+        sinks: bool = False,
+        precise: bool = False,
+    ) -> None:
+        names = list(names)
+        self._sample_size = sample if "Sample" in names else 0
+        self._extreme_size = extremes if set(names) & {"Extremes", *OF_REST} else 0
+        self._make: dict[str, Callable[[Rows], Any]] = {
+            name: (make or {}).get(name, KINDS[name].of)  # type: ignore[attr-defined]
+            for name in names
+            if name not in ("Sample", "Extremes")
+        }
+        if "Moments" in self._make and precise:
+            self._make["Moments"] = lambda rows: Moments.of(rows, precise=True)
+        self._blocks = blocks
+        self._sinks = sinks
+        self._level = 0
+        self._number: int | None = None
+        self._open: Stats = {}
+        self._pending: list[Rows] = []
+        self._closed: list[Block] = []
+        self._samples: list[Sample] = []
+        self._scratch: Scratch | None = None
+
+    def add(self, rows: Rows, priority: Tensor | None = None) -> None:
+        """Counts these rows; `priority` replaces their norm in choosing the extremes."""
+        if not len(rows.tokens):
+            return
+        if self._sample_size:
+            self._keep_sample(rows)
+        self._raise_level(int(rows.tokens.block.max()))
+        number = rows.tokens.block >> self._level
+        for part in torch.unique_consecutive(number):
+            chosen = (number == part).nonzero()[:, 0] if len(rows.tokens) > 1 else slice(0, 1)
+            whole = isinstance(chosen, Tensor) and len(chosen) == len(number)
+            self._count(
+                int(part),
+                rows if whole else rows.take(chosen),
+                priority if whole or priority is None else priority[chosen],
+            )
+
+    def finish(self) -> Cloud:
+        """The cloud of all rows added so far."""
+        self._close()
+        stats = self._settle()
+        if self._sample_size:
+            sample = merge_samples(self._samples)
+            stats["Sample"] = Sample(sample.size, sample.seen, sample.x, table_at_level(sample.table, self._level))
+        return Cloud(stats, tuple(self._closed))
+
+    def _keep_sample(self, rows: Rows) -> None:
+        below = self._samples[0].highest if self._samples else None
+        self._samples.append(Sample.of(rows, self._sample_size, below))
+        if len(self._samples) > 16 or sum(len(s.x) for s in self._samples[1:]) > self._sample_size:
+            self._samples = [merge_samples(self._samples)]
+
+    def _count(self, number: int, rows: Rows, priority: Tensor | None) -> None:
+        self._make_open(number)
+        for name in self._make:
+            if name not in OF_REST:
+                accumulate(self._open, name, self._make[name](rows))
+        if not self._extreme_size:
+            return
+        if self._sinks:
+            first = rows.tokens.offset == 0
+            if first.any():
+                for name in OF_REST:
+                    if name in self._make:
+                        accumulate(self._open, f"first.{name}", self._make[name](rows.take(first.nonzero()[:, 0])))
+                others = (~first).nonzero()[:, 0]
+                rows = rows.take(others)
+                priority = None if priority is None else priority[others.to(priority.device)]
+        extremes, rest = split_extremes(rows, self._extreme_size, priority)
+        if "Extremes" in self._open:
+            extremes, evicted = merge_extremes(self._open["Extremes"], extremes)
+            self._pending.append(evicted)
+        self._open["Extremes"] = extremes
+        self._pending.append(rest)
+        if sum(len(r.tokens) for r in self._pending) >= _PENDING:
+            self._flush()
+
+    def _raise_level(self, highest: int) -> None:
+        """Joins blocks in pairs until the highest block number is below twice the number of blocks wanted."""
+        while highest >> self._level >= 2 * self._blocks:
+            self._close()
+            self._level += 1
+            joined: list[Block] = []
+            for block in self._closed:
+                number = block.number >> 1
+                if joined and joined[-1].number == number:
+                    joined[-1] = self._store(Block(number, join(joined[-1].load(), block.load(), self._make)))
+                else:
+                    joined.append(self._store(Block(number, block.load())))
+            self._closed = joined
+
+    def _make_open(self, number: int) -> None:
+        """Makes the block of this number the open one."""
+        if self._number is not None and number != self._number:
+            self._close()
+        if self._number is None and self._closed and self._closed[-1].number == number:
+            self._open = dict(self._closed.pop().load())
+        self._number = number
+
+    def _flush(self) -> None:
+        waiting = [rows for rows in self._pending if len(rows.tokens)]
+        self._pending = []
+        if not waiting:
+            return
+        x = torch.cat([rows.x for rows in waiting]) if len(waiting) > 1 else waiting[0].x
+        together = Rows(x, waiting[0].tokens)  # sums over rows do not read the tokens
+        for name in OF_REST:
+            if name in self._make:
+                accumulate(self._open, name, self._make[name](together))
+
+    def _close(self) -> None:
+        if self._number is None:
+            return
+        self._flush()
+        if "Extremes" in self._open:  # a small block may hold nothing else
+            none = self._open["Extremes"].keeping(torch.tensor([], dtype=torch.int64)).rows
+            for name in OF_REST:
+                if name in self._make and name not in self._open:
+                    self._open[name] = self._make[name](none)
+        self._closed.append(self._store(Block(self._number, self._open)))
+        self._open, self._number = {}, None
+
+    def _store(self, block: Block) -> Block:
+        """The block, moved to the scratch folder where it is large."""
+        assert isinstance(block.stats, dict)
+        arrays = to_arrays(block.stats)
+        if sum(a.numel() for a in arrays.values()) < _IN_MEMORY:
+            return block
+        if self._scratch is None:
+            self._scratch = Scratch()
+        path = self._scratch.path / f"{self._level}-{block.number}.safetensors"
+        save_file(arrays, path.with_suffix(".new"))
+        path.with_suffix(".new").replace(path)  # the old file may be what these arrays are mapped from
+        return Block(block.number, path, scratch=self._scratch)
+
+    def _settle(self) -> Stats:
+        """The pooled statistics. Rows that are extreme in their block but not in the whole go back to their block."""
+        loaded = [block.load() for block in self._closed]
+        if self._extreme_size and loaded:
+            kept = [at_level(stats["Extremes"], self._level) for stats in loaded]
+            overall = reduce(add, kept)
+            lowest = overall.table[:, 0].cpu()
+            for place, stats in enumerate(loaded):
+                stay = torch.isin(kept[place].table[:, 0].cpu(), lowest)
+                stats = {**stats, "Extremes": kept[place].keeping(stay)}
+                evicted = kept[place].keeping(~stay)
+                if len(evicted.x):
+                    for name in OF_REST:
+                        if name in self._make:
+                            accumulate(stats, name, of_extremes(name, evicted))
+                self._closed[place] = self._store(Block(self._closed[place].number, stats))
+                loaded[place] = stats
+        total: Stats = {}
+        for stats in loaded:
+            total = join(total, stats, self._make)
+        return total
+
+    def save(self, folder: Path) -> None:
+        """Writes all that has been counted; `load` goes on from there, to the bit."""
+        folder.mkdir(parents=True)
+        for place, block in enumerate(self._closed):
+            to = folder / f"{place}.safetensors"
+            if isinstance(block.stats, Path):
+                shutil.copyfile(block.stats, to)
+            else:
+                save_file(to_arrays(block.stats), to)
+        arrays = {f"open/{name}": value for name, value in to_arrays(self._open).items()}
+        waiting = [rows for rows in self._pending if len(rows.tokens)]
+        if waiting:
+            arrays["pending/x"] = torch.cat([rows.x for rows in waiting]).cpu()
+            arrays["pending/table"] = torch.cat([torch.stack(rows.tokens.columns(), 1) for rows in waiting])
+        if self._samples:
+            arrays |= {f"sample/{name}": value for name, value in pack(merge_samples(self._samples)).items()}
+        save_file(arrays, folder / "open.safetensors")
+        state = {"level": self._level, "number": self._number, "closed": [block.number for block in self._closed]}
+        (folder / "state.json").write_text(json.dumps(state))
+
+    def load(self, folder: Path, device: torch.device) -> None:
+        """Goes on from what `save` wrote, with rows on this device."""
+        state = json.loads((folder / "state.json").read_text())
+        self._level, self._number = state["level"], state["number"]
+        self._closed = []
+        for place, number in enumerate(state["closed"]):
+            stats = from_arrays(load_file(folder / f"{place}.safetensors"))
+            self._closed.append(self._store(Block(number, stats)))
+        arrays = load_file(folder / "open.safetensors")
+        part = {
+            kind: {name.removeprefix(kind + "/"): x for name, x in arrays.items() if name.startswith(kind + "/")}
+            for kind in ("open", "pending", "sample")
+        }
+        self._open = on_device(from_arrays(part["open"]), device)
+        if part["pending"]:
+            tokens = Tokens(*part["pending"]["table"].T)
+            self._pending = [Rows(part["pending"]["x"].to(device), tokens)]
+        if part["sample"]:
+            sample: Sample = unpack(Sample, part["sample"])
+            self._samples = [replace(sample, x=sample.x.to(device))]

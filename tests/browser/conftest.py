@@ -1,0 +1,83 @@
+"""A real browser: Debian's chromium, headless, with a profile of its own; tests are skipped where it is not there."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+CHROMIUM, DRIVER = shutil.which("chromium"), shutil.which("chromedriver")
+OPTIONS = (
+    "--headless=new",
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-background-networking",
+    "--disable-dev-shm-usage",
+    "--no-first-run",
+    "--hide-scrollbars",
+)
+
+
+@pytest.fixture(scope="session")
+def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    if CHROMIUM is None or DRIVER is None:
+        pytest.skip("needs Debian's packages chromium and chromium-driver")
+    from selenium import webdriver
+    from selenium.webdriver.chrome.options import Options
+    from selenium.webdriver.chrome.service import Service
+
+    options = Options()
+    options.binary_location = CHROMIUM
+    downloads = tmp_path_factory.mktemp("downloads")
+    for option in (*OPTIONS, f"--user-data-dir={tmp_path_factory.mktemp('profile')}"):
+        options.add_argument(option)
+    options.add_experimental_option("prefs", {"download.default_directory": str(downloads)})
+    options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
+    driver = webdriver.Chrome(options=options, service=Service(DRIVER))
+    driver.downloads = downloads
+    driver.set_page_load_timeout(60)
+    yield driver
+    driver.quit()
+
+
+@pytest.fixture
+def until(browser: Any) -> Callable[..., Any]:
+    """Waits until a script returns something true, and gives it; says what it waited for otherwise."""
+    from selenium.webdriver.support.ui import WebDriverWait
+
+    def wait(script: str, *values: Any, seconds: float = 30) -> Any:
+        return WebDriverWait(browser, seconds, poll_frequency=0.05).until(
+            lambda driver: driver.execute_script(script, *values), message=script
+        )
+
+    return wait
+
+
+@pytest.fixture
+def look(browser: Any) -> Callable[..., None]:
+    """Sets the width of the window and whether the system asks for dark pages."""
+
+    def set_look(width: int, dark: bool = False) -> None:
+        metrics = {"width": width, "height": 900, "deviceScaleFactor": 1, "mobile": width < 600}
+        browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", metrics)
+        scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
+        browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": [scheme]})
+
+    set_look(1280)
+    return set_look
+
+
+def problems(browser: Any) -> list[str]:
+    """What the console complained of since the last look."""
+    return [entry["message"] for entry in browser.get_log("browser") if entry["level"] in ("SEVERE", "WARNING")]
+
+
+def shot(browser: Any, path: Path) -> Any:
+    """A screenshot as an image."""
+    from PIL import Image
+
+    browser.save_screenshot(str(path))
+    return Image.open(path).convert("RGB")

@@ -1,0 +1,119 @@
+"""The live page in a real browser: a record that is appended shows within two seconds."""
+
+from __future__ import annotations
+
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import uvicorn
+
+from anisoscope.records import Record
+from anisoscope.report.live import live_app
+from anisoscope.store import Run
+from tests import report_runs as runs
+from tests.browser.conftest import problems
+
+READY = "return document.documentElement.dataset.ready"
+LIVE = "return document.getElementById('pulse').classList.contains('live')"
+TOLD = "return document.getElementById('told').textContent"
+SERIES = "return document.querySelectorAll('#chart svg .mark-line path').length"
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("live")
+    runs.make_run(root / "b", runs.profiles((0, 10), scale=0.5))
+    time.sleep(0.01)
+    runs.make_run(root / "a", runs.profiles((0, 10)))
+    return root
+
+
+@pytest.fixture(scope="module")
+def address(folder: Path) -> Iterator[str]:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    config = uvicorn.Config(
+        live_app(str(folder)), port=port, log_level="error", timeout_graceful_shutdown=1, lifespan="off"
+    )
+    server = uvicorn.Server(config)
+    thread = threading.Thread(target=server.run, daemon=True)
+    thread.start()
+    while not server.started:
+        time.sleep(0.02)
+    yield f"http://127.0.0.1:{port}/"
+    server.should_exit = True
+    thread.join(10)
+
+
+@pytest.fixture
+def opened(browser: Any, address: str, until: Any, look: Any) -> Any:
+    browser.get("about:blank")
+    browser.get_log("browser")
+    browser.get(address)
+    until(READY)
+    until(LIVE)
+    return browser
+
+
+def append(folder: Path, records: list[Record]) -> None:
+    with Run.create(folder, resume=True) as run:
+        run.append(records)
+
+
+def test_the_run_that_changed_last_is_shown(opened: Any, until: Callable[..., Any]) -> None:
+    assert until("return document.querySelector('#runs input:checked').value") == "a"
+    assert until(SERIES) > 0
+    assert problems(opened) == []
+
+
+def test_an_appended_record_shows_within_two_seconds(opened: Any, until: Callable[..., Any], folder: Path) -> None:
+    until("return document.getElementById('chart').dataset.shown")
+    peak = "return Number(document.querySelector('#pick-step').max)"
+    before = until(peak)
+    append(folder / "a", [r for r in runs.profiles((50,)) if r.metric == "spectral_anisotropy"])
+    start = time.monotonic()
+    until(peak + " === arguments[0]", before + 1, seconds=20)
+    shown = time.monotonic() - start
+    assert shown < 2
+    assert until("return document.querySelector('#picks output').textContent") == "50"
+
+
+def test_a_new_metric_appears_by_itself(opened: Any, until: Callable[..., Any], folder: Path) -> None:
+    append(folder / "a", [Record(f"resid.{i}", "isoscore", 0.1 * i) for i in range(6)])
+    until("return [...document.querySelectorAll('#metric option')].some((o) => o.value === 'isoscore')", seconds=20)
+
+
+def test_choosing_a_second_run_compares_them(opened: Any, until: Callable[..., Any]) -> None:
+    opened.execute_script("document.querySelector('#runs input[value=b]').click()")
+    until("return document.querySelector('#chart svg').textContent.includes('run')")
+    assert '"a","b"' in opened.execute_script("return decodeURIComponent(location.hash)")
+
+
+def test_a_link_holds_runs_and_view(opened: Any, address: str, until: Callable[..., Any]) -> None:
+    opened.get("about:blank")
+    opened.get(address + "#runs=%5B%22b%22%5D&metric=two_nn&kind=map")
+    until("return document.getElementById('chart').dataset.shown === 'two_nn map'")
+    assert opened.execute_script("return document.querySelector('#runs input:checked').value") == "b"
+
+
+def test_finding_a_run_hides_the_others(opened: Any) -> None:
+    opened.execute_script(
+        "const f = document.getElementById('filter'); f.value = 'b'; f.dispatchEvent(new Event('input'))"
+    )
+    shown = opened.execute_script(
+        "return [...document.querySelectorAll('#runs li:not([hidden]) input')].map((i) => i.value)"
+    )
+    assert shown == ["b"]
+
+
+def test_the_report_of_the_chosen_runs_opens(opened: Any, until: Callable[..., Any]) -> None:
+    opened.get(opened.execute_script("return document.getElementById('report').href"))
+    until(READY)
+    until(SERIES)
+    assert problems(opened) == []

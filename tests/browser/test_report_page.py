@@ -1,0 +1,162 @@
+"""The report in a real browser: from disk, without a network, in light and dark, on a laptop and a phone."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+
+from anisoscope.records import Record
+from anisoscope.report.page import write_report
+from anisoscope.store import Run
+from tests import report_runs as runs
+from tests.browser.conftest import problems, shot
+
+MARKS = "return document.querySelectorAll('#chart svg [class*=\"mark-\"] path').length"
+READY = "return document.documentElement.dataset.ready"
+SHOWN = "return document.getElementById('chart').dataset.shown"
+CHOOSE = """
+const select = document.getElementById(arguments[0]);
+select.value = arguments[1];
+select.dispatchEvent(new Event('change'));
+"""
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    return runs.make_run(tmp_path_factory.mktemp("page") / "exp", runs.every_shape())
+
+
+@pytest.fixture(scope="module")
+def report(run: Run) -> str:
+    return write_report([run], run.path / "report.html").as_uri()
+
+
+@pytest.fixture
+def offline(browser: Any) -> Iterator[None]:
+    conditions = {"offline": True, "latency": 0, "downloadThroughput": 0, "uploadThroughput": 0}
+    browser.execute_cdp_cmd("Network.enable", {})
+    browser.execute_cdp_cmd("Network.emulateNetworkConditions", conditions)
+    yield
+    browser.execute_cdp_cmd("Network.emulateNetworkConditions", {**conditions, "offline": False})
+    browser.execute_cdp_cmd("Network.disable", {})
+
+
+@pytest.fixture
+def opened(browser: Any, report: str, until: Any, look: Any, offline: None) -> Any:
+    browser.get("about:blank")
+    browser.get_log("browser")
+    browser.get(report)
+    until(READY)
+    return browser
+
+
+def test_the_report_opens_from_disk_without_network_or_complaint(opened: Any, until: Callable[..., Any]) -> None:
+    assert until(MARKS) > 3
+    assert opened.execute_script("return performance.getEntriesByType('resource').length") == 0
+    assert problems(opened) == []
+
+
+def test_picking_a_metric_changes_the_chart_and_the_address(opened: Any, until: Callable[..., Any]) -> None:
+    before = opened.execute_script("return document.querySelector('#chart svg').outerHTML")
+    opened.execute_script(CHOOSE, "metric", "qk_cosine")
+    until(SHOWN + " === 'qk_cosine heads'")
+    after = opened.execute_script("return document.querySelector('#chart svg').outerHTML")
+    assert after != before
+    assert "metric=qk_cosine" in opened.current_url
+
+
+def test_every_metric_and_kind_has_marks(opened: Any, until: Callable[..., Any]) -> None:
+    metrics = opened.execute_script("return [...document.querySelectorAll('#metric option')].map((o) => o.value)")
+    assert {"spectral_anisotropy", "gradient_energy", "trajectory", "verdict"} <= set(metrics)
+    for metric in metrics:
+        opened.execute_script(CHOOSE, "metric", metric)
+        until(SHOWN + ".startsWith(arguments[0] + ' ')", metric)
+        kinds = opened.execute_script("return document.querySelectorAll('#kinds button').length")
+        for place in range(kinds):
+            opened.execute_script("document.querySelectorAll('#kinds button')[arguments[0]].click()", place)
+            until("return document.querySelectorAll('#kinds button')[arguments[0]].ariaPressed === 'true'", place)
+            assert until(MARKS) > 0, (metric, place)
+    assert problems(opened) == []
+
+
+def test_the_address_holds_the_view(opened: Any, report: str, until: Callable[..., Any]) -> None:
+    opened.get("about:blank")
+    opened.get(report + "#metric=two_nn&kind=steps&colour=place")
+    until(SHOWN + " === 'two_nn steps'")
+    assert opened.execute_script("return document.getElementById('colour').value") == "place"
+
+
+def test_a_slider_picks_the_step(opened: Any, until: Callable[..., Any]) -> None:
+    path = "return document.querySelector('#chart svg .mark-line path').getAttribute('d')"
+    late = until(path)
+    opened.execute_script(
+        "const s = document.getElementById('pick-step'); s.value = 0; s.dispatchEvent(new Event('input'))"
+    )
+    until("return document.querySelector('#picks output').textContent === '0'")
+    until("return (" + path.removeprefix("return ") + ") !== arguments[0]", late)
+    assert "pick.step=0" in opened.current_url
+
+
+def test_the_records_can_be_saved_as_csv(opened: Any, run: Run) -> None:
+    opened.execute_script("document.getElementById('csv').click()")
+    target: Path = opened.downloads / "records.csv"
+    deadline = time.monotonic() + 20
+    while not target.exists() and time.monotonic() < deadline:
+        time.sleep(0.1)
+    saved, kept = pd.read_csv(target), run.frame()
+    key = ["metric", "site", "step", "tokens", "index", "variant"]
+    together = kept.assign(index=kept["index"].astype("float64")).merge(
+        saved.assign(variant=saved["variant"].astype("string")), on=key, suffixes=("", "_saved")
+    )
+    plain = kept[kept["metric"] != "gradient_along_axis"]  # its x is written into the variant
+    assert len(saved) == len(kept)
+    assert len(together) == len(plain)
+    assert ((together["value"] - together["value_saved"]).abs() <= 1e-6 * together["value"].abs() + 1e-12).all()
+
+
+def test_hostile_texts_stay_text_in_the_browser(
+    browser: Any, tmp_path: Path, until: Callable[..., Any], look: Any
+) -> None:
+    attack = "<img src=x onerror=\"document.title='taken'\">"
+    records = [
+        Record(f"resid.{i}", attack, 0.5 + i, tokens=attack, variant={attack: attack}, note=attack) for i in range(3)
+    ]
+    hostile = runs.make_run(tmp_path / "exp", [*records, *runs.profiles()], name=runs.HOSTILE.replace("/", ""))
+    browser.get(write_report([hostile], tmp_path / "report.html").as_uri())
+    until(READY)
+    browser.execute_script(CHOOSE, "metric", attack)
+    until(SHOWN + ".startsWith('<img')")
+    assert browser.execute_script("return document.querySelectorAll('img').length") == 0
+    assert browser.execute_script("return document.querySelector('h1').textContent") == hostile.name
+    assert browser.title == hostile.name
+
+
+@pytest.mark.parametrize("width", [1280, 390])
+@pytest.mark.parametrize("dark", [False, True])
+def test_pages_fit_and_follow_the_system_s_theme(
+    browser: Any, report: str, until: Callable[..., Any], look: Any, tmp_path: Path, width: int, dark: bool
+) -> None:
+    look(width, dark)
+    browser.get("about:blank")
+    browser.get(report)
+    until(READY)
+    until(MARKS)
+    image = shot(browser, tmp_path / "page.png")
+    assert image.size[0] == width
+    assert (sum(image.getpixel((3, 3))) < 200) is dark
+    assert browser.execute_script("return document.documentElement.scrollWidth") <= width
+    chart = "return getComputedStyle(document.querySelector('#chart svg')).backgroundColor"
+    assert until(chart)
+    ground = browser.execute_script("return document.querySelector('#chart svg path.background, #chart svg rect')")
+    assert ground is not None
+
+
+def test_the_button_turns_the_page_dark(opened: Any, until: Callable[..., Any]) -> None:
+    opened.execute_script("document.getElementById('theme').click()")
+    assert opened.execute_script("return document.documentElement.dataset.theme") == "dark"
+    until("return document.querySelector('#chart svg').outerHTML.includes('#15181c')")

@@ -1,0 +1,204 @@
+"""Runs of every shape that reports must show, made of plain formulas."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from anisoscope.records import COLUMNS, Record
+from anisoscope.store import Run
+
+LAYERS = 6
+HOSTILE = "<script>document.title='taken'</script>"
+CARD = {"family": "isotropy", "low": 0, "high": 1, "ignores": ["scale"], "paper": "razzhigaev2023", "version": 1}
+
+
+def card(name: str, meaning: str, **more: Any) -> dict[str, Any]:
+    return {"name": name, "meaning": meaning, "text": f"{meaning}\n\nA formula: λ1/Σλ < 1.", **CARD, **more}
+
+
+CARDS = {
+    "spectral_anisotropy": card("spectral_anisotropy", "Share of the variance that the top direction carries."),
+    "two_nn": card("two_nn", "Intrinsic dimension from two neighbours.", family="dimension", high=None),
+    "gradient_energy": card("gradient_energy", "Share of the gradients inside a basis.", family="alignment"),
+}
+
+
+def info(**more: Any) -> dict[str, Any]:
+    return {
+        "kind": "model",
+        "model": {"source": "tiny", "revision": "main", "dtype": "float32"},
+        "data": {"source": "book.txt", "tokens": 4096},
+        "token_policy": {"special": True},
+        "unit": "documents",
+        "seed": 0,
+        "versions": {"anisoscope": "0.1.0"},
+        "metrics": CARDS,
+        "removed": {"count": 2, "tokens": [{"token": 1, "text": "\n"}, {"token": 2, "text": "<b>'</b>"}]},
+        **more,
+    }
+
+
+def sites() -> list[str]:
+    return ["embed", *(f"resid.{i}" for i in range(LAYERS)), "final"]
+
+
+def bell(place: int) -> float:
+    """0.05 at both ends, 0.95 in the middle of the layers."""
+    return 0.05 + 0.9 * math.exp(-((place - 3.5) ** 2) / 2)
+
+
+def profiles(steps: Iterable[int] = (0,), scale: float = 1.0) -> list[Record]:
+    """Two metrics over layers and steps, under `all` a bell that grows and under `no-sink` nearly flat."""
+    out = []
+    for step in steps:
+        growth = scale * (1 - math.exp(-(step + 20) / 100))
+        for place, site in enumerate(sites()):
+            for tokens, value in (("all", bell(place) * growth), ("no-sink", 0.1)):
+                same: dict[str, Any] = {
+                    "step": step,
+                    "tokens": tokens,
+                    "n": 4096,
+                    "error_kind": "jackknife-16-documents",
+                }
+                out.append(Record(site, "spectral_anisotropy", value, error=0.01, null=0.02, **same))
+                dimension = 8.0 + place * growth
+                variant = {"neighbours": "all"}
+                note = "12 duplicate rows removed"
+                out.append(Record(site, "two_nn", dimension, error=0.3, variant=variant, note=note, **same))
+    return out
+
+
+def curves() -> list[Record]:
+    """By rank, by scale and by the number of tokens removed."""
+    out = []
+    for place, site in enumerate(sites()):
+        same: dict[str, Any] = {"n": 4096}
+        out += [
+            Record(site, "spectrum", j ** -(1.0 + 0.1 * place), index=j, null=1 / 64, **same)
+            for j in (1, 2, 4, 8, 16, 32, 64)
+        ]
+        out.append(Record(site, "spectrum", 0.0, index=65, **same))
+        out += [
+            Record(site, "gride", 8 + place + math.log(k), index=k, error=0.2, error_kind="jackknife-16-documents")
+            for k in (1, 2, 4, 8, 16)
+        ]
+        out += [
+            Record(site, "removal_curve", bell(place) / (1 + k), index=k, null=0.01) for k in (0, 1, 2, 4, 8, 16, 32)
+        ]
+        out += [
+            Record(site, "cosine_contribution", 0.1 / (i + 1), index=10 * place + 7 * i + 3, **same) for i in range(3)
+        ]
+    return out
+
+
+def heads(steps: Iterable[int] = (0,)) -> list[Record]:
+    out = []
+    for step in steps:
+        for layer in range(LAYERS):
+            for head in range(4):
+                value = math.sin(layer + head + step / 200)
+                site = f"pattern.{layer}"
+                out.append(Record(site, "qk_cosine", value, index=head, step=step))
+                out.append(Record(site, "attention_entropy", abs(value), index=head, step=step))
+    return out
+
+
+def gradients(steps: Iterable[int] = (0, 100, 1000)) -> list[Record]:
+    """Energy by rank beside the level of three nulls, by stratum, and along single axes against their variance."""
+    out = []
+    for step in steps:
+        for layer in range(LAYERS):
+            site = f"grad.resid.{layer}"
+            about = {"proxy": "pca", "gradient": "hidden", "basis": "refreshed", "rows": "plain"}
+            for rank in (8, 16, 32, 64):
+                energy = 1 - math.exp(-rank / (20 + layer + step / 100))
+                same: dict[str, Any] = {"step": step, "index": rank, "error": 0.02}
+                out.append(Record(site, "gradient_energy", energy, variant=about, null=rank / 128, **same))
+                for null, level in (("haar", rank / 128), ("coordinates", rank / 100), ("normal_control", rank / 140)):
+                    out.append(
+                        Record(site, "gradient_energy", energy, variant={**about, "null": null}, null=level, **same)
+                    )
+                for place, stratum in enumerate(("rare", "common", "frequent")):
+                    value = energy * (0.6 + 0.2 * place)
+                    variant = {**about, "stratum": stratum}
+                    out.append(Record(site, "gradient_energy", value, variant=variant, null=rank / 128, **same))
+            for j in (1, 2, 4, 8, 16, 32, 64):
+                variant = {"gradient": "hidden", "basis": "refreshed"}
+                share, variance = j**-0.7, j**-1.2
+                out.append(Record(site, "gradient_along_axis", share, index=j, step=step, variant=variant))
+                out.append(Record(site, "variance_along_axis", variance, index=j, step=step, variant=variant))
+    return out
+
+
+def drifts(steps: Iterable[int] = (0, 1, 10, 100, 1000)) -> list[Record]:
+    return [
+        Record(site, "mean_direction_drift", math.exp(-step / 500) if place else 1.0, step=step)
+        for step in steps
+        for place, site in enumerate(sites())
+    ]
+
+
+def planes(steps: Iterable[int] = (0, 10, 100, 1000)) -> list[Record]:
+    """The contract of a trajectory in the plane: one record an axis, of the mean and of single tokens."""
+    out = []
+    for step in steps:
+        for layer in range(LAYERS):
+            turn = layer + math.log1p(step) / 3
+            for axis, value in ((1, math.cos(turn)), (2, math.sin(turn))):
+                site = f"resid.{layer}"
+                out.append(Record(site, "trajectory", value, step=step, variant={"axis": axis, "of": "mean"}))
+                out += [
+                    Record(
+                        site,
+                        "trajectory",
+                        value + 0.1 * math.sin(7 * t + axis),
+                        step=step,
+                        index=t,
+                        variant={"axis": axis, "of": "token"},
+                    )
+                    for t in range(5)
+                ]
+    return out
+
+
+def verdicts() -> list[Record]:
+    """The contract of a verdict: the effect with its error; claim, line and verdict as variant; the reason as note."""
+    lines = (("as published", "reproduced"), ("strongest control", "not reproduced"))
+    return [
+        Record(
+            "vectors",
+            "verdict",
+            0.4 if line == "as published" else 0.01,
+            error=0.05,
+            variant={"claim": claim, "line": line, "verdict": verdict if claim != "N1" else "inconclusive"},
+            note=f"{claim} on the lab",
+        )
+        for claim in ("S1", "S2", "N1")
+        for line, verdict in lines
+    ]
+
+
+def every_shape() -> list[Record]:
+    steps = (0, 1, 10, 100, 1000)
+    return [
+        *profiles(steps), *curves(), *heads(steps), *gradients(), *drifts(), *planes(), *verdicts(),
+    ]  # fmt: skip
+
+
+def frame_of(records: Iterable[Record]) -> pd.DataFrame:
+    """Records as a table with the columns of a run's frame, without a run."""
+    rows = [{**record.to_json(), "variant": json.dumps(dict(record.variant), sort_keys=True)} for record in records]
+    return pd.DataFrame(rows, columns=list(COLUMNS)).astype({"index": "Int64", "n": "Int64"})
+
+
+def make_run(path: Path, records: Iterable[Record], name: str | None = None, **more: Any) -> Run:
+    """A finished run of these records."""
+    with Run.create(path, info(**more), name=name, command="anisoscope measure tiny --text book.txt") as run:
+        run.append(records)
+    return Run.open(path)

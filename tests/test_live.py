@@ -1,0 +1,243 @@
+"""The live page's server: lists, packs and follows runs; refuses strangers, other names and paths outside."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import json
+import os
+import socket
+import subprocess
+import sys
+import zlib
+from pathlib import Path
+from typing import Any
+
+import pytest
+from starlette.testclient import TestClient
+
+from anisoscope.errors import InputError
+from anisoscope.records import Record
+from anisoscope.report.live import _follow, is_loopback, live_app, serve
+from anisoscope.report.shelf import Shelf
+from anisoscope.store import Run
+from tests import report_runs as runs
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    root = tmp_path / "runs"
+    runs.make_run(root / "a", runs.profiles())
+    runs.make_run(root / "sweep" / "b", runs.profiles(scale=0.5))
+    runs.make_run(tmp_path / "secret", runs.profiles())
+    return root
+
+
+def client(root: Path, **options: Any) -> TestClient:
+    return TestClient(live_app(str(root), **options), base_url="http://127.0.0.1:8733")
+
+
+def test_the_list_names_every_run_below_the_folder(folder: Path) -> None:
+    listed = client(folder).get("/api/runs").json()
+    assert {run["id"] for run in listed} == {"a", "sweep/b"}
+    assert all(run["model"] == "tiny" for run in listed)
+
+
+def test_a_run_may_be_served_by_itself(folder: Path) -> None:
+    assert list(Shelf(folder / "a").ids()) == ["."]
+    assert client(folder / "a").get("/api/book?run=.").status_code == 200
+
+
+def test_a_book_holds_the_records_of_the_chosen_runs(folder: Path) -> None:
+    answer = client(folder).get("/api/book", params={"run": ["a", "sweep/b"]}).json()
+    body = zlib.decompress(base64.b64decode(answer["packed"]))
+    head = json.loads(body[4 : 4 + int.from_bytes(body[:4], "little")])
+    assert head["rows"] == 2 * len(runs.profiles())
+    assert head["lists"]["run"] == ["a", "b"]
+    assert answer["positions"] == [(folder / name / "records.jsonl").stat().st_size for name in ("a", "sweep/b")]
+
+
+@pytest.mark.parametrize(
+    "name", ["../secret", "a/../../secret", "/etc", "..", "a/", "", "%2e%2e/secret", "..\\secret", "a\0", "sweep"]
+)
+def test_paths_outside_the_folder_are_refused(folder: Path, name: str) -> None:
+    for path in ("/api/book", "/report", "/api/events"):
+        answer = client(folder).get(path, params={"run": name, "position": "0"})
+        assert answer.status_code == 404
+        assert "no run" in answer.text
+
+
+def test_a_link_that_leads_out_of_the_folder_is_not_followed(folder: Path, tmp_path: Path) -> None:
+    os.symlink(tmp_path / "secret", folder / "link")
+    assert "link" not in Shelf(folder).ids()
+    assert client(folder).get("/api/book?run=link").status_code == 404
+
+
+@pytest.mark.parametrize("name", ["../page.py", "..%2fpage.py", "report.html", "%2e%2e"])
+def test_only_the_page_s_own_files_are_served(folder: Path, name: str) -> None:
+    assert client(folder).get(f"/assets/{name}").status_code == 404
+
+
+def test_the_page_may_run_only_scripts_of_this_server(folder: Path) -> None:
+    answer = client(folder).get("/")
+    assert answer.status_code == 200
+    assert "script-src 'self';" in answer.headers["content-security-policy"]
+    assert "unsafe-eval" not in answer.headers["content-security-policy"]
+    assert "<script>" not in answer.text
+    for name in ("page.js", "page.css"):
+        assert client(folder).get(f"/assets/{name}").status_code == 200
+
+
+def test_a_name_from_elsewhere_does_not_reach_loopback(folder: Path) -> None:
+    answer = client(folder).get("/api/runs", headers={"host": "evil.example"})
+    assert answer.status_code == 400
+
+
+def test_bound_elsewhere_the_page_asks_for_its_token(folder: Path) -> None:
+    outside = TestClient(live_app(str(folder), token="sesame"), base_url="http://10.0.0.5", follow_redirects=False)
+    assert outside.get("/api/runs").status_code == 401
+    assert outside.get("/?token=guess").status_code == 401
+    assert outside.get("/api/runs", headers={"cookie": "anisoscope_token=guess"}).status_code == 401
+    assert "printed" in outside.get("/").text
+
+
+def test_the_token_becomes_a_cookie_and_leaves_the_address(folder: Path) -> None:
+    outside = TestClient(live_app(str(folder), token="sesame"), base_url="http://10.0.0.5", follow_redirects=False)
+    answer = outside.get("/report?run=a&token=sesame")
+    assert answer.status_code == 303
+    assert answer.headers["location"] == "/report?run=a"
+    cookie = answer.headers["set-cookie"].lower()
+    assert "httponly" in cookie
+    assert "samesite=strict" in cookie
+    assert outside.get("/api/runs").status_code == 200  # the client keeps the cookie
+
+
+def test_a_token_cannot_send_a_reader_elsewhere(folder: Path) -> None:
+    outside = TestClient(live_app(str(folder), token="sesame"), base_url="http://10.0.0.5", follow_redirects=False)
+    location = outside.get("http://10.0.0.5//evil.example/?token=sesame").headers["location"]
+    assert location.startswith("/")
+    assert not location.startswith("//")
+
+
+def test_events_need_a_position_for_each_run(folder: Path) -> None:
+    answer = client(folder).get("/api/events?run=a")
+    assert answer.status_code == 404
+    assert "one position for each run" in answer.text
+
+
+def followed(run: Run, position: int, change: Any) -> dict[str, Any]:
+    """The first event after a change to a run that is being followed."""
+
+    async def first() -> dict[str, Any]:
+        stream = _follow([run], [position])
+        assert await anext(stream) == "retry: 1000\n\n"
+        change()
+        event = await asyncio.wait_for(anext(stream), 10)
+        await stream.aclose()  # type: ignore[attr-defined]
+        found: dict[str, Any] = json.loads(event.removeprefix("data: "))
+        return found
+
+    return asyncio.run(first())
+
+
+def appended(path: Path, records: list[Record]) -> None:
+    with Run.create(path, resume=True) as run:
+        run.append(records)
+
+
+def test_an_appended_record_arrives_as_a_row(folder: Path) -> None:
+    run = Run.open(folder / "a")
+    _, end = run.since(0)
+    record = Record("final", "two_nn", 9.5, step=7, error=0.5, error_kind="jackknife-16-documents")
+    event = followed(run, end, lambda: appended(run.path, [record]))
+    [row] = event["rows"]
+    assert (row["metric"], row["value"], row["step"], row["run"]) == ("two_nn", 9.5, 7, "a")
+    assert row["behind"]  # the page adds the depth that it knows
+    assert row["high"] == pytest.approx(9.5 + 2.131 * 0.5, rel=1e-3)
+
+
+def test_a_rewound_run_is_read_whole_again(folder: Path) -> None:
+    run = Run.open(folder / "a")
+    _, end = run.since(0)
+
+    def rewind() -> None:
+        with Run.create(run.path, resume=True) as writer:
+            writer.rewind(0)
+
+    assert followed(run, end, rewind) == {"again": True}
+
+
+def test_half_a_line_is_not_sent(folder: Path) -> None:
+    run = Run.open(folder / "a")
+    _, end = run.since(0)
+    line = json.dumps(Record("final", "two_nn", 1.5, step=3, run="a").to_json())
+    with (run.path / "records.jsonl").open("a") as file:
+        file.write(line[:40])
+    frame, still = run.since(end)
+    assert still == end
+    assert frame is not None
+    assert len(frame) == 0
+    with (run.path / "records.jsonl").open("a") as file:
+        file.write(line[40:] + "\n")
+    frame, after = run.since(end)
+    assert frame is not None
+    assert frame["value"].tolist() == [1.5]
+    assert after > end
+
+
+def test_since_the_beginning_is_the_whole_run(folder: Path) -> None:
+    run = Run.open(folder / "a")
+    frame, _ = run.since()
+    assert frame is not None
+    assert frame.equals(run.frame())
+
+
+def test_a_run_begun_anew_is_read_whole_again(folder: Path) -> None:
+    run = Run.open(folder / "a")
+    assert run.since(10**9) == (None, 0)
+
+
+def test_a_broken_run_does_not_hide_the_others(folder: Path) -> None:
+    (folder / "broken").mkdir()
+    (folder / "broken" / "run.json").write_text("{")
+    assert {run["id"] for run in client(folder).get("/api/runs").json()} == {"a", "broken", "sweep/b"}
+    assert client(folder).get("/api/book?run=broken").status_code == 404
+
+
+def test_the_report_of_chosen_runs_is_served_with_its_own_policy(folder: Path) -> None:
+    answer = client(folder).get("/report", params={"run": ["a", "sweep/b"]})
+    assert answer.status_code == 200
+    assert "content-security-policy" not in answer.headers
+    assert "sha256-" in answer.text.split("<title>")[0]
+
+
+@pytest.mark.parametrize(
+    ("host", "own"),
+    [("127.0.0.1", True), ("::1", True), ("localhost", True), ("0.0.0.0", False), ("example.org", False)],
+)
+def test_loopback_is_told_from_elsewhere(host: str, own: bool) -> None:
+    assert is_loopback(host) is own
+
+
+def test_a_folder_that_is_not_there_is_explained(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="not a folder"):
+        live_app(str(tmp_path / "none"))
+
+
+def test_a_port_in_use_is_explained(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        with pytest.raises(InputError, match="choose another with --port"):
+            serve(str(folder), port=taken.getsockname()[1])
+
+
+def test_the_server_starts_without_reading_records_or_loading_tables(folder: Path) -> None:
+    code = (
+        "import sys\n"
+        "from anisoscope.report.live import live_app\n"
+        f"app = live_app({str(folder)!r}); app.state.shelf.listing()\n"
+        "print(sorted({'torch', 'pandas', 'altair', 'vl_convert'} & set(sys.modules)))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"

@@ -1,0 +1,114 @@
+"""Two runs compared: paired differences and their errors against numpy, and the tables."""
+
+from __future__ import annotations
+
+import io
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from rich.console import Console
+from typer.testing import CliRunner
+
+from anisoscope.cli import app
+from anisoscope.errors import InputError
+from anisoscope.records import Record
+from anisoscope.report.compare import compare
+from anisoscope.report.terminal import differences_table, sites_table
+from anisoscope.store import Run
+from tests import report_runs as runs
+
+BLOCKS = 8
+
+
+def measured(path: Path, seed: int, shift: float, step: int = 0, **info: Any) -> Run:
+    """A run whose replicates share most of their noise with every other of the same seed."""
+    common = np.random.default_rng(seed).normal(size=BLOCKS)
+    own = np.random.default_rng(round(1000 * shift)).normal(size=BLOCKS) / 100
+    replicates = 5 + shift + (common + own) / 10
+    error = float(np.sqrt((BLOCKS - 1) / BLOCKS * ((replicates - replicates.mean()) ** 2).sum()))
+    with Run.create(path, runs.info(**info)) as run:
+        record = Record("resid.1", "two_nn", 5 + shift, error=error, error_kind="jackknife-8-documents", step=step)
+        run.append([record], [replicates.tolist()])
+    return Run.open(path)
+
+
+def test_differences_over_the_same_tokens_are_paired(tmp_path: Path) -> None:
+    a, b = measured(tmp_path / "a", 0, 0.0), measured(tmp_path / "b", 0, 0.2)
+    [found] = compare(a, b)
+    ours, theirs = (np.array(next(iter(run.replicates().values()))) for run in (a, b))
+    deltas = theirs - ours
+    assert found.value == pytest.approx(0.2)
+    assert found.error == pytest.approx(np.sqrt((BLOCKS - 1) / BLOCKS * ((deltas - deltas.mean()) ** 2).sum()))
+    assert found.paired
+    assert found.clear
+
+
+def test_pairing_sees_what_two_independent_errors_hide(tmp_path: Path) -> None:
+    a = measured(tmp_path / "a", 0, 0.0)
+    [paired] = compare(a, measured(tmp_path / "b", 0, 0.2))
+    [apart] = compare(a, measured(tmp_path / "c", 0, 0.2, data={"source": "other.txt"}))
+    assert not apart.paired
+    assert apart.error == pytest.approx(np.hypot(apart.first.error or 0, apart.second.error or 0))
+    assert paired.error is not None
+    assert apart.error is not None
+    assert paired.error < apart.error / 10
+    assert not apart.clear
+
+
+def test_another_tokenizer_is_no_pair(tmp_path: Path) -> None:
+    a = measured(tmp_path / "a", 0, 0.0, model={"processor": "One"})
+    b = measured(tmp_path / "b", 0, 0.2, model={"processor": "Other"})
+    assert not compare(a, b)[0].paired
+
+
+def test_without_a_common_step_the_last_ones_are_compared(tmp_path: Path) -> None:
+    a, b = measured(tmp_path / "a", 0, 0.0, step=100), measured(tmp_path / "b", 0, 0.2, step=500)
+    [found] = compare(a, b)
+    assert (found.first.step, found.second.step) == (100, 500)
+    assert found.paired
+
+
+def test_runs_that_share_nothing_are_refused(tmp_path: Path) -> None:
+    a = runs.make_run(tmp_path / "a", runs.profiles())
+    b = runs.make_run(tmp_path / "b", [Record("vectors", "isoscore", 0.5)])
+    with pytest.raises(InputError, match="share no number"):
+        compare(a, b)
+
+
+def test_a_metric_that_one_run_lacks_is_named(tmp_path: Path) -> None:
+    a = runs.make_run(tmp_path / "a", runs.profiles())
+    with pytest.raises(InputError, match="did you mean two_nn"):
+        compare(a, a, ["two_n"])
+
+
+def test_the_tables_show_curves_differences_and_how_they_were_made(tmp_path: Path) -> None:
+    a = runs.make_run(tmp_path / "a", runs.profiles(scale=1.0))
+    b = runs.make_run(tmp_path / "b", runs.profiles(scale=0.5))
+    found = compare(a, b)
+    console = Console(width=160, record=True, file=io.StringIO())
+    console.print(differences_table(found, "a and b"))
+    console.print(sites_table(found, "a and b"))
+    text = console.export_text()
+    assert "largest difference" in text
+    assert "█" in text
+    assert "taken as independent" in text
+    assert "resid.3" in text
+
+
+def test_the_command_prints_json_that_pandas_can_read(tmp_path: Path) -> None:
+    a, b = measured(tmp_path / "a", 0, 0.0), measured(tmp_path / "b", 0, 0.2)
+    result = CliRunner().invoke(app, ["compare", str(a.path), str(b.path), "--json"])
+    [row] = json.loads(result.stdout)
+    assert row["difference"] == pytest.approx(0.2)
+    assert row["paired"] is True
+    assert row["site"] == "resid.1"
+
+
+def test_the_command_prints_a_table(tmp_path: Path) -> None:
+    a, b = measured(tmp_path / "a", 0, 0.0), measured(tmp_path / "b", 0, 0.2)
+    result = CliRunner().invoke(app, ["compare", str(a.path), str(b.path), "--sites"])
+    assert result.exit_code == 0
+    assert "paired by blocks of the same tokens" in " ".join(result.stdout.split())
