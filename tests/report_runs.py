@@ -92,7 +92,8 @@ def curves() -> list[Record]:
             Record(site, "removal_curve", bell(place) / (1 + k), index=k, null=0.01) for k in (0, 1, 2, 4, 8, 16, 32)
         ]
         out += [
-            Record(site, "cosine_contribution", 0.1 / (i + 1), index=10 * place + 7 * i + 3, **same) for i in range(3)
+            Record(site, "cosine_contribution", 0.1 / (i + 1), index=(37 * place + 29 * i) % 64, **same)
+            for i in range(4)
         ]
     return out
 

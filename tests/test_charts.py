@@ -13,10 +13,11 @@ from scipy import stats
 from anisoscope.errors import InputError
 from anisoscope.records import Record
 from anisoscope.report.charts import DRAWN, plot, save_chart, spec_of
+from anisoscope.report.interval import student
 from anisoscope.report.lines import Look
 from anisoscope.report.shapes import KINDS, choose, colours_of, distinct, picks_of, shape_of
 from anisoscope.report.theme import COLOURS, config
-from anisoscope.report.tidy import depths_of, of_metric, rows_of, student, table_of
+from anisoscope.report.tidy import depths_of, of_metric, rows_of, table_of
 from anisoscope.store import Run
 from tests import report_runs as runs
 
@@ -83,7 +84,7 @@ def test_every_field_that_varies_is_an_axis_a_colour_or_picked(run: Run) -> None
         shape = shape_of(of_metric(table, metric), depths_of(table))
         for kind in choose(shape):
             colour = next(iter(colours_of(kind, shape)), None)
-            shown = {*KINDS[kind].axes, colour, *picks_of(kind, shape, colour), "v_x"}
+            shown = {*KINDS[kind].axes, colour, *picks_of(kind, shape, colour)}
             shown |= {"site"} if shape.has("place") else set()
             shown |= {"tokens"} if KINDS[kind].dash else set()
             assert set(shape.many) <= shown, (metric, kind)
@@ -136,7 +137,7 @@ def test_step_zero_has_a_place_on_the_log_axis(run: Run) -> None:
 def test_energy_is_drawn_against_the_variance_along_the_same_axis(run: Run) -> None:
     rows = run.plot("gradient_along_axis", step=0).to_dict()["datasets"]["rows"]
     for row in rows:
-        assert row["v_x"] == pytest.approx(row["index"] ** -1.2)
+        assert row["x"] == pytest.approx(row["index"] ** -1.2)
 
 
 def test_strata_and_plain_energies_are_told_apart(run: Run) -> None:

@@ -25,7 +25,7 @@ from tests.training import held_out, hooks_of, records, small_model, value, word
 
 hf: Any = transformers
 pl: Any = lightning.pytorch
-FEW: dict[str, Any] = {"metrics": ["mean_cosine"], "bars_every": 1000, "schedule": every(2)}
+FEW: dict[str, Any] = {"metrics": ["mean_cosine"], "bars_every": None, "schedule": every(2)}
 ITEMS, LENGTH = 4, 16
 
 
@@ -222,7 +222,7 @@ def test_tensorboard_gets_every_value(tmp_path: Path) -> None:
 def test_mlflow_gets_every_value(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     mlflow = pytest.importorskip("mlflow")
     monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")  # a database needs the full package
-    mlflow.set_tracking_uri(tmp_path.as_uri())
+    mlflow.set_tracking_uri((tmp_path / "mlflow").as_uri())
     with mlflow.start_run() as run:
         anisoscope.integrations.to_mlflow()(LOOK)
     found = mlflow.get_run(run.info.run_id).data.metrics

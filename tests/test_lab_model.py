@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -14,7 +16,7 @@ from anisoscope.offline import measure
 from anisoscope.stats.attention import Attention, Heads
 from tests.oracles.lab import attention_weights
 
-SMALL = {"vocabulary": 23, "context": 12, "layers": 3, "width": 16, "heads": 2}
+SMALL: dict[str, Any] = {"vocabulary": 23, "context": 12, "layers": 3, "width": 16, "heads": 2}
 
 
 def tokens(rows: int = 3, length: int = 12) -> Tensor:
@@ -30,7 +32,7 @@ def seen(model: Transformer, kinds: list[str], ids: Tensor, **inputs: Tensor) ->
     return found
 
 
-def _keep(found: dict[str, object]):  # type: ignore[no-untyped-def]
+def _keep(found: dict[str, object]) -> Callable[[Any, Any], None]:
     return lambda site, x: found.__setitem__(str(site), x.clone() if isinstance(x, Tensor) else x)
 
 
@@ -60,7 +62,7 @@ def test_attention_weighs_its_values_by_the_formula_of_its_kind(kind: str, causa
     mask = torch.ones(3, 12)
     mask[1:, 9:] = 0
     found = seen(model, ["q", "k", "pattern"], tokens(), **({"attention_mask": mask} if padded else {}))
-    layer = model.blocks[1].attn
+    layer: Any = model.blocks[1].attn
     x = torch.randn(3, 12, 16, generator=torch.Generator().manual_seed(2))
     visible = torch.ones(12, 12, dtype=torch.bool).tril() if causal else torch.ones(12, 12, dtype=torch.bool)
     visible = (visible & mask.bool()[:, None, None, :] if padded else visible).expand(3, 1, 12, 12)
@@ -115,7 +117,9 @@ def test_padding_on_the_right_changes_nothing(kind: str, causal: bool) -> None:
 
 def test_twins_start_from_the_same_numbers() -> None:
     base = Transformer(Config(**SMALL), seed=3).state_dict()
-    for change in ({"attention": "uniform"}, {"norm_at": "post"}, {"positions": "learned"}, {"layers": 5}):
+    changes: list[dict[str, Any]]
+    changes = [{"attention": "uniform"}, {"norm_at": "post"}, {"positions": "learned"}, {"layers": 5}]
+    for change in changes:
         twin = Transformer(Config(**{**SMALL, **change}, init="bert"), seed=3).state_dict()
         shared = [name for name in base if name in twin and name.endswith("weight")]
         assert len(shared) > 10
@@ -138,7 +142,8 @@ def test_first_weights_have_the_spread_that_was_asked_for(init: str) -> None:
 def test_rotary_logits_depend_on_the_distance_alone() -> None:
     model = Transformer(Config(**SMALL, init_scale=30)).eval()
     x = torch.randn(1, 1, 16).expand(1, 12, 16)  # the same token everywhere
-    q, k = model.blocks[0].attn._queries_and_keys(x, model.rotation)
+    layer: Any = model.blocks[0].attn
+    q, k = layer._queries_and_keys(x, model.rotation)
     logits = (q @ k.mT)[0, 0].detach()
     for distance in range(-11, 12):
         diagonal = logits.diagonal(distance)

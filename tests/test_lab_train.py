@@ -22,13 +22,14 @@ from torch import Tensor
 
 from anisoscope.errors import AnisoscopeError, InputError
 from anisoscope.lab.bf16 import require_bf16
-from anisoscope.lab.checkpoints import load_checkpoint, load_state
+from anisoscope.lab.checkpoints import load_state
 from anisoscope.lab.data import Data, open_data
 from anisoscope.lab.experiment import KINDS, Experiment, cells, changed, differences
 from anisoscope.lab.interventions import Interventions, principal_directions
+from anisoscope.lab.losses import read_losses
 from anisoscope.lab.model import Config, Transformer
 from anisoscope.lab.objectives import isoscore_star
-from anisoscope.lab.train import Observe, experiment_of, learning_rate, read_losses, resume_training, train
+from anisoscope.lab.train import Observe, experiment_of, learning_rate, resume_training, train
 from anisoscope.lab.twins import over_seeds, train_cell
 from anisoscope.models import checkpoints, open_model
 from anisoscope.offline import measure
@@ -119,10 +120,11 @@ def test_checkpoints_are_kept_at_log_spaced_steps_and_open_like_any_model(tmp_pa
     opened = open_model(found[-1].source)
     assert opened.info["lab"]["step"] == 12
     assert opened.info["max_positions"] == 16
-    ids = torch.arange(12)[None]
-    last = load_checkpoint(Path(found[-1].source))
+    trained = Transformer(done.experiment.model)
+    trained.load_state_dict(load_state(done.folder)["model"])
     with torch.no_grad():
-        assert torch.equal(opened.model(ids).logits, last(ids).logits)
+        ids = torch.arange(12)[None]
+        assert torch.equal(opened.model(ids).logits, trained.eval()(ids).logits)
     run = measure(found[-1].source, text=["A text that the model has not seen. " * 10] * 4, metrics=["mean_cosine"])
     assert {r.site for r in run.records()} == {"embed", "resid.0", "resid.1", "final"}
     assert all(r.value is not None for r in run.records())
@@ -141,7 +143,7 @@ def test_a_damaged_checkpoint_is_refused(tmp_path: Path) -> None:
 def test_the_tokens_of_a_checkpoint_are_those_of_the_training(tmp_path: Path) -> None:
     for kind in ("char", "byte", "bpe"):
         done = train(tiny(steps=1, tokens=kind), tmp_path / kind)
-        tokenizer = open_model(done.folder / "checkpoints" / "step-1").processor
+        tokenizer: Any = open_model(done.folder / "checkpoints" / "step-1").processor
         data = open_data(done.folder / "data")
         text = data.tokenizer.decode(data.train[:200].tolist())
         expected = data.tokenizer.encode(text, add_special_tokens=False).ids
@@ -398,7 +400,7 @@ def test_two_half_batches_make_the_step_of_one_whole(tmp_path: Path, monkeypatch
     switches = {"optimizer": "sgd", "steps": 3, "clip": 0.5}
     one = train(tiny(**switches, batch=4), tmp_path / "one")
     two = train(tiny(**switches, batch=2, accumulate=2), tmp_path / "two")
-    a, b = (load_checkpoint(done.folder / "checkpoints" / "step-3").state_dict() for done in (one, two))
+    a, b = (load_state(done.folder)["model"] for done in (one, two))
     for name in a:
         torch.testing.assert_close(a[name], b[name], rtol=1e-4, atol=1e-6)
     assert one.losses[-1]["train"] == pytest.approx(two.losses[-1]["train"], rel=1e-5)
@@ -409,7 +411,8 @@ def test_two_half_batches_make_the_step_of_one_whole(tmp_path: Path, monkeypatch
 
 def stream(folder: Path, step: int = 12) -> Tensor:
     """Outputs of the last block on held-out text, (n, width)."""
-    model, data = load_checkpoint(folder / "checkpoints" / f"step-{step}"), open_data(folder / "data")
+    model: Any = open_model(folder / "checkpoints" / f"step-{step}").model
+    data = open_data(folder / "data")
     kept: list[Tensor] = []
     model.blocks[-1].register_forward_hook(lambda _m, _i, out: kept.append(out))
     with torch.no_grad():

@@ -74,7 +74,7 @@ def test_training_is_told_by_the_layer_that_moved_most() -> None:
 
 
 def test_a_metric_without_a_phrase_is_told_by_its_name() -> None:
-    assert said("my_metric", [Record("resid.0", "my_metric", 2.0)]) == "layer 0: my metric is 2.00"
+    assert said("my_metric", [Record("resid.0", "my_metric", 2.0)]) == "layer 0: my metric is 2"
 
 
 def test_a_curve_by_index_of_no_known_meaning_is_not_told() -> None:

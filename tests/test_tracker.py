@@ -92,6 +92,28 @@ def test_buffers_that_a_forward_writes_to_are_put_back(tmp_path: Path) -> None:
     assert int(model.calls) == 0
 
 
+class Caching(nn.Module):
+    """A model that makes its positions when it first needs them, and keeps them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = small_model()
+        self.scale = nn.Parameter(torch.ones(1))
+        self.kept: Tensor | None = None
+
+    def forward(self, input_ids: Tensor, labels: Tensor) -> Any:
+        if self.kept is None:
+            self.kept = torch.linspace(0, 1, input_ids.shape[1])
+        output = self.inner(input_ids=input_ids, labels=labels)
+        return {"loss": output.loss + (self.scale * self.kept).mean()}
+
+
+def test_what_a_model_caches_during_a_probe_can_take_part_in_training(tmp_path: Path) -> None:
+    model = Caching()
+    with tracked(tmp_path, model, metrics=["mean_cosine"]) as tracker:
+        train(model, tracker, range(2))
+
+
 @pytest.mark.parametrize("what", [RuntimeError("boom"), KeyboardInterrupt()], ids=lambda e: type(e).__name__)
 def test_an_exception_in_the_model_during_a_probe_leaves_it_as_it_was(tmp_path: Path, what: BaseException) -> None:
     model = small_model()

@@ -19,7 +19,7 @@ from tests.oracles.hidden_gradients import hidden_gradients, isoscore, pca_energ
 from tests.tiny_models import build
 from tests.training import LAYERS, WIDTH, Stack, held_out, hooks_of, records, small_model, tracked, train, value, words
 
-FEW: dict[str, Any] = {"metrics": ["mean_cosine"], "bars_every": 1000}  # what these tests do not look at, cheaply
+FEW: dict[str, Any] = {"metrics": ["mean_cosine"], "bars_every": None}  # what these tests do not look at, cheaply
 
 
 def norm_of(g: Any) -> float:

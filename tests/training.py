@@ -94,7 +94,7 @@ def train(
 
 def tracked(folder: Path, model: nn.Module, **options: Any) -> Tracker:
     """A tracker of that model at every other step."""
-    return Tracker(model, held_out(), folder / "run", **{"schedule": every(2), **options})
+    return Tracker(model, held_out(), folder / "run", **{"schedule": every(2), "bars_every": None, **options})
 
 
 def records(folder: Path, **wanted: Any) -> list[Record]:

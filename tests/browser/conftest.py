@@ -22,7 +22,12 @@ OPTIONS = (
 
 
 @pytest.fixture(scope="session")
-def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+def downloads(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("downloads")
+
+
+@pytest.fixture(scope="session")
+def browser(tmp_path_factory: pytest.TempPathFactory, downloads: Path) -> Iterator[Any]:
     if CHROMIUM is None or DRIVER is None:
         pytest.skip("needs Debian's packages chromium and chromium-driver")
     from selenium import webdriver
@@ -31,13 +36,11 @@ def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
 
     options = Options()
     options.binary_location = CHROMIUM
-    downloads = tmp_path_factory.mktemp("downloads")
     for option in (*OPTIONS, f"--user-data-dir={tmp_path_factory.mktemp('profile')}"):
         options.add_argument(option)
     options.add_experimental_option("prefs", {"download.default_directory": str(downloads)})
     options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
     driver = webdriver.Chrome(options=options, service=Service(DRIVER))
-    driver.downloads = downloads
     driver.set_page_load_timeout(60)
     yield driver
     driver.quit()

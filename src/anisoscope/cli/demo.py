@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -37,12 +38,13 @@ def demo(
     from anisoscope.store import Run
 
     console = Console()
-    console.print(opening(SWITCHES["steps"]))
-    grown = grow(out, training_bar)
+    console.print(opening(int(SWITCHES["steps"])))
+    grown = grow(out, partial(training_bar, stays=True))
     say_why_stopped([each.trained for each in grown.values()], again=command_line())
     console.print(story_table(rows(grown), grown))
     console.print(findings_table(findings(grown)))
-    report = write_report([Run.open(each.trained.folder) for each in grown.values()], out / "report.html")
+    with stderr().status("writing the report"):
+        report = write_report([Run.open(each.trained.folder) for each in grown.values()], out / "report.html")
     console.print(f"[bold]report[/]  {escape(str(report))}", soft_wrap=True)
     console.print("[dim]next    anisoscope measure MODEL --text FILE · anisoscope lab twins --help[/]", soft_wrap=True)
 

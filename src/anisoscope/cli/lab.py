@@ -185,11 +185,11 @@ def _require_same(experiment: Experiment, given: dict[str, Any], folder: Path) -
 
 
 @contextmanager
-def training_bar(what: str, total: int) -> Iterator[Told]:
-    """A bar on stderr with the loss, the speed and the time left."""
+def training_bar(what: str, total: int, stays: bool = False) -> Iterator[Told]:
+    """A bar on stderr with the loss, the speed and the time left; it disappears when done, unless it `stays`."""
     speed = TextColumn("{task.fields[loss]}  {task.fields[speed]}")
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), speed, TimeRemainingColumn())
-    with Progress(*columns, console=stderr(), transient=True) as bar:
+    with Progress(*columns, console=stderr(), transient=not stays) as bar:
         task = bar.add_task(escape(what), total=total, loss="", speed="")
 
         def told(step: int, loss: float) -> None:

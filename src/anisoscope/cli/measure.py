@@ -183,6 +183,8 @@ def _require_sound(run: Run, out: Path | None) -> None:
             f"from {where['site']} on, {where['rows']} tokens hold NaN or Inf, so these layers have no values; "
             "try --dtype float32, or check the weights"
         )
+    if info.get("full_batches", 2) < 2:
+        raise InputError("the data holds no two batches of --batch-tokens, so there is no spread; give more data")
     if info.get("interrupted"):
         on = "the same command goes on" if out is not None else "with --out the same command would go on"
         stderr().print(f"stopped after {info['data']['tokens']:,} tokens, which are measured above; {on}")

@@ -10,15 +10,14 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
 
 from anisoscope.disk import explained, replacing
 from anisoscope.errors import StoreError
 from anisoscope.lab.data import Data
-from anisoscope.lab.model import Config, Transformer
+from anisoscope.lab.model import MODEL_TYPE, Transformer
 from anisoscope.lab.tokens import save_tokenizer
 
-MODEL_TYPE = "anisoscope-lab"
 CHECKPOINTS, STATE = "checkpoints", "state.pt"
 
 
@@ -39,16 +38,6 @@ def save_checkpoint(model: Transformer, data: Data, run: Path, step: int) -> Pat
         shutil.rmtree(folder, ignore_errors=True)  # a training that was resumed writes its later steps again
         os.replace(temporary, folder)
     return folder
-
-
-def load_checkpoint(folder: Path) -> Transformer:
-    """The model of a checkpoint, in eval mode."""
-    with explained("read", folder):
-        values = json.loads((folder / "config.json").read_text())
-        weights = load_file(folder / "model.safetensors")
-    model = Transformer(Config(**{name: v for name, v in values.items() if name not in ("model_type", "step")}))
-    model.load_state_dict(weights, strict=not model.config.tied)
-    return model.eval()
 
 
 def _weights(model: Transformer) -> dict[str, torch.Tensor]:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -14,6 +16,7 @@ from anisoscope.lab.enwik8 import articles
 EMBEDDED = "topics"
 _PIECE = 1 << 14  # characters of an unmarked file that count as one document
 _PIECES = 20  # a short file has at least so many
+_PARAGRAPHS = re.compile(r"\n\s*\n")
 _ZIPF_LETTER = 0x4E00  # token k of a synthetic text is this character plus k: each token one letter, none of them ASCII
 
 
@@ -49,10 +52,24 @@ def open_text(source: str | Path) -> Text:
 
 
 def embedded_text() -> Text:
-    """The help topics of Python itself, one document each: English prose with code, without a download."""
+    """The help topics of Python itself, one document each: English prose with code, without a download.
+
+    Topics quote each other at length: a paragraph is kept where it first occurs, or held-out text would be known text.
+    """
     from pydoc_data.topics import topics
 
-    return Text(EMBEDDED, lambda: iter(topics.values()))
+    def read() -> Iterator[str]:
+        seen: set[str] = set()
+        for topic in topics.values():
+            kept = []
+            for paragraph in _PARAGRAPHS.split(topic):
+                if paragraph.strip() not in seen:
+                    seen.add(paragraph.strip())
+                    kept.append(paragraph)
+            if kept:
+                yield "\n\n".join(kept)
+
+    return Text(EMBEDDED, read)
 
 
 # --- synthetic ----------------------------------------------------------------------------------------------------
@@ -114,10 +131,10 @@ def zipf_entropy(vocabulary: int, exponent: float, copy: float) -> float:
     return float((p * (surprise.sum() - surprise - repeated * np.log(repeated))).sum())
 
 
-def _numbers(text: str) -> dict[str, float]:
+def _numbers(text: str) -> dict[str, Any]:
     """`exponent=1.2,vocabulary=500` as numbers by name."""
     known = ("exponent", "vocabulary", "copy", "lag", "length", "seed")
-    found: dict[str, float] = {}
+    found: dict[str, Any] = {}
     for part in filter(None, text.split(",")):
         name, _, value = part.partition("=")
         try:

@@ -5,8 +5,10 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterator
+from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +20,7 @@ from torch import Tensor
 from anisoscope.disk import explained, replacing
 from anisoscope.errors import InputError
 from anisoscope.lab.corpora import Text
-from anisoscope.lab.tokens import MASK, UNKNOWN, encode, load_tokenizer, make_tokenizer, save_tokenizer
+from anisoscope.lab.tokens import UNKNOWN, encode, load_tokenizer, make_tokenizer, save_tokenizer
 
 _HELD_OUT = 0.1  # of the text, for validation
 _CHUNK = 1 << 20  # tokens counted at a time
@@ -43,7 +45,7 @@ class Data:
 
     @property
     def mask_id(self) -> int:
-        return int(self.tokenizer.token_to_id(MASK))
+        return self.vocabulary - 1  # it was added last
 
     def windows(self, batch: int, context: int, *seed: int) -> Tensor:
         """Training windows (batch, context) that are a function of the seeds alone: any step can be made again."""
@@ -51,10 +53,23 @@ class Data:
         return _windows(self.train, places, context)
 
     def held_out(self, batch: int, context: int) -> Tensor:
-        """Validation windows (≤ batch, context), evenly spaced, never overlapping, always the same."""
+        """Validation windows (≤ batch, context), evenly spaced, never overlapping, always the same.
+
+        A window that the training text holds word for word (a rule of dashes, a licence) is no test of anything: the
+        next one that it does not hold stands in.
+        """
         room = len(self.validation) // context
-        places = np.linspace(0, room - 1, min(batch, room)).round().astype(np.int64) * context
-        return _windows(self.validation, np.unique(places), context)
+        slots = np.linspace(0, room, min(batch, room) + 1).round().astype(np.int64)  # in windows
+        known, size = self.train.tobytes(), self.train.itemsize
+        fresh = [
+            next((place for place in range(low, high) if not _holds(known, self._window(place, context), size)), None)
+            for low, high in pairwise(slots.tolist())
+        ]
+        places = [place for place in fresh if place is not None]
+        return _windows(self.validation, np.array(places or slots[:-1]) * context, context)
+
+    def _window(self, place: int, context: int) -> bytes:
+        return self.validation[place * context : (place + 1) * context].tobytes()
 
     @cached_property
     def baselines(self) -> dict[str, float]:
@@ -73,19 +88,11 @@ def prepare(text: Text, folder: Path, *, tokens: str = "char", symbols: int | No
         if {name: data.info.get(name) for name in wish} != wish:
             raise InputError(f"{folder} holds another text, {data.info['text']}; choose another folder")
         return _long_enough(data, context)
-    tokenizer = make_tokenizer(tokens, _part(text, held_out=False), symbols)
+    tokenizer = make_tokenizer(tokens, (document for held_out, document in _split(text) if not held_out), symbols)
     with explained("create", folder):
         folder.mkdir(parents=True, exist_ok=True)
         save_tokenizer(tokenizer, folder)
-    counts = {
-        name: _write(text, tokenizer, folder / name, held_out=name == _VALIDATION) for name in (_TRAIN, _VALIDATION)
-    }
-    info = {
-        **wish,
-        "train": counts[_TRAIN][0],
-        "validation": counts[_VALIDATION][0],
-        "unknown": counts[_TRAIN][1] + counts[_VALIDATION][1],
-    }
+    info = wish | _write(text, tokenizer, folder)
     with explained("write", folder / _HEAD), replacing(folder / _HEAD) as temporary:  # last: it says that all is there
         temporary.write_text(json.dumps(info, indent=2) + "\n")
     return _long_enough(open_data(folder), context)
@@ -128,7 +135,8 @@ def bigram_loss(data: Data) -> float:
 
 def _pair_counts(data: Data) -> tuple[Ids, Ids]:
     """The distinct pairs of the training text, as a·size + b in order, and how often each occurs."""
-    pairs, counts = np.zeros(0, np.int64), np.zeros(0)
+    pairs: Ids = np.zeros(0, np.int64)
+    counts: Ids = np.zeros(0)
     for chunk in _chunks(data.train):
         new, times = np.unique(_pairs(chunk, data.vocabulary), return_counts=True)
         pairs, place = np.unique(np.concatenate((pairs, new)), return_inverse=True)
@@ -159,27 +167,29 @@ def _chunks(ids: Ids, overlap: int = 1) -> Iterator[Ids]:
 # --- files --------------------------------------------------------------------------------------------------------
 
 
-def _part(text: Text, *, held_out: bool) -> Iterator[str]:
-    """The documents of one part: one is held out where that keeps the held-out part within its share so far."""
+def _split(text: Text) -> Iterator[tuple[bool, str]]:
+    """Every document, and whether it is held out: it is where that keeps the held-out part within its share so far."""
     total = kept = 0
     for document in text:
         total += len(document)
-        chosen = kept + len(document) <= _HELD_OUT * total
-        kept += len(document) * chosen
-        if chosen == held_out:
-            yield document
+        held_out = kept + len(document) <= _HELD_OUT * total
+        kept += len(document) * held_out
+        yield held_out, document
 
 
-def _write(text: Text, tokenizer: Tokenizer, path: Path, *, held_out: bool) -> tuple[int, int]:
-    """Append the ids of every document to a file; how many there are, and how many are unknown."""
+def _write(text: Text, tokenizer: Tokenizer, folder: Path) -> dict[str, int]:
+    """Write the ids of both parts, a document at a time; how many tokens there are of each, and how many unknown."""
     dtype, unknown_id = _dtype(tokenizer), tokenizer.token_to_id(UNKNOWN)
-    count = unknown = 0
-    with explained("write", path), replacing(path) as temporary, temporary.open("wb") as file:
-        for document in _part(text, held_out=held_out):
+    counts = {"train": 0, "validation": 0, "unknown": 0}
+    with explained("write", folder), ExitStack() as stack:
+        temporary = [stack.enter_context(replacing(folder / name)) for name in (_TRAIN, _VALIDATION)]
+        files = [stack.enter_context(path.open("wb")) for path in temporary]
+        for held_out, document in _split(text):
             ids = np.array(encode(tokenizer, document), dtype=dtype)
-            ids.tofile(file)
-            count, unknown = count + len(ids), unknown + int((ids == unknown_id).sum())
-    return count, unknown
+            ids.tofile(files[held_out])
+            counts["validation" if held_out else "train"] += len(ids)
+            counts["unknown"] += int((ids == unknown_id).sum())
+    return counts
 
 
 def _long_enough(data: Data, context: int) -> Data:
@@ -209,6 +219,14 @@ def _mapped(path: Path, dtype: np.dtype[Any]) -> Ids:
         if not path.stat().st_size:
             return np.zeros(0, dtype)
         return np.memmap(path, dtype, mode="r")
+
+
+def _holds(text: bytes, part: bytes, size: int) -> bool:
+    """Whether a text of ids of so many bytes holds another, at the beginning of an id."""
+    at = text.find(part)
+    while at >= 0 and at % size:
+        at = text.find(part, at + 1)
+    return at >= 0
 
 
 def _windows(ids: Ids, places: Ids, context: int) -> Tensor:

@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import math
 import zlib
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, fields
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -23,6 +24,7 @@ CHOICES = {
     "norm_at": ("pre", "post"),
     "init": ("gpt2", "bert"),
 }
+MODEL_TYPE = "anisoscope-lab"  # how a checkpoint's config.json says whose it is
 _IGNORED = -100  # a label that does not count, as everywhere in torch
 _STD = 0.02  # of first weights, in GPT-2 and in BERT
 _MEMORY = 100  # batches that a running mean remembers
@@ -54,6 +56,11 @@ class Config:
     init: str = "gpt2"  # gpt2: what writes into the stream starts smaller by sqrt(2 · layers); bert: all alike
     init_scale: float = 1.0  # times the usual standard deviation of 0.02
     centring: float = 0.0  # this share of a running mean is taken from the stream after every block
+
+    @classmethod
+    def from_json(cls, values: Mapping[str, Any]) -> Config:
+        """From what a checkpoint's config.json holds; what is no switch of this model is left aside."""
+        return cls(**{each.name: values[each.name] for each in fields(cls) if each.name in values})
 
     @property
     def mlp_width(self) -> int:

@@ -18,7 +18,7 @@ from anisoscope.schedule import any_of, at, log_spaced
 from anisoscope.store import Run
 
 # What two cores train three times in a few minutes.
-SWITCHES = {"layers": 6, "width": 64, "context": 64, "steps": 300, "learning_rate": 0.004}
+SWITCHES = {"layers": 6, "width": 64, "context": 64, "steps": 300, "learning_rate": 0.004, "masking": 0.3}
 
 Curve = list[tuple[int, float]]  # values by step
 

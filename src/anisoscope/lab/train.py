@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import os
 import tempfile
@@ -16,7 +15,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from anisoscope.disk import append_lines, explained, read_lines, replacing
+from anisoscope.disk import explained
 from anisoscope.errors import InputError
 from anisoscope.lab.bf16 import require_bf16
 from anisoscope.lab.checkpoints import load_state, save_checkpoint, save_state
@@ -25,12 +24,13 @@ from anisoscope.lab.data import Data, open_data, prepare
 from anisoscope.lab.experiment import Experiment, Recipe
 from anisoscope.lab.interrupts import Interrupts
 from anisoscope.lab.interventions import Interventions
+from anisoscope.lab.losses import add_losses, drop_losses, read_losses
 from anisoscope.lab.model import Transformer
 from anisoscope.lab.objectives import masked_token, next_token
 from anisoscope.schedule import Schedule, any_of, every, log_spaced
 from anisoscope.store import Run
 
-LOSSES, DATA = "losses.jsonl", "data"
+DATA = "data"
 HELD_OUT = 32  # windows by which a model is judged, and which an observer probes
 _LOOK = 10  # steps between two looks at the loss: each makes a GPU wait
 _STATE = 500  # steps between two states, at most
@@ -100,8 +100,8 @@ def train(
     # Tokenised aside first: a text that cannot be used must leave no half-made run behind.
     with tempfile.TemporaryDirectory(prefix=f".{folder.name}.", dir=folder.parent) as aside:
         place = Path(aside) / DATA if data is None else Path(data)
-        options = {"tokens": recipe.tokens, "symbols": recipe.symbols, "context": experiment.model.context}
-        text = prepare(open_text(recipe.text), place, **options)
+        context = experiment.model.context
+        text = prepare(open_text(recipe.text), place, tokens=recipe.tokens, symbols=recipe.symbols, context=context)
         experiment = _fitted(experiment, text)
         home = DATA if data is None else os.path.relpath(place, folder)
         info = {
@@ -198,7 +198,7 @@ def _steps(
     """The steps from `start` on; how far they came, and why no further. `pending` are losses of no row yet."""
     last = parts.recipe.steps
     judged = any_of(log_spaced(), every(max(1, last // 10)))
-    _drop_losses(parts.folder, start)
+    drop_losses(parts.folder, start)
     for step in range(start, last + 1):
         ends = step == last or asked.interrupted or (observer is not None and observer.should_stop)
         keeps = kept(step) or ends
@@ -211,7 +211,7 @@ def _steps(
         if keeps or step % _STATE == 0:
             save_state(parts.folder, _state(parts, step, pending))
         if judged(step) or step == last:
-            _add_losses(parts, step, pending)
+            add_losses(parts.folder, _losses(parts, step, pending))
             pending = []
         if keeps:
             save_checkpoint(parts.model, parts.data, parts.folder, step)
@@ -342,19 +342,12 @@ def _restore(parts: _Parts, state: dict[str, Any]) -> tuple[int, list[Tensor]]:
     return state["step"], [torch.tensor(loss, device=parts.device) for loss in state["pending"]]
 
 
-# --- losses -------------------------------------------------------------------------------------------------------
+# --- judging ------------------------------------------------------------------------------------------------------
 
 
-def read_losses(folder: Path) -> list[dict[str, Any]]:
-    """The rows of losses.jsonl: step, train, validation."""
-    return [json.loads(line) for _, lines in read_lines(folder / LOSSES) for line in lines if line.strip()]
-
-
-def _add_losses(parts: _Parts, step: int, pending: list[Tensor]) -> None:
+def _losses(parts: _Parts, step: int, pending: list[Tensor]) -> dict[str, Any]:
     train = float(torch.stack(pending).mean()) if pending else None
-    row = {"step": step, "train": train, "validation": _validation(parts)}
-    with explained("write", parts.folder / LOSSES):
-        append_lines(parts.folder / LOSSES, json.dumps(row).encode() + b"\n")
+    return {"step": step, "train": train, "validation": _validation(parts)}
 
 
 @torch.no_grad()
@@ -369,10 +362,3 @@ def _validation(parts: _Parts) -> float:
             total += float(parts.model(**batch).loss) * len(ids)
     parts.model.train()
     return total / len(parts.held_out)
-
-
-def _drop_losses(folder: Path, start: int) -> None:
-    """Rows that a resumed training is going to write again."""
-    kept = [json.dumps(row) + "\n" for row in read_losses(folder) if row["step"] < start]
-    with explained("write", folder / LOSSES), replacing(folder / LOSSES) as temporary:
-        temporary.write_text("".join(kept))

@@ -10,7 +10,8 @@ from typing import Any
 
 from anisoscope.errors import InputError
 from anisoscope.lab.experiment import Experiment
-from anisoscope.lab.train import Trained, experiment_of, read_losses, resume_training, train
+from anisoscope.lab.losses import read_losses
+from anisoscope.lab.train import Trained, experiment_of, resume_training, train
 from anisoscope.store import Run
 
 

@@ -9,41 +9,47 @@ import torch
 from torch import Tensor
 
 from anisoscope.metrics.metric import Undefined, Value, metric
+from anisoscope.stats.arith import double
 from anisoscope.stats.neighbours import nearest
-from anisoscope.stats.pairs import Paired, PairedHeads
+from anisoscope.stats.pairs import Paired, PairedAxes, PairedHeads
 
 RANKS = (1, 8, 32)  # of the subspaces whose angles are taken
 NEIGHBOURS = 10
-_ROUNDING = 1e-12  # share of the largest eigenvalue below which a direction is rounding
 
 
-@metric(Paired, low=-1, high=1, keeps={"scale"}, paper="godey2024", requires={"reference"}, bars=False)
-def mean_direction_drift(pair: Paired) -> Value:
+@metric(PairedAxes, low=-1, high=1, keeps={"scale"}, paper="godey2024", requires={"reference"}, bars=False)
+def mean_direction_drift(pair: PairedAxes) -> Value:
     """Cosine between the mean row and the mean row of the same tokens at the reference: 1 where it has not turned."""
     _require_same_width(pair)
-    return _cosine(pair.now.mean(0), pair.then.mean(0), len(pair.now))
+    now, then = pair.now.moments, pair.then.moments
+    return _cosine(now.mean, then.mean.to(now.mean.device), now.n)
 
 
 @metric(
-    Paired, low=0, high=math.pi / 2, keeps={"scale", "shift"}, paper="bjorck1973", requires={"reference"}, bars=False
-)
-def subspace_angle(pair: Paired) -> Iterator[Value]:
+    PairedAxes, low=0, high=math.pi / 2, keeps={"scale", "shift"}, paper="bjorck1973", requires={"reference"},
+    bars=False,
+)  # fmt: skip
+def subspace_angle(pair: PairedAxes) -> Iterator[Value]:
     """Angles in radians between the top principal directions and those at the reference; index is how many.
 
     With σ the singular values of UᵀV: the largest angle arccos(min σ), and the average one arccos √(mean σ²), which
     is arccos √(k/d) between random subspaces. 0 where the subspace has not turned, π/2 where it is wholly new.
     """
     _require_same_width(pair)
-    now, then = _axes(pair.now), _axes(pair.then)  # (d, r), (d, s)
-    width = pair.now.shape[1]
+    now, then = pair.now, pair.then
+    most = min(now.rank, then.rank)
+    if not most:
+        raise Undefined("the rows do not vary at one of the two steps", "give at least two different rows")
+    n, width = now.moments.n, now.moments.dim
     for k in RANKS:
-        if k > min(now.shape[1], then.shape[1], width // 2 or 1):
+        if k > min(most, width // 2 or 1):
             break
-        overlap = torch.linalg.svdvals(now[:, :k].T @ then[:, :k]).clamp(max=1.0)  # (k,) descending
+        product = now.vectors[:, :k].T @ then.vectors[:, :k].to(now.vectors.device)  # (k, k)
+        overlap = torch.linalg.svdvals(product).clamp(max=1.0)  # (k,) descending
         average = math.acos(min(1.0, math.sqrt(float(overlap.square().mean()))))
         level = math.acos(math.sqrt(k / width))
-        yield Value(math.acos(float(overlap[-1])), index=k, variant={"angle": "largest"}, n=len(pair.now))
-        yield Value(average, index=k, variant={"angle": "average"}, n=len(pair.now), null=level)
+        yield Value(math.acos(float(overlap[-1])), index=k, variant={"angle": "largest"}, n=n)
+        yield Value(average, index=k, variant={"angle": "average"}, n=n, null=level)
 
 
 @metric(
@@ -59,7 +65,7 @@ def cka(pair: Paired) -> Value:
     n = len(pair.now)
     if n < 4:
         raise Undefined(f"{n} rows have been seen both times", "four are needed")
-    x, y = pair.now - pair.now.mean(0), pair.then - pair.then.mean(0)
+    x, y = _centred(pair.now), _centred(pair.then)
     own = _hsic(x, x) * _hsic(y, y)
     if not own > 0:
         raise Undefined("the rows do not vary at one of the two steps", "give different rows")
@@ -110,32 +116,30 @@ def _cosine(a: Tensor, b: Tensor, n: int, index: int | None = None) -> Value:
     return Value(max(-1.0, min(1.0, float(a @ b) / length)), index=index, n=n)
 
 
-def _axes(x: Tensor) -> Tensor:
-    """Principal directions of rows (n, d), the strongest first, as columns; those that are rounding are left out."""
-    y = x - x.mean(0)
-    tall = len(y) >= y.shape[1]
-    values, vectors = torch.linalg.eigh(y.T @ y if tall else y @ y.T)  # of whichever product is smaller
-    keep = values > _ROUNDING * values[-1].clamp(min=1e-300)
-    if len(y) < 2 or not bool(keep.any()):
-        raise Undefined("the rows do not vary at one of the two steps", "give at least two different rows")
-    values, vectors = values[keep].flip(0), vectors[:, keep].flip(1)
-    return vectors if tall else y.T @ vectors / values.sqrt()  # (d, r)
+def _centred(x: Tensor) -> Tensor:
+    return x - double(x).mean(0).to(x.dtype)
 
 
 def _hsic(x: Tensor, y: Tensor) -> float:
-    """n(n − 3) times the unbiased HSIC of linear kernels, from features: K, L without their diagonals."""
+    """n(n − 3) times the unbiased HSIC of linear kernels, from features: K, L without their diagonals.
+
+    The product of features is taken in the rows' own precision, sums in float64.
+    """
     n = len(x)
-    xx, yy = x.square().sum(1), y.square().sum(1)  # (n,) the diagonals
-    k_rows, l_rows = x @ x.sum(0) - xx, y @ y.sum(0) - yy  # (n,) sums of the rows of K and L
-    product = (x.T @ y).square().sum() - xx @ yy  # tr KL
+    xx, yy = double(x).square().sum(1), double(y).square().sum(1)  # (n,) the diagonals
+    k_rows = double(x) @ double(x).sum(0) - xx  # (n,) sums of the rows of K
+    l_rows = double(y) @ double(y).sum(0) - yy
+    own = torch.promote_types(x.dtype, y.dtype)
+    product = double(x.to(own).T @ y.to(own)).square().sum() - xx @ yy  # tr KL
     return float(product + k_rows.sum() * l_rows.sum() / ((n - 1) * (n - 2)) - 2 / (n - 2) * k_rows @ l_rows)
 
 
-def _require_same_width(pair: Paired) -> None:
-    if not len(pair.now):
-        raise Undefined("no token of the reference was seen again", "measure the same tokens")
-    if pair.now.shape[1] != pair.then.shape[1]:
+def _require_same_width(pair: PairedAxes) -> None:
+    now, then = pair.now.moments, pair.then.moments
+    if not now.n or not then.n:
+        raise Undefined("there are no rows at one of the two steps", "measure the same tokens")
+    if now.dim != then.dim:
         raise Undefined(
-            f"rows are {pair.now.shape[1]} wide now, {pair.then.shape[1]} at the reference",
+            f"rows are {now.dim} wide now, {then.dim} at the reference",
             "compare like layers; cka and neighbour_overlap allow other widths",
         )

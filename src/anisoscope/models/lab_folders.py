@@ -11,25 +11,22 @@ import torch
 from safetensors.torch import load_file
 
 from anisoscope.errors import InputError
-from anisoscope.lab.model import Config, Transformer
+from anisoscope.lab.model import MODEL_TYPE, Config, Transformer
 from anisoscope.models.weights import weights_digest
-
-_MODEL_TYPE = "anisoscope-lab"
 
 
 def is_lab_folder(folder: Path) -> bool:
     """Whether a folder's config.json says that its model is one of the lab's."""
     path = folder / "config.json"
     try:
-        return path.is_file() and json.loads(path.read_text()).get("model_type") == _MODEL_TYPE
+        return path.is_file() and json.loads(path.read_text()).get("model_type") == MODEL_TYPE
     except (ValueError, AttributeError, OSError):
         return False  # whatever it is, the usual way of opening will say
 
 
 def load_lab_model(folder: Path, dtype: torch.dtype | None, device: torch.device) -> Transformer:
     """The model of a lab's checkpoint, in eval mode."""
-    values = json.loads((folder / "config.json").read_text())
-    config = Config(**{name: value for name, value in values.items() if name not in ("model_type", "step")})
+    config = Config.from_json(json.loads((folder / "config.json").read_text()))
     model = Transformer(config)
     missing, unexpected = model.load_state_dict(load_file(folder / "model.safetensors"), strict=False)
     lacking = [name for name in missing if not (config.tied and name == "head.weight")]  # which is the embedding
@@ -52,7 +49,7 @@ def lab_info(model: Transformer, folder: Path) -> dict[str, Any]:
     values = json.loads((folder / "config.json").read_text())
     return {
         "commit": None,
-        "model_type": _MODEL_TYPE,
+        "model_type": MODEL_TYPE,
         "lab": values,
         "head": True,
         "modality": "text",

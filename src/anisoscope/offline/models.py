@@ -16,6 +16,7 @@ from anisoscope.capture import Layout, find_layout
 from anisoscope.errors import InputError, StoreError
 from anisoscope.metrics.outliers import MASSIVE
 from anisoscope.models import Batch, Opened, model_batches, open_model
+from anisoscope.models.batches import WINDOW
 from anisoscope.offline.final_norm import final_norm, norm_effect
 from anisoscope.offline.generation import generated_batches
 from anisoscope.offline.partial import Partial
@@ -78,6 +79,8 @@ def measure(
     given = [source for source in sources.values() if source is not None]
     if batches is None and not given and not weights:
         raise InputError("nothing to measure: give text, images, audio or batches, or ask for the weights")
+    if batch_tokens is not None and tokens is not None and tokens < 2 * batch_tokens:
+        raise InputError(f"{tokens} tokens hold no two batches of {batch_tokens}; measure at least {2 * batch_tokens}")
     opened = open_for(model, sources, head=weights or generate is not None, opening=opening or {})
     module = opened.model if opened is not None else model
     assert isinstance(module, nn.Module)
@@ -102,23 +105,25 @@ def measure(
         },
     }
     resumable = opened is not None and batches is None
-    run = _start(out, info, command, resumable=resumable)
-    if run.info["complete"]:
-        return run
-    partial = Partial(run.path if out is not None and resumable else None)
+    if batch_tokens is not None:
+        batch = max(1, min(batch, batch_tokens // (window or WINDOW)))  # a forward pass must not hold two batches
 
     def read() -> Iterable[Any]:
         return read_data(opened, given, tokens, window, batch, dict(reading or {})) if batches is None else batches
 
-    measuring = _Measuring(asked, module, opened, run, partial, keep_statistics, progress, saying or (lambda _: None))
-    with _memory_explained():
+    with _start(out, info, command, resumable=resumable) as run, _memory_explained():
+        if run.info["complete"]:
+            return run
+        partial = Partial(run.path if out is not None and resumable else None)
+        telling = (progress, saying or (lambda _: None))
+        measuring = _Measuring(asked, module, opened, run, partial, keep_statistics, *telling)
         if batches is not None or given:
             measuring.data(read())
         if weights:
             measuring.weights()
         if generate is not None and not measuring.interrupted:
             measuring.generated(read())
-    measuring.finish()
+        measuring.finish()
     return run
 
 
@@ -180,6 +185,8 @@ class _Measuring:
         self.partial.keep(survey, now=self.interrupted)
         self.saying("evaluating")
         run.update_info(**run_info({"unit": survey.unit}, survey.chosen), data={"tokens": survey.counted})
+        if survey.full_batches is not None:
+            run.update_info(full_batches=survey.full_batches)
         for done in survey.evaluated(run=run.name, errors=asked.errors):
             self._save(done)
             self.removed += done.removed

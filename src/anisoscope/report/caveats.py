@@ -23,7 +23,7 @@ def caveats(rows: Mapping[str, Sequence[Row]], info: Mapping[str, Any]) -> list[
     found = [
         _interrupted(info),
         _small_sample(rows, info),
-        _massive(rows, info),
+        _massive(info),
         _few_tokens(rows.get("tokens_to_halve", ())),
         _drawn_by_sinks(rows.get("spectral_anisotropy", ())),
         _saturated(rows.get("two_nn", ())),
@@ -53,8 +53,9 @@ def _interrupted(info: Mapping[str, Any]) -> str | None:
 
 
 def _small_sample(rows: Mapping[str, Sequence[Row]], info: Mapping[str, Any]) -> str | None:
-    counts = [row["n"] for row in rows.get("spectral_anisotropy", ()) or rows.get("isoscore", ()) if row["n"]]
-    nulls = [row["null"] for row in rows.get("isoscore", ()) if row["null"] is not None]
+    scored = _without_sinks(rows.get("isoscore", ()))
+    counts = [row["n"] for row in scored or _without_sinks(rows.get("spectral_anisotropy", ())) if row["n"]]
+    nulls = [row["null"] for row in scored if row["null"] is not None]
     width = width_of(rows, info)
     if nulls and min(nulls) < _LOW_NULL:
         few = f"{min(counts):,} tokens" if counts else "So few tokens"
@@ -70,7 +71,12 @@ def _small_sample(rows: Mapping[str, Sequence[Row]], info: Mapping[str, Any]) ->
     return None
 
 
-def _massive(rows: Mapping[str, Sequence[Row]], info: Mapping[str, Any]) -> str | None:
+def _without_sinks(rows: Sequence[Row]) -> Sequence[Row]:
+    """The rows without sinks where there are such: massive tokens lower a null too, whatever the number of tokens."""
+    return [row for row in rows if row["tokens"] == WITHOUT] or rows
+
+
+def _massive(info: Mapping[str, Any]) -> str | None:
     removed = info.get("removed")
     if not isinstance(removed, Mapping) or not removed.get("count"):
         return None

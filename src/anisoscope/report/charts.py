@@ -20,6 +20,7 @@ from anisoscope.report.shapes import (
     Shape,
     colours_of,
     default_pick,
+    distinct,
     picks_of,
     require_kind,
     shape_of,
@@ -159,7 +160,7 @@ def _picked(
     rows: Sequence[Row], fields: Sequence[str], shape: Shape, wished: Mapping[str, Any]
 ) -> tuple[list[Row], dict[str, Any]]:
     """The rows at one value of each field that is not drawn, and at those asked for; and what was picked."""
-    picked = {field: default_pick(field, shape.values[field]) for field in fields}
+    picked = {field: default_pick(field, _in_every_run(rows, field) or shape.values[field]) for field in fields}
     for field, value in wished.items():
         known = shape.values.get(field, ())
         if value not in known:
@@ -168,6 +169,15 @@ def _picked(
         picked[field] = value
     kept = [row for row in rows if all(row.get(field) in (value, None) for field, value in picked.items())]
     return kept, {field: value for field, value in picked.items() if value != NONE}
+
+
+def _in_every_run(rows: Sequence[Row], field: str) -> tuple[Any, ...]:
+    """The values of a field that every run has."""
+    seen: dict[Any, set[str]] = {}
+    for row in rows:
+        seen.setdefault(row.get(field), set()).add(row["run"])
+    runs = set().union(*seen.values())
+    return distinct(value for value, those in seen.items() if those == runs)
 
 
 def _label(value: Any) -> str:

@@ -9,7 +9,7 @@ from typing import Any
 
 from anisoscope.errors import InputError, unknown
 from anisoscope.records import Record
-from anisoscope.report.tidy import student
+from anisoscope.report.interval import student
 from anisoscope.store import Run, record_key
 
 Key = tuple[Any, ...]

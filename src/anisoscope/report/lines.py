@@ -75,14 +75,14 @@ def levels(look: Look) -> Any:
 
 
 def against(look: Look) -> Any:
-    """Value against the x that each record's variant gives, on log axes: energy against eigenvalue."""
+    """Value against another metric's at the same place, on log axes: energy against eigenvalue, whose slope is β."""
     scale = alt.Scale(type="log", nice=False, padding=8) if look.log_x else alt.Scale(zero=False, padding=8)
-    x = alt.X("v_x:Q", title="share of the activations' variance along the axis", scale=scale)
+    x = alt.X("x:Q", title="share of the activations' variance along the axis", scale=scale)
     dots = _base(look).mark_circle(size=26, opacity=0.8).encode(x=x, y=_y(look), color=series(look), tooltip=tooltip())
     trend = (
         _base(look)
-        .transform_filter("datum.v_x > 0 && datum.value > 0")
-        .transform_regression("v_x", "value", method="pow" if look.log_x else "linear", groupby=["series"])
+        .transform_filter("datum.x > 0 && datum.value > 0")
+        .transform_regression("x", "value", method="pow" if look.log_x else "linear", groupby=["series"])
         .mark_line(strokeWidth=1.2, strokeDash=[5, 3])
         .encode(x=x, y=_y(look), color=series(look))
     )
@@ -190,7 +190,10 @@ def _base(look: Look) -> Any:
     return (
         chart.transform_joinaggregate(top="max(value)")
         .transform_filter("datum.value > 1e-7 * datum.top")
-        .transform_calculate(low="isValid(datum.low) ? max(datum.low, datum.value / 10) : null")
+        .transform_calculate(
+            low="isValid(datum.low) ? max(datum.low, datum.value / 10) : null",
+            null="datum.null > 1e-7 * datum.top ? datum.null : null",
+        )
     )
 
 

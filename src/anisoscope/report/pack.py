@@ -16,11 +16,12 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from anisoscope.report.tidy import BEHIND, depths_of, parse_site, parse_variant, place_of, stream_of, t_factor
+from anisoscope.report.interval import t_factor
+from anisoscope.report.tidy import BEHIND, depths_of, parse_site, parse_variant, place_of, stream_of
 
 _CODED = ("run", "site", "tokens", "variant", "index", "step", "n", "note", "error_kind", "version")
 # A bar or a level needs no more than four digits: the rest would be noise that does not compress.
-_BITS = {"value": 23, "error": 12, "null": 12}
+_BITS = {"value": 23, "error": 12, "null": 12, "x": 23}
 _ORDER = ["metric", "run", "variant", "tokens", "index", "site", "step"]  # so that neighbours in a column are alike
 
 
@@ -35,7 +36,7 @@ def pack(table: pd.DataFrame, outline: Mapping[str, Any]) -> str:
         head["lists"][name] = [_plain(value) for value in values]
         head["columns"].append([name, kind])
         planes.append(_planes(codes.astype(f"<{kind}")))
-    for name, bits in _BITS.items():
+    for name, bits in (item for item in _BITS.items() if item[0] in rows):
         head["columns"].append([name, "f4"])
         planes.append(_planes(rounded(rows[name].to_numpy(dtype="<f4", na_value=np.nan), bits)))
     head["sites"] = _site_facts(head["lists"]["site"])

@@ -24,7 +24,9 @@ def reading_part(runs: Sequence[tuple[str, Run, RowsByMetric]]) -> str:
             parts.append(f"<h3>{escape(label)}</h3>")
         said = [(metric, sentences(metric, rows[metric])) for metric in PHRASES if metric in rows]
         items = [f"<b>{escape(metric)}</b> · {escape('; '.join(texts))}." for metric, texts in said if texts]
-        parts += [_list(items), headline_table(rows)]
+        table = headline_table(rows)
+        # Beside other runs the sentences matter more than every number.
+        parts += [_list(items), _folded("the numbers", table) if table and len(runs) > 1 else table]
         found = caveats(rows, run.info)
         if found:
             parts += ["<h3>Keep in mind</h3>", _list(map(escape, found))]
@@ -33,14 +35,33 @@ def reading_part(runs: Sequence[tuple[str, Run, RowsByMetric]]) -> str:
 
 def headline_table(rows: RowsByMetric) -> str:
     """One line a metric and token policy: its curve over the layers, the first, the highest and the last value."""
-    known = [*(m for m in PHRASES if m in rows), *(m for m in rows if m not in PHRASES)]
-    lines = [line for metric in known for line in _headline_rows(metric, rows[metric])]
-    if not lines:
-        return ""
+    first = [line for metric in PHRASES if metric in rows for line in _headline_rows(metric, rows[metric])]
+    more = [line for metric in rows if metric not in PHRASES for line in _headline_rows(metric, rows[metric])]
     heads = ("metric", "tokens", "over layers", "first", "highest", "last")
-    shown, more = lines[: 2 * len(PHRASES)], lines[2 * len(PHRASES) :]
-    table = _table(heads, shown)
-    return table + (f"<details><summary>more metrics</summary>{_table(heads, more)}</details>" if more else "")
+    table = _table(heads, first) if first else _numbers_table(rows)
+    return table + (_folded("more metrics over layers", _table(heads, more)) if more else "")
+
+
+def _numbers_table(rows: RowsByMetric) -> str:
+    """Where there are no layers: one line a number, with its error and what a cloud without structure would give."""
+    lines = [
+        [
+            f"<code>{escape(metric)}</code>",
+            escape(", ".join(f"{key[2:]} {value}" for key, value in row.items() if key[:2] == "v_" and value != NONE)),
+            escape(row["site"]),
+            number(row["value"]) + _error(row["error"], percent=False),
+            "" if row["null"] is None else number(row["null"]),
+            "" if row["n"] is None else f"{row['n']:,}",
+        ]
+        for metric in rows
+        for row in rows[metric]
+        if row["index"] is None and row["place"] is None and row["value"] is not None and "v_verdict" not in row
+    ]
+    return _table(("metric", "variant", "site", "value", "without structure", "n"), lines) if lines else ""
+
+
+def _folded(title: str, inside: str) -> str:
+    return f"<details><summary>{title}</summary>{inside}</details>"
 
 
 def _headline_rows(metric: str, rows: Sequence[Row]) -> list[list[str]]:
@@ -83,7 +104,13 @@ def _headline_rows(metric: str, rows: Sequence[Row]) -> list[list[str]]:
 
 
 def _error(error: float | None, percent: bool) -> str:
-    return "" if error is None else f" <span class='where'>± {number(error, percent)}</span>"
+    if error is None:
+        return ""
+    return (
+        f" <span class='where'>± {100 * error:.2g} %</span>"
+        if percent
+        else f" <span class='where'>± {error:.2g}</span>"
+    )
 
 
 def sparkline(values: Sequence[float]) -> str:
@@ -102,7 +129,7 @@ def claims_part(rows: Sequence[Row]) -> str:
     if not rows:
         return ""
     heads = ("claim", "line", "verdict", "effect", "reason")
-    return f"<section><h2>Claims</h2>{_table(heads, [_claim_row(row) for row in rows])}</section>"
+    return f"<section><h2>Claims</h2>{_table(heads, [_claim_row(row) for row in rows], style='claims')}</section>"
 
 
 def _claim_row(row: Row) -> list[str]:
@@ -197,7 +224,9 @@ def _list(items: Iterable[str]) -> str:
     return f"<ul class='said'>{lines}</ul>" if lines else ""
 
 
-def _table(heads: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
+def _table(heads: Sequence[str], lines: Sequence[Sequence[str]], style: str = "lines") -> str:
     head = "".join(f"<th>{escape(name)}</th>" for name in heads)
     body = "".join(f"<tr>{''.join(f'<td>{cell}</td>' for cell in line)}</tr>" for line in lines)
-    return f"<div class='scroll'><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>"
+    return (
+        f"<div class='scroll'><table class='{style}'><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>"
+    )

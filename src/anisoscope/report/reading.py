@@ -65,8 +65,8 @@ def sentences(metric: str, rows: Sequence[Row]) -> list[str]:
 def number(value: float, percent: bool = False) -> str:
     """A number as it is said: three digits at most, or a percentage.
 
-    >>> number(0.0734, percent=True), number(0.0734), number(128.4), number(0.00041, percent=True)
-    ('7.3 %', '0.073', '128', '0.04 %')
+    >>> number(0.0734, percent=True), number(0.0734), number(128.4), number(9.0), number(0.00041, percent=True)
+    ('7.3 %', '0.073', '128', '9', '0.04 %')
     """
     if abs(value) < _NOTHING:
         return "0 %" if percent else "0"
@@ -75,7 +75,7 @@ def number(value: float, percent: bool = False) -> str:
         return (
             f"{scaled:.0f} %" if abs(scaled) >= 9.95 else f"{scaled:.1f} %" if abs(scaled) >= 0.1 else f"{scaled:.1g} %"
         )
-    if abs(value) >= 100:
+    if abs(value) >= 100 or (value == round(value) and value):
         return f"{value:,.0f}"
     return f"{value:.1f}" if abs(value) >= 10 else f"{value:.2g}" if abs(value) < 0.1 else f"{value:.2f}"
 
@@ -134,7 +134,8 @@ def _over_layers(metric: str, rows: Sequence[Row]) -> str:
     other = by_place([row for row in rows if row["tokens"] == WITHOUT]) if main != WITHOUT else {}
     if not curve:
         said = phrase.clause.format(span([row["value"] for row in rows if row["tokens"] == main], phrase.percent))
-        return f"{rows[0]['site']}: {said}{_null_said(rows, phrase)}"
+        # Off the axis of layers the rows are vectors or weights, not tokens.
+        return f"{rows[0]['site']}: {said.replace('tokens', 'rows')}{_null_said(rows, phrase)}"
     high, rest = peak(curve)
     depth = _final(rows)
     text = f"{layers_said(high, depth)}: {phrase.clause.format(span([curve[p] for p in high], phrase.percent))}"

@@ -16,6 +16,7 @@ from anisoscope.report.tidy import NONE, Depths, depths_of, parse_site, parse_va
 
 _WIDE = 8.0  # steps or indices that span more than this factor are drawn on a log axis
 _STEEP = 100.0  # so are positive values that span more than this
+_FALLS = 0.2  # a share of falling indices that still is a curve
 _FEW_POINTS = 3  # an index with fewer values than this is a choice, not an axis
 
 
@@ -28,7 +29,8 @@ class Shape:
     high: float | None
     least: float | None  # smallest positive value
     has_null: bool
-    shared_index: bool  # whether every curve has the same indices
+    has_x: bool  # whether the records are drawn against another metric
+    rising: bool  # whether indices rise from record to record, as along a curve; a list of the largest jumps about
 
     @property
     def many(self) -> tuple[str, ...]:
@@ -48,7 +50,6 @@ class Kind:
     dash: bool = False
 
 
-_X = "v_x"  # the x of a curve that is drawn against another metric: an axis or nothing
 _VARIANTS = "v_*"  # stands for every key of the variant
 _SERIES = ("run", "tokens", _VARIANTS, "stream")
 KINDS: Mapping[str, Kind] = {
@@ -61,7 +62,7 @@ KINDS: Mapping[str, Kind] = {
     "levels": Kind(("index", "v_null")),
     "spikes": Kind(("index",), ("place", "site", "step", *_SERIES)),
     "strata": Kind(("v_stratum",), ("run", "place", "site", "step", *_SERIES[1:])),
-    "against": Kind((_X, "index"), ("run", "place", "site", "step", *_SERIES[1:])),
+    "against": Kind(("index",), ("run", "place", "site", "step", *_SERIES[1:])),
     "plane": Kind(("v_axis", "v_of", "place", "site", "step", "index")),
     "verdicts": Kind(("site", "v_claim", "v_line", "v_verdict")),
     "points": Kind(("site",), (*_SERIES, "index")),
@@ -88,15 +89,16 @@ def shape_of(table: pd.DataFrame, depths: Depths | None = None) -> Shape:
         **{f"v_{key}": _with_none_first(v.get(key, NONE) for v in variants) for key in variant_keys(texts)},
     }
     value = table["value"].dropna()
-    starts = table[~heads].groupby(["run", "site", "step", "tokens"])["index"].min().dropna()
+    jumps = table[~heads].groupby(["run", "site", "step", "tokens", "variant"], sort=False)["index"].diff().dropna()
     return Shape(
         values={field: values for field, values in found.items() if values},
         low=float(value.min()) if len(value) else None,
         high=float(value.max()) if len(value) else None,
         least=float(value[value > 0].min()) if (value > 0).any() else None,
         has_null=bool(table["null"].notna().any()),
-        # Runs and layers of different width may differ at the far end; a curve starts alike everywhere.
-        shared_index=starts.nunique() <= 1,
+        has_x="x" in table and bool(table["x"].notna().any()),
+        # Some falls are allowed: a metric computed again later stands behind the rest.
+        rising=bool((jumps < 0).sum() <= _FALLS * len(jumps)),
     )
 
 
@@ -133,11 +135,11 @@ def choose(shape: Shape) -> tuple[str, ...]:
     # An index with few values is picked like a variant; a curve needs more.
     indexed = len(shape.values.get("index", ())) >= _FEW_POINTS
     rules = (
-        ("against", indexed and shape.has(_X)),
+        ("against", indexed and shape.has_x),
         ("levels", indexed and shape.has_null and shape.has("v_null")),
-        ("curve", indexed and shape.shared_index),
+        ("curve", indexed and shape.rising),
         ("strata", shape.has("v_stratum")),
-        ("spikes", indexed and not shape.shared_index),
+        ("spikes", indexed and not shape.rising),
         ("heads", shape.has("head", "place")),
         ("profile", shape.has("place")),
         ("steps", shape.has("step")),
@@ -161,8 +163,7 @@ def require_kind(kind: str | None, shape: Shape) -> str:
 
 def colours_of(kind: str, shape: Shape) -> tuple[str, ...]:
     """The fields that a chart of this kind may colour, the best first; empty where its colour is the value."""
-    taken = (*KINDS[kind].axes, _X)
-    variants = tuple(field for field in shape.many if field.startswith("v_") and field not in taken)
+    variants = tuple(field for field in shape.many if field.startswith("v_") and field not in KINDS[kind].axes)
     wished: list[str] = []
     for field in KINDS[kind].colours:
         wished += variants if field == _VARIANTS else [field]
@@ -173,7 +174,7 @@ def colours_of(kind: str, shape: Shape) -> tuple[str, ...]:
 
 def picks_of(kind: str, shape: Shape, colour: str | None) -> tuple[str, ...]:
     """The fields of which one value must be chosen, because neither an axis nor the colour shows them."""
-    drawn = {*KINDS[kind].axes, _X, colour}
+    drawn = {*KINDS[kind].axes, colour}
     if colour == "place" or shape.has("place"):
         drawn.add("site")  # the place says it
     if KINDS[kind].dash:
@@ -182,7 +183,10 @@ def picks_of(kind: str, shape: Shape, colour: str | None) -> tuple[str, ...]:
 
 
 def default_pick(field: str, values: Sequence[Any]) -> Any:
-    """What is shown first: the last step, the middle of the layers, all tokens, else the first value."""
+    """What is shown first: the last step, the middle of the layers, all tokens, else the first value.
+
+    `values` are best those that every run has, so that none is missing from the first sight.
+    """
     if field == "step":
         return values[-1]
     if field == "place":

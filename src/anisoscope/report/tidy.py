@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
-import re
 from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
 from typing import Any
@@ -13,6 +11,7 @@ import pandas as pd
 
 from anisoscope.errors import unknown
 from anisoscope.records import COLUMNS, Site
+from anisoscope.report.interval import t_factor
 from anisoscope.store import Run
 
 Row = dict[str, Any]  # one record as charts read it; with one `v_<key>` for each key of its variant
@@ -24,7 +23,6 @@ _X = {"gradient_along_axis": "variance_along_axis"}
 _STREAM = {"embed": "resid", "final.in": "resid", "final": "resid"}  # stations of the residual stream
 BEHIND = ("final.in", "final")  # stations whose place depends on how many layers there are
 _NAMED = ("vectors", "in", "weight")
-_NORMAL = 1.959963984540054  # the 97.5 % point of the normal law
 
 
 def table_of(runs: Sequence[Run]) -> pd.DataFrame:
@@ -39,19 +37,14 @@ def joined(frames: Sequence[pd.DataFrame], labels: Sequence[str]) -> pd.DataFram
 
 
 def with_x(table: pd.DataFrame) -> pd.DataFrame:
-    """The table with the x of every curve that is drawn against another metric, as the variant's key `x`."""
+    """The table with a column `x` where some curve is drawn against another metric."""
     same = ["run", "step", "site", "tokens", "index", "variant"]
     for metric, against in _X.items():
         curve, other = table[table["metric"] == metric], table[table["metric"] == against]
         if len(curve) and len(other):
             x = curve[same].merge(other[[*same, "value"]].drop_duplicates(same), on=same, how="left")["value"]
-            texts = [text if pd.isna(at) else _extended(text, at) for text, at in zip(curve["variant"], x, strict=True)]
-            table.loc[curve.index, "variant"] = texts
+            table = table.assign(x=pd.Series(x.to_numpy(), index=curve.index).reindex(table.index))
     return table
-
-
-def _extended(variant: str, x: float) -> str:
-    return json.dumps({**json.loads(variant), "x": x}, sort_keys=True)
 
 
 def run_labels(runs: Sequence[Run]) -> list[str]:
@@ -93,9 +86,10 @@ def rows_of(table: pd.DataFrame, depths: Depths | None = None) -> list[Row]:
     `depths` gives the number of layers by (run, stack), which says where `final` stands; by default the table tells.
     """
     known = depths_of(table) if depths is None else depths
-    columns = [table[name].astype(object).where(table[name].notna(), None) for name in COLUMNS]
+    names = [*COLUMNS, *(["x"] if "x" in table else [])]
+    columns = [table[name].astype(object).where(table[name].notna(), None) for name in names]
     keys = variant_keys(table["variant"].unique())
-    return [_row(dict(zip(COLUMNS, values, strict=True)), known, keys) for values in zip(*columns, strict=True)]
+    return [_row(dict(zip(names, values, strict=True)), known, keys) for values in zip(*columns, strict=True)]
 
 
 def variant_keys(texts: Iterable[str]) -> list[str]:
@@ -145,6 +139,7 @@ def _row(values: Row, depths: Depths, keys: Sequence[str]) -> Row:
         "null": values["null"],
         "n": values["n"],
         "note": values["note"],
+        "x": values.get("x"),
         **{f"v_{key}": variant.get(key, NONE) for key in keys},
     }
 
@@ -189,32 +184,3 @@ def parse_variant(text: str) -> Mapping[str, Any]:
         for key, value in json.loads(text).items()
         if value is not None
     }
-
-
-@lru_cache(maxsize=256)
-def t_factor(error_kind: str | None) -> float:
-    """Half the width of a 95 % interval in standard errors: Student's t with blocks − 1 degrees of freedom.
-
-    >>> round(t_factor("jackknife-16-documents"), 3), round(t_factor(None), 3)
-    (2.131, 1.96)
-    """
-    blocks = re.search(r"\d+", error_kind or "")
-    return _NORMAL if blocks is None or int(blocks[0]) < 2 else student(int(blocks[0]) - 1)
-
-
-def student(freedom: int) -> float:
-    """The 97.5 % point of Student's t: closed forms for 1 and 2 degrees of freedom, then Cornish and Fisher's series.
-
-    The series is within 0.13 % of the tables from 3 degrees of freedom on, within 0.002 % from 8 on.
-    """
-    if freedom <= 2:
-        return math.tan(0.475 * math.pi) if freedom == 1 else 0.95 * math.sqrt(2 / (1 - 0.95**2))
-    z, v = _NORMAL, freedom
-    terms = (
-        z,
-        (z**3 + z) / (4 * v),
-        (5 * z**5 + 16 * z**3 + 3 * z) / (96 * v**2),
-        (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / (384 * v**3),
-        (79 * z**9 + 776 * z**7 + 1482 * z**5 - 1920 * z**3 - 945 * z) / (92160 * v**4),
-    )
-    return sum(terms)

@@ -14,7 +14,7 @@ from anisoscope.stats.directions import Directions
 from anisoscope.stats.documents import Documents
 from anisoscope.stats.moments import Moments
 from anisoscope.stats.neighbourhoods import LocalDimensions, Neighbours, TwoNeighbours
-from anisoscope.stats.pairs import Paired, PairedHeads
+from anisoscope.stats.pairs import Axes, Paired, PairedAxes, PairedHeads
 from anisoscope.stats.sample import Extremes, Sample
 from anisoscope.stats.words import Sentences, Words
 
@@ -116,6 +116,8 @@ DERIVED: dict[type, _Recipe] = {
     Words: _Recipe(("Sample",), Words.derive, carry=True),
     Sentences: _Recipe(("Sample",), Sentences.derive, carry=True),
     Paired: _Recipe(("Sample",), Paired.derive, carry=False),
+    Axes: _Recipe(("Sample",), Axes.derive, carry=False),
+    PairedAxes: _Recipe(("Sample",), PairedAxes.derive, carry=False),
     PairedHeads: _Recipe(("HeadSums",), PairedHeads.derive, carry=False),
 }
 

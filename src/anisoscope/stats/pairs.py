@@ -8,18 +8,21 @@ import torch
 from torch import Tensor
 
 from anisoscope.errors import InputError
-from anisoscope.stats.arith import double
+from anisoscope.stats.arith import plain
 from anisoscope.stats.blocks import Cloud
 from anisoscope.stats.heads import HeadSums
+from anisoscope.stats.moments import Moments
 from anisoscope.stats.sample import Sample
+
+_ROUNDING = 1e-12  # share of the largest eigenvalue below which a direction is rounding
 
 
 @dataclass(frozen=True)
 class Paired:
     """Sampled rows of now and of the reference: row i of both is the same token."""
 
-    now: Tensor  # (n, d) float64
-    then: Tensor  # (n, e) float64; e is d unless the reference is another layer or model
+    now: Tensor  # (n, d) float32 or float64
+    then: Tensor  # (n, e) likewise; e is d unless the reference is another layer or model
 
     @classmethod
     def derive(cls, cloud: Cloud) -> Paired:
@@ -27,7 +30,36 @@ class Paired:
         both = torch.isin(now.table[:, 0], then.table[:, 0])  # samples are sorted by key: what is left lies in order
         again = torch.isin(then.table[:, 0], now.table[:, 0])
         # the reference stays where the past is kept; only what is compared moves to the rows of now
-        return cls(double(now.x[both.to(now.x.device)]), double(then.x[again.to(then.x.device)].to(now.x.device)))
+        return cls(plain(now.x[both.to(now.x.device)]), plain(then.x[again.to(then.x.device)].to(now.x.device)))
+
+
+@dataclass(frozen=True)
+class Axes:
+    """Moments of a cloud's sampled rows, and their principal axes as columns, the strongest first."""
+
+    moments: Moments
+    vectors: Tensor  # (d, d) float64
+    rank: int  # how many of them are more than rounding
+
+    @classmethod
+    def derive(cls, cloud: Cloud) -> Axes:
+        moments = Moments.of(cloud.get(Sample).rows)
+        values, vectors = torch.linalg.eigh(moments.scatter)
+        rank = int((values > _ROUNDING * values[-1].clamp(min=1e-300)).sum())
+        return cls(moments, vectors.flip(1).contiguous(), rank)
+
+
+@dataclass(frozen=True)
+class PairedAxes:
+    """Axes of now and of the reference. They need no pairing of rows, so those of a reference are found only once."""
+
+    now: Axes
+    then: Axes
+
+    @classmethod
+    def derive(cls, cloud: Cloud) -> PairedAxes:
+        then = _reference(cloud).derive(Axes, Axes.derive, carry=False)
+        return cls(cloud.derive(Axes, Axes.derive, carry=False), then)
 
 
 @dataclass(frozen=True)
@@ -43,8 +75,10 @@ class PairedHeads:
 
 
 def beside(cloud: Cloud, reference: Cloud) -> Cloud:
-    """The cloud with another one of the same tokens beside it; nothing that was derived from an older pair stays."""
-    return Cloud(cloud.stats, cloud.blocks, reference=reference)
+    """The cloud with another one of the same tokens beside it; what was derived from an older pair is left behind."""
+    pairs = (Paired.__name__, PairedAxes.__name__, PairedHeads.__name__)
+    derived = {name: value for name, value in cloud.derived.items() if name not in pairs}
+    return Cloud(cloud.stats, cloud.blocks, derived=derived, reference=reference)
 
 
 def _reference(cloud: Cloud) -> Cloud:

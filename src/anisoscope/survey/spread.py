@@ -8,7 +8,6 @@ import statistics
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
-from anisoscope.errors import InputError
 from anisoscope.metrics.evaluate import Measured
 from anisoscope.records import Record, Site
 from anisoscope.survey.evaluated import Evaluated
@@ -43,6 +42,11 @@ class Spread:
                     )
         self.part = self._empty()
 
+    @property
+    def batches(self) -> int:
+        """How many full batches there were."""
+        return max((len(values) for values in self._found.values()), default=0)
+
     def values(self) -> list[Any]:
         return [[list(key), values] for key, values in self._found.items()]
 
@@ -51,9 +55,9 @@ class Spread:
 
     def evaluated(self, *, run: str, step: int, policies: tuple[str, str]) -> Iterator[Evaluated]:
         """Mean (with its standard error) and standard deviation over the full batches, as variants of each metric."""
-        batches = max((len(values) for values in self._found.values()), default=0)
-        if batches < 2:
-            raise InputError(f"{batches} batches of {self._tokens} tokens; a spread needs two: measure more tokens")
+        if self.batches < 2:
+            return
+        batches = self.batches
         by_site: dict[str, list[Measured]] = {}
         for (site, metric, version, tokens, index, variant), values in self._found.items():
             if len(values) < batches:

@@ -87,6 +87,11 @@ class Survey:
         self._first_document = 0
         self._spread = None if batch_tokens is None else Spread(batch_tokens, self._empty)
 
+    @property
+    def full_batches(self) -> int | None:
+        """How many batches of `batch_tokens` there were; None where no spread was asked for."""
+        return None if self._spread is None else self._spread.batches
+
     def _empty(self) -> Survey:
         """A survey of the same sites and metrics that has seen nothing."""
         names = [metric.name for metric in self.chosen]
@@ -114,18 +119,16 @@ class Survey:
         """
         seen_before = self._batches
         try:
-            with torch.inference_mode(), capture(self.model, self.sites, self._sink, layout=self.layout) as seen:
-                for number, given in enumerate(batches):
-                    if tokens is not None and self.counted >= tokens:
-                        break
-                    if number < seen_before:
-                        continue
-                    more = self._feed(given)
-                    seen.require(self.sites)
-                    if progress is not None:
-                        progress(more)
-                    if keep is not None:
-                        keep()
+            for number, given in enumerate(batches):
+                if tokens is not None and self.counted >= tokens:
+                    break
+                if number < seen_before:
+                    continue
+                more = self._feed(given)
+                if progress is not None:
+                    progress(more)
+                if keep is not None:
+                    keep()
         except KeyboardInterrupt:
             if not self.counted:
                 raise
@@ -139,7 +142,11 @@ class Survey:
         batch = as_batch(given, self._first_document)
         self._batch = _Current(batch, self._special, self._seed, self._unit_rows, self._numbers)
         self.unit = batch.documents_are
-        call(self.model, batch, given)
+        # only this forward is watched: making the batches may run the model too, as generation does
+        # no_grad, not inference_mode: what a model caches in there could not take part in training afterwards
+        with torch.no_grad(), capture(self.model, self.sites, self._sink, layout=self.layout) as seen:
+            call(self.model, batch, given)
+        seen.require(self.sites)
         self._first_document += len(batch.document)
         more = int(self._batch.counts("", batch.counts.shape[1]).sum())
         self.counted += more

@@ -12,8 +12,8 @@ from anisoscope.tangent.facts import EMBEDDING, HIDDEN, WEIGHT_OUT, Level, null
 from anisoscope.tangent.frame import Frame
 from anisoscope.tangent.multiple import permutation_p
 
-DRAWS = 199
-_CHUNK = 1 << 22  # entries of permuted matrices made at a time
+DRAWS = 99
+_CHUNK = 1 << 24  # entries of permuted matrices made at a time
 
 
 @null(
@@ -50,5 +50,7 @@ def _permuted(s: Tensor, octave: Tensor, draws: int, draw: torch.Generator) -> T
     shuffled = (octave + torch.rand(draws, d, generator=draw, dtype=torch.float64)).argsort(1)  # (draws, d)
     to = torch.empty_like(shuffled).scatter_(1, home.expand(draws, d), shuffled)
     sign = 2.0 * torch.randint(2, (draws, d), generator=draw) - 1  # (draws, d)
-    moved = s[to[:, :, None], to[:, None, :]]  # (draws, d, d)
-    return (moved * sign[:, :, None] * sign[:, None, :]).flatten(1)
+    out = torch.empty(draws, d, d)
+    for moved, place, flip in zip(out, to, sign, strict=True):  # one at a time: it then stays in the cache
+        torch.mul(s.index_select(0, place).mul_(flip[:, None]).index_select(1, place), flip, out=moved)
+    return out.flatten(1)

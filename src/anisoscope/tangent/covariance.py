@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
-from scipy.special import betainc
 from torch import Tensor
 
 from anisoscope.tangent.basis import Basis
@@ -16,7 +15,7 @@ from anisoscope.tangent.multiple import permutation_p
 from anisoscope.tangent.nulls import haar
 
 SLOPE_DRAWS = 999
-MATCHED_DRAWS = 20
+MATCHED_DRAWS = 4
 _FLOOR = 1e-9  # axes with less than this share of the largest variance are rounding
 
 
@@ -73,8 +72,7 @@ def variance_matched(second: Tensor, bases: Sequence[Basis], frame: Frame, seed:
         share = float(restricted.diagonal().sum() / second.diagonal().sum())
         law = haar(restricted, basis.effective)
         energy = float((inside * (restricted @ inside)).sum() / restricted.diagonal().sum())
-        p = float(betainc(law.beta, law.alpha, min(max(1 - energy, 0.0), 1.0))) if law.variance > 0 else 1.0
-        out.append(Level(law.mean * share, p, note=f"top {m} axes"))
+        out.append(Level(law.mean * share, law.p_value(energy), note=f"top {m} axes"))
     return out
 
 
@@ -87,13 +85,13 @@ def next_band(frame: Frame, basis: Basis) -> Basis | None:
 
 @null("random subspaces with the activations' covariance", (HIDDEN, WEIGHT_OUT, EMBEDDING), decides=False)
 def matched_covariance(second: Tensor, bases: Sequence[Basis], frame: Frame, seed: int = 0) -> list[Level]:
-    """orth(C^½ Z), mean of 20 draws. It overlaps the basis itself, which caps the ratio: it never decides."""
+    """orth(C^½ Z), mean of a few draws. It overlaps the basis itself, which caps the ratio: it never decides."""
     draw = torch.Generator().manual_seed(seed)
-    rotated = frame.axes.T @ second @ frame.axes / second.diagonal().sum()  # (d, d) in principal axes
+    rotated = (frame.axes.T @ second @ frame.axes / second.diagonal().sum()).float()  # (d, d) in principal axes
+    spread = frame.variance.sqrt()[:, None].float()  # (d, 1)
     out = []
     for basis in bases:
-        z = torch.randn(MATCHED_DRAWS, basis.dim, basis.effective, generator=draw, dtype=torch.float64)
-        q = torch.linalg.qr(frame.variance.sqrt()[:, None] * z)[0]  # (draws, d, r)
+        q = torch.linalg.qr(spread * torch.randn(MATCHED_DRAWS, basis.dim, basis.effective, generator=draw))[0]
         out.append(Level(float((q * (rotated @ q)).sum((1, 2)).mean())))
     return out
 

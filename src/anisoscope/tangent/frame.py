@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-import torch
 from torch import Tensor
 
 from anisoscope.errors import InputError
@@ -13,7 +12,7 @@ from anisoscope.stats.moments import Moments
 from anisoscope.stats.rows import bare_rows
 from anisoscope.tangent.basis import Basis
 from anisoscope.tangent.local import CLUSTERS, Patches, fit_patches
-from anisoscope.tangent.proxies import Proxy, fit_bases
+from anisoscope.tangent.proxies import Proxy, axes_of, fit_bases
 
 _FEWEST = 2  # rows per dimension of the largest basis that a fit needs
 
@@ -62,13 +61,13 @@ def fit_frame(
     if n < _FEWEST * highest:
         raise InputError(f"{n} rows cannot show {highest} directions; give at least {_FEWEST * highest} fit tokens")
     moments = Moments.of(bare_rows(x.detach()))
-    values, axes = torch.linalg.eigh(moments.scatter.cpu())
+    variance, axes = axes_of(moments)
     warm = {(basis.proxy, basis.rank): basis for basis in start.bases} if start is not None else {}
     return Frame(
-        bases=tuple(fit_bases(x, proxies, ranks, seed=seed, start=warm)),
+        bases=tuple(fit_bases(x, proxies, ranks, seed=seed, start=warm, moments=moments, axes=axes)),
         mean=moments.mean.cpu(),
-        axes=axes.flip(1).contiguous(),
-        variance=values.flip(0).clamp(min=0) / max(1, n - 1),
+        axes=axes,
+        variance=variance,
         coordinates=moments.scatter.diagonal().cpu() / max(1, n - 1),
         patches=fit_patches(x, highest, clusters=clusters, seed=seed) if clusters > 1 else None,
         n=n,

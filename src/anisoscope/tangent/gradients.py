@@ -105,10 +105,12 @@ class Gradients:
         captured = torch.stack([part.sum(2) for part in parts], 2)  # (2, B, bases)
         return shares(captured, self.size[:, :, None], self.count)
 
-    def along(self, axes: Tensor) -> Tensor:
-        """Σ (g·v)² of each block along each column of `axes`, (2, B, columns) float64."""
+    def along(self, axes: Tensor) -> tuple[Tensor, Tensor]:
+        """Σ (g·v)² along the columns of `axes`: of all, plain and unit (2, columns); of plain rows by block (B, …)."""
         v = axes.float()
-        return (v * (self.second @ v)).double().sum(2)
+        by_block = (v * (self.second[0] @ v)).double().sum(1)  # (B, columns)
+        unit = (v * (self.pooled[1].float() @ v)).double().sum(0)
+        return torch.stack((by_block.sum(0), unit)), by_block
 
     @property
     def covariance(self) -> Tensor:

@@ -17,10 +17,11 @@ from torch import Tensor
 from anisoscope.stats.arith import full_precision, plain
 from anisoscope.tangent.facts import HIDDEN, null
 from anisoscope.tangent.multiple import permutation_p
+from anisoscope.tangent.proxies import leading
 
 CLUSTERS = 8
 DRAWS = 999
-_ROUNDS = 12
+_ROUNDS, _SOME = 8, 4096  # of clustering, and the rows it looks at
 
 
 @dataclass(frozen=True)
@@ -53,7 +54,7 @@ def fit_patches(x: Tensor, rank: int, *, clusters: int = CLUSTERS, seed: int = 0
     """
     with full_precision(x.device):
         rows = plain(x).float()
-        centres = _kmeans(rows, clusters, seed)
+        centres = _kmeans(rows[:: max(1, len(rows) // _SOME)], clusters, seed)
         label = _nearest(rows, centres)
         count = torch.bincount(label, minlength=len(centres))
         centres = centres[count >= 2 * rank]
@@ -93,25 +94,23 @@ def captured_by_patch(g: Tensor, patches: Patches, ranks: Sequence[int]) -> Tens
 
 
 def _axes(x: Tensor, rank: int) -> Tensor:
-    """The directions of most variance of a few rows about their mean, (d, rank)."""
+    """The directions of most variance of rows about their mean, (d, rank)."""
     y = x - x.mean(0)
-    if len(y) < y.shape[1]:
-        vectors = torch.linalg.eigh((y @ y.T).double())[1]
-        columns = y.double().T @ vectors.flip(1)[:, :rank]  # (d, rank)
-        return torch.linalg.qr(columns)[0].float()
-    return torch.linalg.eigh((y.T @ y).double())[1].flip(1)[:, :rank].float()
+    if y.shape[1] <= 4 * rank:
+        return torch.linalg.eigh(y.T @ y)[1].flip(1)[:, :rank]
+    return leading(lambda q: y.T @ (y @ q), y.shape[1], rank)
 
 
 def _kmeans(x: Tensor, clusters: int, seed: int) -> Tensor:
     """Centres (clusters, d) by Lloyd's rounds from rows picked far apart."""
     draw = torch.Generator().manual_seed(seed)
     centres = x[torch.randint(len(x), (1,), generator=draw).to(x.device)]
-    nearest = (x - centres).square().sum(1)
-    for _ in range(1, clusters):
-        weight = nearest.double().cpu() + 1e-300
+    square = x.square().sum(1)
+    for _ in range(1, clusters):  # far from those there are: the chance to be picked is the squared distance
+        distance = square[:, None] - 2 * x @ centres.T + centres.square().sum(1)  # (n, centres)
+        weight = distance.amin(1).clamp(min=0).double().cpu() + 1e-300
         pick = torch.multinomial(weight / weight.sum(), 1, generator=draw).to(x.device)
         centres = torch.cat((centres, x[pick]))
-        nearest = torch.minimum(nearest, (x - centres[-1]).square().sum(1))
     for _ in range(_ROUNDS):
         member = torch.nn.functional.one_hot(_nearest(x, centres), clusters).to(x.dtype)
         count = member.sum(0)[:, None]

@@ -17,6 +17,8 @@ from anisoscope.tangent.semi_nmf import factorise
 
 Proxy = Callable[..., Basis]
 _TINY = 1e-10  # eigenvalues below this share of the largest are rounding
+_SPARE, _SHARPENINGS = 12, 4
+_WIDE = 4  # columns per concept that rows are compressed to before several semi-NMFs
 
 
 def pca(x: Tensor, rank: int, *, seed: int = 0, start: Basis | None = None) -> Basis:
@@ -42,7 +44,6 @@ def semi_nmf(x: Tensor, rank: int, *, seed: int = 0, start: Basis | None = None)
 
 
 PROXIES: Mapping[str, Proxy] = {"pca": pca, "svd": svd, "mean": mean, "semi_nmf": semi_nmf}
-_NESTED = ("pca", "svd")  # a smaller rank is the beginning of a larger one
 
 
 def fit_bases(
@@ -52,20 +53,60 @@ def fit_bases(
     *,
     seed: int = 0,
     start: Mapping[tuple[str, int], Basis] | None = None,
+    moments: Moments | None = None,
+    axes: Tensor | None = None,
 ) -> list[Basis]:
-    """One basis for each proxy and rank, fitted on rows (n, d); a proxy is a name or a function rows, rank -> Basis."""
+    """One basis for each proxy and rank, fitted on rows (n, d); a proxy is a name or a function rows, rank -> Basis.
+
+    `moments` and principal `axes` (d, d) are those of the same rows, where they are known already.
+    """
+    moments = _moments(x) if moments is None else moments
+    axes = axes_of(moments)[1] if axes is None else axes
+    warm = start or {}
     out: list[Basis] = []
     for proxy in proxies:
         name, function = named(proxy)
-        if name in _NESTED:
-            widest = function(x, max(ranks))
+        if function is pca:
+            there = int((moments.scatter.diagonal() > 0).sum())  # constant coordinates give no direction
+            keep = min(max(ranks), len(x) - 1, there)
+            out += [Basis(axes[:, :keep], name, keep, keep).first(rank) for rank in ranks]
+        elif function is svd:
+            widest = top_axes(moments.second, max(ranks), name)
             out += [widest.first(rank) for rank in ranks]
-        elif name == "mean":
+        elif function is mean:
             out.append(function(x, 1))
+        elif function is semi_nmf:
+            out += _semi_nmfs(x, ranks, seed, warm, moments.mean, axes)
         else:
-            warm = start or {}
             out += [function(x, rank, seed=seed, start=warm.get((name, rank))) for rank in ranks]
     return [_checked(basis, x.shape[1]) for basis in out]
+
+
+def _semi_nmfs(
+    x: Tensor,
+    ranks: Sequence[int],
+    seed: int,
+    warm: Mapping[tuple[str, int], Basis],
+    centre: Tensor,
+    axes: Tensor,
+) -> list[Basis]:
+    """Semi-NMF at every rank on rows compressed once to the mean and the leading axes, which hold nearly all."""
+    keep = min(x.shape[1], _WIDE * max(ranks))
+    frame = torch.linalg.qr(torch.cat((centre[:, None], axes[:, : keep - 1]), 1).to(x.device, torch.float32))[0]
+    small = x.detach().float() @ frame  # (n, keep)
+    out = []
+    for rank in ranks:
+        before = warm.get(("semi_nmf", rank))
+        known = None if before is None or before.directions is None else before.directions.to(frame).T @ frame
+        concepts = factorise(small, rank, seed=seed, start=known).concepts @ frame.T  # (rank, d)
+        out.append(replace(orthonormal(concepts.T, "semi_nmf", rank), directions=concepts.T))
+    return out
+
+
+def axes_of(moments: Moments) -> tuple[Tensor, Tensor]:
+    """Variances, descending (d,), and principal axes as columns (d, d), on the CPU in float64."""
+    values, axes = torch.linalg.eigh(moments.scatter.cpu())
+    return values.flip(0).clamp(min=0) / max(1, moments.n - 1), axes.flip(1).contiguous()
 
 
 def named(proxy: str | Proxy) -> tuple[str, Proxy]:
@@ -75,6 +116,19 @@ def named(proxy: str | Proxy) -> tuple[str, Proxy]:
     if proxy not in PROXIES:
         raise unknown("proxy", proxy, PROXIES)
     return proxy, PROXIES[proxy]
+
+
+def leading(product: Callable[[Tensor], Tensor], dim: int, rank: int, *, seed: int = 0) -> Tensor:
+    """About the `rank` leading eigenvectors of a symmetric matrix that is known by its products, (dim, rank).
+
+    Subspace iteration with a few spare directions: for bases whose exactness decides nothing (patches, the ceiling).
+    """
+    draw = torch.Generator().manual_seed(seed)
+    q = torch.linalg.qr(torch.randn(dim, min(dim, rank + _SPARE), generator=draw))[0]
+    for _ in range(_SHARPENINGS):
+        q = torch.linalg.qr(product(q))[0]  # (dim, rank + spare)
+    vectors = torch.linalg.eigh(q.T @ product(q))[1].flip(1)[:, :rank]
+    return q @ vectors
 
 
 def top_axes(second: Tensor, rank: int, proxy: str) -> Basis:

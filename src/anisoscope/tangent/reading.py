@@ -108,7 +108,7 @@ def _words(reading: Reading) -> str:
     if reading.gradient == WEIGHT_IN:
         return "beyond the tautology" if called("error_shuffle") else "tautology: shuffled errors do the same"
     if called("local_test"):
-        return "tangent to its own patch"
+        return "tangent to its own patch" if called("orientation") else "own patch above others, not above chance"
     if called("transfer_slope") and reading.slope is not None and (reading.slope.value or 0.0) > 0:
         return "follows the covariance" + ("" if reading.local is None else ", and nothing else")
     if called("orientation") and called("coordinates"):

@@ -22,7 +22,7 @@ from anisoscope.tangent.gradients import ROWS, Gradients
 from anisoscope.tangent.local import local_test
 from anisoscope.tangent.multiple import benjamini_hochberg
 from anisoscope.tangent.nulls import normal_control, orientation
-from anisoscope.tangent.proxies import top_axes
+from anisoscope.tangent.proxies import leading
 from anisoscope.tangent.weights import error_shuffle
 
 ENERGY_NULLS: tuple[Null[Any, list[Level]], ...] = (
@@ -50,7 +50,7 @@ class Sums(Protocol):
     @property
     def covariance(self) -> Tensor: ...
     def energies(self, bases: Sequence[Basis]) -> Energies: ...
-    def along(self, axes: Tensor) -> Tensor: ...
+    def along(self, axes: Tensor) -> tuple[Tensor, Tensor]: ...
 
 
 @dataclass(frozen=True)
@@ -173,7 +173,7 @@ def _level_records(subject: Subject, energies: Energies, chosen: set[str]) -> li
         found = {
             null.name: null(subject.sums.pooled[kind], bases, subject.frame, subject.seed)
             for null in ENERGY_NULLS
-            if null.name in chosen and subject.gradient in null.gradients
+            if null.name in chosen and subject.gradient in null.gradients and (rows == "plain" or null.decides)
         }
         if rows == "plain" and subject.errors is not None and "error_shuffle" in chosen:
             found["error_shuffle"] = error_shuffle(*subject.errors, bases, seed=subject.seed)
@@ -253,16 +253,17 @@ def _ceiling_records(subject: Subject) -> list[Record]:
     """The energy in the gradients' own leading directions, fitted on half of the blocks and tested on the other."""
     if not isinstance(subject.sums, Gradients):
         return []
-    seconds = subject.sums.second[_PLAIN].double()
+    seconds = subject.sums.second[_PLAIN]
     used = (subject.sums.count > 0).nonzero()[:, 0]
     if len(used) < 2:
         return []
     halves = [seconds[used[start::2]].sum(0) for start in (0, 1)]
-    axes = [top_axes(half, max(subject.frame.ranks), "own").q for half in halves]
+    highest = max(subject.frame.ranks)
+    axes = [leading(half.float().matmul, len(half), highest, seed=subject.seed) for half in halves]
     out = []
     for rank in subject.frame.ranks:
-        inside = [((q := axes[1 - k][:, :rank]) * (halves[k] @ q)).sum() for k in (0, 1)]
-        value = float(sum(inside) / sum(half.diagonal().sum() for half in halves))
+        inside = [float(((q := axes[1 - k][:, :rank]) * (halves[k] @ q)).sum()) for k in (0, 1)]
+        value = sum(inside) / sum(float(half.diagonal().sum()) for half in halves)
         out.append(subject.record("gradient_ceiling", value, index=rank, null=rank / subject.frame.dim))
     return out
 
@@ -324,25 +325,23 @@ def _gain_errors(subject: Subject, gains: Tensor) -> list[list[float | None]]:
 
 
 def _slope_records(subject: Subject) -> list[Record]:
-    """β with its jackknife error and permutation p, and the curve it is the slope of."""
+    """β with its permutation p and, for plain rows, its jackknife error; and the curve it is the slope of."""
     frame, sums = subject.frame, subject.sums
-    cross = isinstance(sums, Gradients)
     variance = sums.variance if isinstance(sums, Gradients) else frame.variance
-    along = sums.along(frame.axes)  # (2, B, d)
+    note = None if isinstance(sums, Gradients) else "variance from the fit tokens"
+    along, by_block = sums.along(frame.axes)  # (2, d), (B, d)
+    used = (sums.count > 0).nonzero()[:, 0]
     out = []
     for kind, rows in enumerate(ROWS):
-        whole = along[kind].sum(0)
-        slope = transfer_slope(whole, variance, seed=subject.seed)
+        slope = transfer_slope(along[kind], variance, seed=subject.seed)
         error = None
-        if isinstance(sums, Gradients):
-            used = (sums.count > 0).nonzero()[:, 0]
-            betas = [transfer_slope(whole - along[kind, b], variance, draws=0).beta for b in used.tolist()]
+        if rows == "plain" and len(by_block):
+            betas = [transfer_slope(along[kind] - by_block[b], variance, draws=0).beta for b in used.tolist()]
             error = jackknife_error(slope.beta, torch.tensor(betas), tuple(sums.count[used].tolist()))
-        note = None if cross else "variance from the fit tokens"
         variant = {"rows": rows}
         out.append(subject.record("transfer_slope", slope.beta, error=error, null=0.0, variant=variant, note=note))
         out.append(subject.record("gradient_p", slope.p, variant={"rows": rows, "null": "transfer_slope"}, note=note))
-    return out + _curve_records(subject, along[_PLAIN].sum(0), variance)
+    return out + _curve_records(subject, along[_PLAIN], variance)
 
 
 def _curve_records(subject: Subject, energies: Tensor, variance: Tensor) -> list[Record]:

@@ -85,11 +85,12 @@ class WeightGradients:
         without = [_energies(whole - self.parts[b], bases) for b in used.tolist()]  # (2, bases) each
         return Energies(_energies(whole, bases), torch.stack(without, 1), tuple(self.count[used].tolist()))
 
-    def along(self, axes: Tensor) -> Tensor:
-        """Squared length of the whole gradient along each column of `axes`, as one block, (2, 1, columns)."""
+    def along(self, axes: Tensor) -> tuple[Tensor, Tensor]:
+        """Squared length along each column of `axes`: of the whole gradient, plain and unit (2, columns); no blocks."""
         whole = self.parts.sum(0)
         v = axes.float()
-        return torch.stack([(g @ v).square().double().sum(0) for g in (whole, _unit(whole))])[:, None]
+        both = torch.stack([(g @ v).square().double().sum(0) for g in (whole, _unit(whole))])
+        return both, both[:0]
 
 
 @null("which token an error belongs to does not matter", (WEIGHT_IN,), decides=True)

@@ -15,8 +15,11 @@ from anisoscope.metrics import Metric
 from anisoscope.metrics.evaluate import evaluate
 from anisoscope.records import Record, Site
 from anisoscope.stats.blocks import Cloud
+from anisoscope.stats.derived import resolve
 from anisoscope.stats.moments import Moments
+from anisoscope.stats.pairs import Axes
 from anisoscope.stats.rows import bare_rows
+from anisoscope.stats.sample import Sample
 from anisoscope.tangent import Basis, Tangent, energy, fit_bases, haar
 from anisoscope.tracker.ranks import full
 
@@ -61,11 +64,21 @@ class Bases:
         self.refreshed: dict[Site, list[Basis]] = {}
         self.frozen: dict[Site, list[Basis]] = {}
 
-    def fit(self, site: Site, x: Tensor, step: int) -> bool:
-        """Fit on the rows of a site (n, d) from the held-out tokens; True if this is what stays frozen."""
+    def fit(self, site: Site, cloud: Cloud, step: int) -> bool:
+        """Fit on the sampled rows of a site's held-out tokens; True if this is what stays frozen."""
+        x = cloud.get(Sample).x  # (n, d)
         before = {(basis.proxy, basis.rank): basis for basis in self.refreshed.get(site, [])}
         ranks = fitting_ranks(self.tangent.ranks, *x.shape)
-        self.refreshed[site] = fit_bases(x, self.tangent.proxies, ranks, seed=self.seed, start=before)
+        known = resolve(cloud, Axes)  # drift has needed them too
+        self.refreshed[site] = fit_bases(
+            x,
+            self.tangent.proxies,
+            ranks,
+            seed=self.seed,
+            start=before,
+            moments=known.moments,
+            axes=known.vectors.cpu(),
+        )
         due = self.tangent.frozen_from
         freezes = due is not None and step >= due and site not in self.frozen
         if freezes:

@@ -16,9 +16,9 @@ from anisoscope.metrics import Metric, Undefined, find
 from anisoscope.metrics.evaluate import Measured, evaluate
 from anisoscope.models import Batch
 from anisoscope.stats.blocks import Cloud, Stats, from_arrays
-from anisoscope.stats.derived import Groups
+from anisoscope.stats.derived import Groups, resolve
 from anisoscope.stats.pack import pack, unpack
-from anisoscope.stats.pairs import beside
+from anisoscope.stats.pairs import Axes, PairedAxes, beside
 from anisoscope.store import Run
 from anisoscope.survey import Evaluated, Survey
 from anisoscope.survey.runs import save_cloud
@@ -98,11 +98,13 @@ class Probe:
             cloud, site = done.clouds[tokens], str(done.site)
             if step == self.reference_step:
                 self.reference[site] = Cloud({name: _on_cpu(stat) for name, stat in _compared(cloud).items()})
+            heads = done.site.kind == "pattern"
+            metrics = [m for m in moved if ("heads" in m.requires) == heads and m.sources <= set(cloud.stats)]
             more: list[Measured] = []
-            if site in self.reference:
-                heads = done.site.kind == "pattern"
-                metrics = [m for m in moved if ("heads" in m.requires) == heads and m.sources <= set(cloud.stats)]
-                pair = beside(Cloud(_compared(cloud)), self.reference[site])
+            if metrics and site in self.reference:
+                if any(PairedAxes in m.needs for m in metrics):
+                    resolve(cloud, Axes)  # once, for the drift and for the bases
+                pair = beside(Cloud(_compared(cloud), derived=cloud.derived), self.reference[site])
                 more = evaluate(pair, metrics, site=site, run=run, step=step, tokens=tokens, errors=False)
             yield replace(done, measured=[*done.measured, *more])
 

@@ -59,16 +59,25 @@ def bare(model: nn.Module) -> nn.Module:
 
 def is_sharded(model: nn.Module) -> bool:
     """Whether parameters lie in pieces (fully_shard): then a forward needs all ranks at once."""
-    return any(_in_pieces(parameter) for parameter in model.parameters())
+    return bool(_sharding(model))
+
+
+def put_away(model: nn.Module) -> None:
+    """Free what a forward without a backward has left gathered: the next update would not reach those copies."""
+    for module in _sharding(model):
+        module.reshard()
 
 
 def full(x: Tensor) -> Tensor:
     """A sharded tensor, gathered from all ranks (which must all ask); any other as it is."""
-    pieces: Any = x
-    whole: Tensor = pieces.full_tensor() if _in_pieces(x) else x
+    tensors = sys.modules.get("torch.distributed.tensor")
+    if tensors is None or not isinstance(x, tensors.DTensor):
+        return x
+    whole: Tensor = x.full_tensor()
     return whole
 
 
-def _in_pieces(x: Tensor) -> bool:
-    tensors = sys.modules.get("torch.distributed.tensor")  # takes seconds to load, and was if anything is sharded
-    return tensors is not None and isinstance(x, tensors.DTensor)
+def _sharding(model: nn.Module) -> list[Any]:
+    """The modules that gather and free parameters; the library takes seconds to load, and was if there are any."""
+    library = sys.modules.get("torch.distributed.fsdp")
+    return [] if library is None else [m for m in model.modules() if isinstance(m, library.FSDPModule)]

@@ -71,7 +71,7 @@ class Tracker:
         reference: int = 0,  # the first probe from this step on is what drift is measured from
         alerts: Sequence[Rule] = (),  # rules such as those of `anisoscope.alerts`
         log: Sequence[Log] = (),  # anything that takes records, such as `integrations.to_wandb()`
-        bars_every: int = 10,  # error bars cost a jackknife: at every tenth probe
+        bars_every: int | None = 10,  # error bars cost a jackknife: at every tenth probe; None: never
         max_overhead: float | None = None,  # share of the loop's own time; due steps beyond it are left out
         average: bool = True,  # gradients are averaged over ranks, as DDP and FSDP do
         sample: int = 4096,  # tokens kept for neighbours, pairs and bases
@@ -187,7 +187,7 @@ class Tracker:
     def _look(self, step: int) -> None:
         """Rank 0 looks; where parameters are sharded it needs the others for its forward."""
         if self._journal is not None or self._sharded:
-            errors = self._probes % self._bars_every == 0
+            errors = self._bars_every is not None and self._probes % self._bars_every == 0
             survey = self._probe.run(errors=errors)
             self._probes += 1
             if self._journal is not None:
@@ -202,7 +202,7 @@ class Tracker:
             for done in self._probe.evaluated(survey, run=journal.run.name, step=step, errors=errors):
                 measured += done.measured
                 if self._live is not None and done.site.kind == "resid":
-                    self._fit(journal, done.site, done.clouds[default_policy(done)].get(Sample), step)
+                    self._fit(journal, done.site, done.clouds[default_policy(done)], step)
         except Exception as error:  # outside any metric: what is done counts, and training goes on
             if self._strict:
                 raise
@@ -213,10 +213,11 @@ class Tracker:
             self._probe.keep_reference(journal.run)
         journal.tell(tracker=self._own_facts())
 
-    def _fit(self, journal: Journal, site: Site, sample: Sample, step: int) -> None:
+    def _fit(self, journal: Journal, site: Site, cloud: Cloud, step: int) -> None:
         """The bases of a site from its held-out rows; those that freeze go to the run, for a training that restarts."""
-        if self._bases.fit(site, sample.x, step):
-            save_cloud(journal.run, Cloud({"Sample": sample}), site=str(site), step=step, tokens="frozen")
+        if self._bases.fit(site, cloud, step):
+            rows = Cloud({"Sample": cloud.get(Sample)})
+            save_cloud(journal.run, rows, site=str(site), step=step, tokens="frozen")
 
     # --- gradients ------------------------------------------------------------------------------------------------
 
@@ -298,7 +299,7 @@ class Tracker:
         assert self._journal is not None
         self._probe.take_reference(self._journal.run)
         for step, site, cloud in kept_clouds(self._journal.run, "frozen"):
-            self._bases.fit(Site.parse(site), cloud.get(Sample).x, step)
+            self._bases.fit(Site.parse(site), cloud, step)
         self._probes = int(self._journal.run.info.get("tracker", {}).get("probes", 0))
         self._journal.catch_up()
 

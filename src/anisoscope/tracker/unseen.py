@@ -11,6 +11,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from anisoscope.tracker.ranks import put_away
+
 _WITH_GENERATORS = ("cuda", "xpu")  # devices with random numbers of their own
 
 
@@ -28,6 +30,7 @@ def unseen(model: nn.Module) -> Iterator[None]:
     finally:
         for module, training in modes:
             module.training = training  # each its own: `model.train()` would wake frozen parts
+        put_away(model)
         with torch.no_grad():
             for buffer, before, version in buffers:
                 if buffer._version != version:  # written to in place, such as running means

@@ -3,6 +3,7 @@
 
 const FIELDS = ["run", "tokens", "stream", "site", "place", "head", "index", "step"];
 const LOG_AXIS = { steps: "step", curve: "index", levels: "index" };
+const MANY_ROWS = 3000; // more marks than this are painted, not built one by one
 const NONE = "–"; // a variant's key that some rows of the metric lack
 const TITLES = { place: "layer", step: "step", stream: "where" };
 
@@ -26,13 +27,18 @@ function fieldsOf(rows) {
 // The fields of which one value must be chosen, with their values: neither an axis nor the colour shows them.
 function picksOf(rows, kind, colour) {
   const many = new Map(fieldsOf(rows).map((field) => [field, distinct(rows, field)]));
-  const drawn = new Set([...kind.axes, colour, "v_x"]);
+  const drawn = new Set([...kind.axes, colour]);
   if (many.get("place").length > 1) drawn.add("site");
   if (kind.dash) drawn.add("tokens");
   return [...many].filter(([field, values]) => values.length > 1 && !drawn.has(field));
 }
 
-function defaultPick(field, values) {
+// What is shown first, best of what every run has.
+function defaultPick(field, all, rows) {
+  const runs = distinct(rows, "run");
+  const shared = runs.length < 2 ? [] : all.filter((value) =>
+    new Set(rows.filter((row) => row[field] === value).map((row) => row.run)).size === runs.length);
+  const values = shared.length ? shared : all;
   if (field === "step") return values[values.length - 1];
   if (field === "place") return values[Math.floor(values.length / 2)];
   if (field === "tokens" && values.includes("all")) return "all";
@@ -72,7 +78,7 @@ async function draw(element, outline, kind, colour, rows, small = false) {
   const narrow = element.clientWidth < 620;
   const chosen = kind.colours.find((each) => each.field === colour) || kind.colours[0];
   const height = heightOf(kind, rows, small);
-  const key = [chosen.spec, dark, narrow, height].join("|");
+  const key = [chosen.spec, dark, narrow, height, rows.length > MANY_ROWS].join("|");
   if (element.drawn === key) {
     await element.view.data("rows", rows).runAsync();
     return;
@@ -84,7 +90,10 @@ async function draw(element, outline, kind, colour, rows, small = false) {
     autosize: { type: "fit-x", contains: "padding" }, config: { ...theme, legend },
   };
   // ast: expressions are interpreted, so that the page needs no right to make code out of text.
-  const options = { logLevel: 1, actions: false, ast: true, renderer: "svg", defaultStyle: false, tooltip: { disableDefaultStyle: true } };
+  const options = {
+    renderer: rows.length > MANY_ROWS ? "canvas" : "svg", ast: true, logLevel: 1, actions: false,
+    defaultStyle: false, tooltip: { disableDefaultStyle: true },
+  };
   const result = await vegaEmbed(element, spec, options);
   if (element.view) element.view.finalize();
   element.view = result.view;

@@ -77,7 +77,7 @@ class Page {
     const view = this.view(), kind = this.kind(), colour = this.colour();
     const rows = this.table.rows(view.metric);
     const picks = picksOf(rows, kind, colour);
-    const picked = Object.fromEntries(picks.map(([field, values]) => [field, this.pick(field, values)]));
+    const picked = Object.fromEntries(picks.map(([field, values]) => [field, this.pick(field, values, rows)]));
     $("metric").value = view.metric;
     $("meaning").textContent = view.meaning;
     $("kinds").replaceChildren(...view.kinds.map((each) => this.tab(each, kind)));
@@ -89,10 +89,10 @@ class Page {
     $("chart").dataset.shown = `${view.metric} ${kind.kind}`;
   }
 
-  pick(field, values) {
+  pick(field, values, rows) {
     const wished = this.state.get("pick." + field);
     const found = values.find((value) => String(value) === wished);
-    return found === undefined ? defaultPick(field, values) : found;
+    return found === undefined ? defaultPick(field, values, rows) : found;
   }
 
   tab(each, current) {
@@ -171,7 +171,7 @@ function fillGallery(page) {
     };
     figure.draw = () => {
       const kind = view.kinds[0], colour = kind.colours[0].field, rows = page.table.rows(view.metric);
-      const picks = picksOf(rows, kind, colour).map(([field, values]) => [field, defaultPick(field, values)]);
+      const picks = picksOf(rows, kind, colour).map(([field, values]) => [field, defaultPick(field, values, rows)]);
       const told = picks.filter(([, value]) => value !== NONE);
       figure.querySelector("span").textContent =
         [view.meaning, ...told.map(([field, value]) => `${titleOf(field)} ${labelOf(field, value)}`)].filter(Boolean).join(" · ");

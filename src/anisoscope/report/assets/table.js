@@ -87,6 +87,7 @@ class Table {
       low: value === null || half === null ? null : value - half,
       high: value === null || half === null ? null : value + half,
       null: known(this.columns.null[i]), n: this.text("n", i), note: this.text("note", i),
+      x: this.columns.x ? known(this.columns.x[i]) : null,
     };
     for (const [key, entry] of Object.entries(this.head.variants[this.columns.variant[i]])) row["v_" + key] = entry;
     return row;
@@ -116,7 +117,7 @@ function filledUp(rows) {
 
 // What makes two rows the same measurement.
 function rowKey(row) {
-  const variant = Object.keys(row).filter((key) => key.startsWith("v_") && key !== "v_x" && row[key] !== NONE).sort();
+  const variant = Object.keys(row).filter((key) => key.startsWith("v_") && row[key] !== NONE).sort();
   return JSON.stringify(["run", "step", "site", "tokens", "head", "index", ...variant].map((key) => [key, row[key]]));
 }
 

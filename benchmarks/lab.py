@@ -1,0 +1,63 @@
+"""The lab: what tracking costs a training at its default cadence, and whether the demo keeps its promises."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+from anisoscope.lab.experiment import Experiment, changed
+from anisoscope.lab.observing import tracked
+from anisoscope.lab.train import train
+from anisoscope.schedule import at
+from anisoscope.store import Run
+from benchmarks.harness import Figure, Outcome, Settings, clock
+
+_FULL = {"steps": 1000}  # of the default model: 4 layers of width 128, 16 windows of 128 characters a step
+_QUICK = {"steps": 40, "layers": 2, "width": 32, "context": 32, "batch": 4}
+
+
+def lab(settings: Settings) -> Outcome:
+    """Tracked over untracked training, then the whole demo as a user starts it."""
+    figures = [_overhead(settings)]
+    if not settings.quick:
+        figures += _demo()
+    return Outcome(figures)
+
+
+def _overhead(settings: Settings) -> Figure:
+    """Seconds of a tracked training over those of the same one untracked; no checkpoints but the last."""
+    experiment = changed(Experiment(), _QUICK if settings.quick else _FULL)
+    steps = experiment.recipe.steps
+    train(changed(experiment, {"steps": 2}), _folder(), observe=tracked(2))  # imports and caches, outside the clock
+    ratios = []
+    for _ in range(1 if settings.quick else 3):
+        seconds = {}
+        for name, observe in (("untracked", None), ("tracked", tracked(steps))):
+            start = clock()
+            train(experiment, _folder(), observe=observe, checkpoints=at())
+            seconds[name] = clock() - start
+        ratios.append(seconds["tracked"] / seconds["untracked"])
+    name = f"training of {steps} steps with the tracker, in the same without"
+    return Figure(name, sorted(ratios)[len(ratios) // 2], "×", 1.05, rounds=ratios)
+
+
+def _demo() -> list[Figure]:
+    """How long the demo takes, and how far below counting pairs of characters its decoder comes."""
+    out = _folder()
+    start = time.perf_counter()
+    subprocess.run([sys.executable, "-m", "anisoscope", "demo", "--out", str(out)], check=True, capture_output=True)
+    seconds = time.perf_counter() - start
+    last = json.loads((out / "decoder" / "losses.jsonl").read_text().splitlines()[-1])
+    below = Run.open(out / "decoder").info["baselines"]["bigram"] - last["validation"]
+    return [
+        Figure("the whole demo", seconds, "s", 240),
+        Figure("its decoder's validation loss below bigrams", below, "nats a character", 0.3, at_least=True),
+    ]
+
+
+def _folder() -> Path:
+    return Path(tempfile.mkdtemp(prefix="anisoscope-lab-")) / "run"

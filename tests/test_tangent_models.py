@@ -1,0 +1,346 @@
+"""The tangent test on models: true gradients against autograd itself, the rules of the split, the command."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+import anisoscope
+from anisoscope.errors import CaptureError, InputError
+from anisoscope.models.tables import Batch
+from anisoscope.offline.splits import make_side, require_apart, split_batches
+from anisoscope.survey.inputs import as_batch
+from anisoscope.tangent import Tangent, orthonormal
+from anisoscope.tangent.basis import Basis
+from tests.model_folders import WORDS, byte_pairs, gpt2_config
+from tests.oracles import tangent as oracle
+from tests.tiny_models import HomeMade, build
+
+QUICK = Tangent(proxies=["pca"], ranks=[4], nulls=["orientation"])
+
+
+def batches(seed: int, number: int = 3, size: int = 6, length: int = 16) -> list[dict[str, Tensor]]:
+    draw = torch.Generator().manual_seed(seed)
+    return [{"input_ids": torch.randint(3, 99, (size, length), generator=draw)} for _ in range(number)]
+
+
+def axes(x: Tensor, rank: int, *, seed: int = 0, start: Basis | None = None) -> Basis:
+    """A proxy that does not depend on the rows, so that a test can compute energies by itself."""
+    return orthonormal(torch.eye(x.shape[1])[:, :rank], "axes", rank)
+
+
+FIXED = Tangent(proxies=[axes], ranks=[4], nulls=["orientation", "error_shuffle"])
+
+
+def value(run: anisoscope.Run, site: str, metric: str = "gradient_energy", **variant: Any) -> float:
+    wanted = {"rows": "plain", **variant}
+    found = [
+        r
+        for r in run.records()
+        if (r.site, r.metric) == (site, metric)
+        and {"null", "stratum"} & set(r.variant) == {"null", "stratum"} & set(wanted)
+        and all(r.variant.get(key) == entry for key, entry in wanted.items())
+    ]
+    assert len(found) == 1, (site, metric, variant)
+    assert found[0].value is not None
+    return found[0].value
+
+
+def next_token_loss(model: Any, ids: Tensor, **more: Any) -> tuple[Tensor, Any]:
+    output = model(input_ids=ids, **more)
+    logits = output.logits[:, :-1].flatten(0, 1)
+    return nn.functional.cross_entropy(logits, ids[:, 1:].flatten(), reduction="sum"), output
+
+
+@pytest.mark.parametrize("name", ["llama", "gpt2"])
+def test_hidden_gradients_are_those_of_autograd(name: str) -> None:
+    model, _ = build(name)
+    test = batches(2)
+    run = anisoscope.tangent_test(model, fit=batches(1), test=test, tangent=FIXED, gradients=["hidden"], sinks=True)
+    for layer in (0, 1):
+        rows = []
+        for batch in test:
+            loss, output = next_token_loss(model, batch["input_ids"], output_hidden_states=True)
+            rows.append(torch.autograd.grad(loss, output.hidden_states[layer + 1])[0].flatten(0, 1))
+        exact = oracle.energy(torch.cat(rows).double().numpy(), np.eye(32)[:, :4])
+        assert value(run, f"grad.resid.{layer}") == pytest.approx(exact, rel=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("name", "reader", "writer"),
+    [
+        ("llama", "model.layers.1.mlp.gate_proj", "model.layers.1.mlp.down_proj"),
+        ("gpt2", "transformer.h.1.mlp.c_fc", "transformer.h.1.mlp.c_proj"),
+    ],
+)
+def test_weight_and_embedding_gradients_are_those_of_autograd(name: str, reader: str, writer: str) -> None:
+    model, _ = build(name)
+    test = batches(2)
+    kinds = ["weight_in", "weight_out", "embedding"]
+    run = anisoscope.tangent_test(model, fit=batches(1), test=test, tangent=FIXED, gradients=kinds, sinks=True)
+    table = model.get_input_embeddings()
+    tied = model.get_output_embeddings().weight is table.weight
+    weights = [model.get_submodule(reader).weight, model.get_submodule(writer).weight, table.weight]
+    loss = torch.stack([next_token_loss(model, batch["input_ids"])[0] for batch in test]).sum()
+    grads = [g.double().numpy() for g in torch.autograd.grad(loss, weights)]
+    if name == "gpt2":  # its linear maps keep their weights the other way round
+        grads[:2] = [grads[0].T, grads[1].T]
+    q = np.eye(32)[:, :4]
+    assert value(run, f"grad.weight.{reader}") == pytest.approx(oracle.energy(grads[0], q), rel=1e-3)
+    assert value(run, f"grad.weight.{writer}") == pytest.approx(oracle.energy(grads[1].T, q), rel=1e-3)
+    path = next(path for path, module in model.named_modules() if module is table)
+    if not tied:
+        assert value(run, f"grad.weight.{path}") == pytest.approx(oracle.energy(grads[2], q), rel=1e-3)
+
+
+def test_the_whole_battery_speaks_of_every_gradient_by_every_null_that_applies() -> None:
+    model, _ = build("llama")
+    asked = Tangent(proxies=["pca", "semi_nmf"], ranks=[2, 4], nulls="all")
+    frames = anisoscope.fit_frames(model, batches(1), tangent=asked)
+    others = {"step_0": frames, "other_run": frames}
+    run = anisoscope.tangent_test(model, fit=batches(1), test=batches(2), tangent=asked, others=others)
+    records = list(run.records())
+    spoken = {
+        (r.variant["gradient"], r.variant["null"]) for r in records if "gradient" in r.variant and "null" in r.variant
+    }
+    by_gradient = {kind: {null for gradient, null in spoken if gradient == kind} for kind, _ in spoken}
+    everywhere = {"normal_control", "equal_energy"}
+    orienting = {"orientation", "coordinates", "variance_matched", "matched_covariance", "next_band", "transfer_slope"}
+    elsewhere = {"other_layer", "step_0", "other_run", "shuffled_labels", "local_test"}
+    assert by_gradient["hidden"] == everywhere | orienting | elsewhere
+    assert by_gradient["weight_out"] == everywhere | orienting
+    assert by_gradient["embedding"] == everywhere | orienting
+    assert by_gradient["weight_in"] == everywhere | {"error_shuffle"}
+    metrics = {r.metric for r in records}
+    assert metrics <= set(run.info["metrics"])
+    assert {"concept_rank", "frequency_distance", "anisotropy_share", "gradient_ceiling"} <= metrics
+    strata = {r.variant["stratum"] for r in records if "stratum" in r.variant}
+    assert strata == {f"{by}.{name}" for by in ("input", "target") for name in ("rare", "middle", "frequent")}
+    assert {r.index for r in records if r.metric == "gradient_energy"} == {2, 4}
+    own = [r for r in records if r.metric == "gradient_excess" and r.variant["null"] == "step_0"]
+    assert all(abs(r.value or 0.0) < 1e-6 for r in own if r.variant["proxy"] == "pca")
+
+
+def test_frozen_frames_are_tested_instead_of_refreshed_ones() -> None:
+    model, _ = build("llama")
+    early, _ = build("llama")
+    with torch.no_grad():
+        for parameter in early.parameters():
+            parameter.add_(0.2 * torch.randn(parameter.shape, generator=torch.Generator().manual_seed(1)))
+    frames = anisoscope.fit_frames(early, batches(1), tangent=QUICK)
+    tested = {"fit": batches(1), "test": batches(2), "tangent": QUICK, "gradients": ["hidden"]}
+    frozen = anisoscope.tangent_test(model, frozen=frames, **tested)
+    fresh = anisoscope.tangent_test(model, **tested)
+    assert value(frozen, "grad.resid.1", basis="frozen") != value(fresh, "grad.resid.1", basis="refreshed")
+
+
+def test_shuffled_labels_change_the_last_layers_gradients() -> None:
+    model, _ = build("llama")
+    asked = Tangent(proxies=["pca"], ranks=[4], nulls=["shuffled_labels"])
+    run = anisoscope.tangent_test(model, fit=batches(1), test=batches(2), tangent=asked, gradients=["hidden"])
+    assert value(run, "grad.resid.2", "gradient_excess", null="shuffled_labels") != 0
+
+
+def test_a_loss_of_yours_gets_the_output_and_the_labels() -> None:
+    model = HomeMade().eval()
+    seen: list[tuple[Any, ...]] = []
+
+    def squared(output: Tensor, labels: Tensor) -> Tensor:
+        seen.append((output.shape, labels.shape))
+        return output.gather(2, labels.clamp(min=0)[:, :, None]).square().sum()
+
+    given = [{**batch, "labels": batch["input_ids"].flip(1)} for batch in batches(2)]
+    run = anisoscope.tangent_test(model, fit=batches(1), test=given, loss=squared, tangent=QUICK, gradients=["hidden"])
+    assert seen[0] == ((6, 16, 99), (6, 16))
+    assert run.info["tangent"]["loss"] == "squared"
+
+
+def test_an_encoder_is_tested_on_masked_tokens() -> None:
+    import transformers
+
+    hf: Any = transformers
+    torch.manual_seed(0)
+    config = hf.BertConfig(
+        hidden_size=32, num_hidden_layers=2, num_attention_heads=2, intermediate_size=48, vocab_size=99
+    )
+    model = hf.BertForMaskedLM(config).eval()
+    run = anisoscope.tangent_test(model, fit=batches(1), test=batches(2), mask=1, tangent=QUICK, gradients=["hidden"])
+    assert run.info["tangent"]["loss"] == "masked_token"
+    assert 0 < value(run, "grad.resid.0") < 1
+    with pytest.raises(InputError, match="mask token"):
+        anisoscope.tangent_test(model, fit=batches(1), test=batches(2), tangent=QUICK)
+
+
+def test_the_model_is_as_it_was() -> None:
+    model, _ = build("llama")
+    model.train()
+    for parameter in model.model.layers[0].parameters():
+        parameter.requires_grad_(False)
+    before = {name: (p.clone(), p.requires_grad) for name, p in model.named_parameters()}
+    anisoscope.tangent_test(model, fit=batches(1), test=batches(2), tangent=QUICK)
+    assert model.training
+    for name, parameter in model.named_parameters():
+        assert torch.equal(parameter, before[name][0])
+        assert parameter.requires_grad == before[name][1]
+        assert parameter.grad is None
+    assert not any(module._forward_hooks or module._forward_pre_hooks for module in model.modules())
+
+
+def test_a_model_with_all_weights_frozen_has_gradients_too() -> None:
+    model, _ = build("llama")
+    free = anisoscope.tangent_test(model, fit=batches(1), test=batches(2), tangent=QUICK, gradients=["hidden"])
+    model.requires_grad_(False)
+    shut = anisoscope.tangent_test(model, fit=batches(1), test=batches(2), tangent=QUICK, gradients=["hidden"])
+    assert value(shut, "grad.resid.0") == pytest.approx(value(free, "grad.resid.0"))
+
+
+# --- the split ----------------------------------------------------------------------------------------------------
+
+
+def test_a_window_in_both_sides_raises() -> None:
+    fit = batches(1)
+    test = [*batches(2), {"input_ids": fit[1]["input_ids"][2:3]}]
+    with pytest.raises(InputError, match="1 windows are in both"):
+        anisoscope.tangent_test(build("llama")[0], fit=fit, test=test)
+
+
+def test_a_document_in_both_sides_raises() -> None:
+    def numbered(seed: int, first: int) -> list[Batch]:
+        return [as_batch(batch, first + 6 * i) for i, batch in enumerate(batches(seed))]
+
+    apart = [make_side(numbered(seed, first), "side", sinks=False, seed=0) for seed, first in ((1, 0), (2, 100))]
+    require_apart(*apart)
+    shared = make_side(numbered(2, 17), "test", sinks=False, seed=0)
+    with pytest.raises(InputError, match="document 17 and 0 more are in both"):
+        require_apart(apart[0], shared)
+
+
+def test_halves_of_a_text_share_no_document() -> None:
+    long = [as_batch(batch, 6 * i) for i, batch in enumerate(batches(3, number=4))]
+    one = torch.full_like(long[2].document, 11)  # goes on from the first half
+    long[2] = Batch(**{**vars(long[2]), "document": torch.cat((one[:2], long[2].document[2:]))})
+    fit, test = split_batches(long)
+    sides = [make_side(side, "side", sinks=False, seed=0) for side in (fit, test)]
+    require_apart(*sides)
+    assert [len(batch.token) for batch in test] == [4, 6]
+    with pytest.raises(InputError, match="two at least"):
+        split_batches(long[:1])
+
+
+def test_blocks_are_whole_documents_of_like_size() -> None:
+    side = make_side(batches(4, number=4, size=8), "test", sinks=False, seed=0)
+    assert sorted(side.block.values()) == [b for b in range(8) for _ in range(4)]
+
+
+def test_first_tokens_and_massive_ones_do_not_count_unless_asked() -> None:
+    model, _ = build("llama")
+    fit, test = batches(1), batches(2)
+    tested = {"fit": fit, "test": test, "tangent": FIXED, "gradients": ["hidden"]}
+    run, whole = (anisoscope.tangent_test(model, sinks=sinks, **tested) for sinks in (False, True))
+    some, every = (next(r for r in each.records() if r.metric == "gradient_energy") for each in (run, whole))
+    assert (some.tokens, every.tokens) == ("no-sink", "all")
+    assert (some.n, every.n) == (3 * 6 * 15, 3 * 6 * 16)
+
+
+# --- errors -------------------------------------------------------------------------------------------------------
+
+
+def test_errors_say_what_to_do() -> None:
+    model, _ = build("llama")
+    with pytest.raises(InputError, match="did you mean hidden"):
+        anisoscope.tangent_test(model, fit=batches(1), test=batches(2), gradients=["hiden"])
+    with pytest.raises(InputError, match="did you mean coordinates"):
+        anisoscope.tangent_test(model, fit=batches(1), test=batches(2), tangent=Tangent(nulls=["coordinate"]))
+    with pytest.raises(InputError, match="cannot be told from its class"):
+        anisoscope.tangent_test(HomeMade(), fit=batches(1), test=batches(2))
+    with pytest.raises(InputError, match="embed and resid sites"):
+        anisoscope.tangent_test(model, fit=batches(1), test=batches(2), sites=["mlp"])
+    with pytest.raises(InputError, match="no batches"):
+        anisoscope.tangent_test(model, fit=[], test=batches(2))
+    with pytest.raises(CaptureError, match="depends on the model"):
+        anisoscope.tangent_test(
+            model, fit=batches(1), test=batches(2), loss=lambda output, labels: torch.zeros(()), tangent=QUICK
+        )
+
+
+def test_a_site_that_the_loss_does_not_see_is_named() -> None:
+    model = HomeMade().eval()
+
+    def shallow(output: Tensor, labels: Tensor) -> Tensor:
+        return model.embed.weight.sum() + 0 * output.detach().sum()
+
+    with pytest.raises(CaptureError, match=r"resid\.0.*the loss does not depend on it"):
+        anisoscope.tangent_test(model, fit=batches(1), test=batches(2), loss=shallow, tangent=QUICK)
+
+
+# --- the command --------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def decoder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    import transformers
+
+    folder = tmp_path_factory.mktemp("decoder")
+    torch.manual_seed(0)
+    transformers.GPT2LMHeadModel(gpt2_config()).save_pretrained(folder)
+    byte_pairs().save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("text") / "corpus.txt"
+    words = WORDS.split()
+    draw = np.random.default_rng(0)
+    path.write_text(" ".join(draw.choice(words, 1500)))
+    return path
+
+
+def command(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
+    line = [sys.executable, "-m", "anisoscope", *map(str, arguments)]
+    return subprocess.run(line, capture_output=True, text=True, check=False, timeout=300, env=None)
+
+
+def test_the_command_prints_energies_nulls_and_what_they_say(decoder: Path, corpus: Path, tmp_path: Path) -> None:
+    options = ["--rank", "4", "--tokens", "512", "--window", "32", "--concepts", "--out", tmp_path / "run"]
+    done = command("tangent", decoder, "--text", corpus, *options)
+    assert done.returncode == 0, done.stderr
+    for word in ("resid.1", "semi_nmf", "weight_in", "embedding", "ceiling", "p/q", "concepts at resid.0", "Haar"):
+        assert word in done.stdout
+    run = anisoscope.Run.open(tmp_path / "run")
+    assert run.info["tangent"]["nulls"][0] == "orientation"
+    concepts = run.info["concepts"]["resid.0 semi_nmf 4"]
+    assert len(concepts) == 4
+    assert all(concept["tokens"] and len(concept["contexts"]) == 3 for concept in concepts)
+
+
+def test_the_command_speaks_json_and_plain_errors(decoder: Path, corpus: Path, tmp_path: Path) -> None:
+    few = [
+        "--rank",
+        "2",
+        "--tokens",
+        "128",
+        "--window",
+        "32",
+        "--batch",
+        "2",
+        "--proxies",
+        "pca",
+        "--gradients",
+        "hidden",
+    ]
+    done = command("tangent", decoder, "--text", corpus, *few, "--json")
+    records = json.loads(done.stdout)
+    assert {r["metric"] for r in records} >= {"gradient_energy", "gradient_p", "gradient_q", "local_excess"}
+    (tmp_path / "counts.json").write_text("[1, 2]")
+    done = command("tangent", decoder, "--text", corpus, *few, "--counts", tmp_path / "counts.json")
+    assert done.returncode == 1
+    assert "no table of counts" in done.stderr
