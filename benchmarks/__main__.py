@@ -1,6 +1,6 @@
 """Runs the benchmarks: all, or those named.
 
-    python -m benchmarks [--quick] [--threads 1] [spectrum cosine stream neighbours peers]
+    python -m benchmarks [--quick] [--threads 1] [spectrum cosine stream neighbours measure peers]
 
 Results go to benchmarks/results/, one file a benchmark, with a table and a chart over all of them.
 """
@@ -16,6 +16,7 @@ import torch
 from benchmarks import neighbours as search
 from benchmarks.core import cosine, spectrum, stream
 from benchmarks.harness import SCRATCH, Outcome, Settings, draw, figure_of, load, markdown, save, show
+from benchmarks.measure import measure
 from benchmarks.peers import peers, search_commands
 
 
@@ -35,6 +36,7 @@ BENCHMARKS: dict[str, Callable[[Settings], Outcome]] = {
     "cosine": cosine,
     "stream": stream,
     "neighbours": neighbours,
+    "measure": measure,
     "peers": peers,
 }
 

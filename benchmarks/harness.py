@@ -16,7 +16,7 @@ import pandas as pd
 import psutil
 import torch
 
-from anisoscope.report.charts import COLOURS, save_chart, themed
+from anisoscope.report.theme import COLOURS, save_chart, themed
 from benchmarks.neighbours import Row, environment
 
 ROOT = Path(__file__).parent.parent

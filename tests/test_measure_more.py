@@ -46,7 +46,7 @@ def values(run: anisoscope.Run, **wanted: Any) -> Values:
 
 def test_weights_need_no_data_and_are_those_of_the_matrix(folder: Path) -> None:
     run = anisoscope.measure(folder, weights=True, metrics=["mean_cosine", "partition_isotropy"])
-    matrix = open_model(folder).model.get_input_embeddings().weight.detach()
+    matrix = open_model(folder).model.get_parameter("wte.weight").detach()
     found = values(run, metric="mean_cosine")
     raw = found["weight.input", "mean_cosine", "all", None, ("matrix", "raw")]
     centred = found["weight.input", "mean_cosine", "all", None, ("matrix", "centred")]

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from click.testing import Result
 from torch import Tensor, nn
+from typer.testing import CliRunner
 
 import anisoscope
+from anisoscope.cli import app
 from anisoscope.errors import CaptureError, InputError
 from anisoscope.models.tables import Batch
 from anisoscope.offline.splits import make_side, require_apart, split_batches
@@ -136,7 +137,7 @@ def test_frozen_frames_are_tested_instead_of_refreshed_ones() -> None:
         for parameter in early.parameters():
             parameter.add_(0.2 * torch.randn(parameter.shape, generator=torch.Generator().manual_seed(1)))
     frames = anisoscope.fit_frames(early, batches(1), tangent=QUICK)
-    tested = {"fit": batches(1), "test": batches(2), "tangent": QUICK, "gradients": ["hidden"]}
+    tested: dict[str, Any] = {"fit": batches(1), "test": batches(2), "tangent": QUICK, "gradients": ["hidden"]}
     frozen = anisoscope.tangent_test(model, frozen=frames, **tested)
     fresh = anisoscope.tangent_test(model, **tested)
     assert value(frozen, "grad.resid.1", basis="frozen") != value(fresh, "grad.resid.1", basis="refreshed")
@@ -243,7 +244,7 @@ def test_blocks_are_whole_documents_of_like_size() -> None:
 def test_first_tokens_and_massive_ones_do_not_count_unless_asked() -> None:
     model, _ = build("llama")
     fit, test = batches(1), batches(2)
-    tested = {"fit": fit, "test": test, "tangent": FIXED, "gradients": ["hidden"]}
+    tested: dict[str, Any] = {"fit": fit, "test": test, "tangent": FIXED, "gradients": ["hidden"]}
     run, whole = (anisoscope.tangent_test(model, sinks=sinks, **tested) for sinks in (False, True))
     some, every = (next(r for r in each.records() if r.metric == "gradient_energy") for each in (run, whole))
     assert (some.tokens, every.tokens) == ("no-sink", "all")
@@ -304,15 +305,14 @@ def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def command(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
-    line = [sys.executable, "-m", "anisoscope", *map(str, arguments)]
-    return subprocess.run(line, capture_output=True, text=True, check=False, timeout=300, env=None)
+def command(*arguments: str | Path) -> Result:
+    return CliRunner().invoke(app, [str(each) for each in arguments], env={"COLUMNS": "100"})
 
 
 def test_the_command_prints_energies_nulls_and_what_they_say(decoder: Path, corpus: Path, tmp_path: Path) -> None:
-    options = ["--rank", "4", "--tokens", "512", "--window", "32", "--concepts", "--out", tmp_path / "run"]
-    done = command("tangent", decoder, "--text", corpus, *options)
-    assert done.returncode == 0, done.stderr
+    size = ["--rank", "4", "--tokens", "512", "--window", "32"]
+    done = command("tangent", decoder, "--text", corpus, *size, "--concepts", "--out", tmp_path / "run")
+    assert done.exit_code == 0, done.output
     for word in ("resid.1", "semi_nmf", "weight_in", "embedding", "ceiling", "p/q", "concepts at resid.0", "Haar"):
         assert word in done.stdout
     run = anisoscope.Run.open(tmp_path / "run")
@@ -337,10 +337,11 @@ def test_the_command_speaks_json_and_plain_errors(decoder: Path, corpus: Path, t
         "--gradients",
         "hidden",
     ]
-    done = command("tangent", decoder, "--text", corpus, *few, "--json")
+    done = command("tangent", decoder, "--text", corpus, *few, "--step-0", decoder, "--json")
     records = json.loads(done.stdout)
     assert {r["metric"] for r in records} >= {"gradient_energy", "gradient_p", "gradient_q", "local_excess"}
+    assert "step_0" in {r["variant"].get("null") for r in records}
     (tmp_path / "counts.json").write_text("[1, 2]")
     done = command("tangent", decoder, "--text", corpus, *few, "--counts", tmp_path / "counts.json")
-    assert done.returncode == 1
-    assert "no table of counts" in done.stderr
+    assert isinstance(done.exception, InputError)
+    assert "no table of counts" in str(done.exception)

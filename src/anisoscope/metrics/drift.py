@@ -121,17 +121,16 @@ def _centred(x: Tensor) -> Tensor:
 
 
 def _hsic(x: Tensor, y: Tensor) -> float:
-    """n(n − 3) times the unbiased HSIC of linear kernels, from features: K, L without their diagonals.
+    """n(n − 3) times the unbiased HSIC of linear kernels K, L of centred rows, from features.
 
-    The product of features is taken in the rows' own precision, sums in float64.
+    Without their diagonals the rows of K and L sum to minus those, since Σx = Σy = 0. The product of features is
+    taken in the rows' own precision, sums in float64.
     """
     n = len(x)
-    xx, yy = double(x).square().sum(1), double(y).square().sum(1)  # (n,) the diagonals
-    k_rows = double(x) @ double(x).sum(0) - xx  # (n,) sums of the rows of K
-    l_rows = double(y) @ double(y).sum(0) - yy
     own = torch.promote_types(x.dtype, y.dtype)
+    xx, yy = double(x.square().sum(1)), double(y.square().sum(1))  # (n,) the diagonals
     product = double(x.to(own).T @ y.to(own)).square().sum() - xx @ yy  # tr KL
-    return float(product + k_rows.sum() * l_rows.sum() / ((n - 1) * (n - 2)) - 2 / (n - 2) * k_rows @ l_rows)
+    return float(product + xx.sum() * yy.sum() / ((n - 1) * (n - 2)) - 2 / (n - 2) * xx @ yy)
 
 
 def _require_same_width(pair: PairedAxes) -> None:

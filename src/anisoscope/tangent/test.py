@@ -106,7 +106,7 @@ def tangent_records(subject: Subject, nulls: str | Sequence[str] = "all") -> lis
     """Everything the test says of one subject: energies, nulls, anisotropy, ceiling, slope, local test, strata."""
     chosen = set(choose_nulls(nulls))
     frame, sums = subject.frame, subject.sums
-    references = _references(frame, chosen)
+    references = _references(subject, chosen)
     bases = [*frame.bases, *(basis for _, _, basis in references)]
     energies = sums.energies(bases)
     out = _energy_records(subject, energies)
@@ -203,11 +203,13 @@ def _one_level(
     return out
 
 
-def _references(frame: Frame, chosen: set[str]) -> list[tuple[str, int, Basis]]:
+def _references(subject: Subject, chosen: set[str]) -> list[tuple[str, int, Basis]]:
     """Bases that are compared with and never decide: their name, which basis of the frame they stand beside."""
+    frame = subject.frame
+    banded = "next_band" in chosen and subject.gradient in next_band.gradients
     out = []
     for i, basis in enumerate(frame.bases):
-        band = next_band(frame, basis) if "next_band" in chosen else None
+        band = next_band(frame, basis) if banded else None
         if band is not None:
             out.append(("next_band", i, band))
         for name, others in frame.others.items():

@@ -1,6 +1,8 @@
 "use strict";
 // The live page: a list of runs, their charts, and the rows that arrive while a run grows.
 
+const LIST_EVERY = 10000; // milliseconds between looks for new runs
+
 class Live {
   constructor() {
     this.chosen = JSON.parse(readHash().get("runs") || "[]"); // ids of runs, in the address too
@@ -12,15 +14,22 @@ class Live {
     window.addEventListener("hashchange", () => this.follow(JSON.parse(readHash().get("runs") || "[]")));
   }
 
+  // The list as it is now; gives the runs, the last changed first.
   async list() {
     const runs = await (await ask("/api/runs")).json();
-    const ids = new Set(runs.map((run) => run.id));
-    this.chosen = this.chosen.filter((id) => ids.has(id));
     $("runs").replaceChildren(...runs.map((run) => this.entry(run)));
     this.filter();
-    if (!this.chosen.length && runs.length) this.chosen = [runs[0].id];
     this.mark();
-    if (!runs.length) $("told").textContent = "no runs in this folder yet";
+    if (!runs.length) this.tell("no runs in this folder yet", false);
+    return runs;
+  }
+
+  // What the address asks for as far as it is there, else the run that changed last.
+  async start() {
+    const ids = (await this.list()).map((run) => run.id);
+    const there = this.chosen.filter((id) => ids.includes(id));
+    if (ids.length) await this.choose(there.length ? there : [ids[0]]);
+    setInterval(() => this.list().catch(trouble), LIST_EVERY);
   }
 
   entry(run) {
@@ -28,7 +37,8 @@ class Live {
     box.onchange = () => this.choose([...$("runs").querySelectorAll("input:checked")].map((each) => each.value));
     const when = run.changed ? new Date(1000 * run.changed).toLocaleString() : "no records yet";
     const facts = element("small", {}, [run.model, when].filter(Boolean).join(" · "));
-    return element("li", {}, element("label", {}, box, element("span", {}, run.id === "." ? run.name : run.id, facts)));
+    const title = run.id.split("/").pop() === run.name ? run.id : run.id === "." ? run.name : `${run.id} · ${run.name}`;
+    return element("li", {}, element("label", {}, box, element("span", {}, title, facts)));
   }
 
   filter() {
@@ -137,9 +147,7 @@ function trouble(error) {
 
 async function startLive() {
   try {
-    const live = new Live();
-    await live.list();
-    if (live.chosen.length) await live.choose(live.chosen);
+    await new Live().start();
     document.documentElement.dataset.ready = "yes";
   } catch (error) {
     trouble(error);

