@@ -91,11 +91,11 @@ def search_commands(settings: Settings) -> dict[str, str]:
     """The outside peers that can search many rows, as commands for the benchmark of the search."""
     found = {}
     for peer in OUTSIDE:
-        reason = None if peer.slow else _installed(peer)
+        reason = None if peer.slow else installed(peer)
         if reason:
             print(f"{peer.name} is left out of the search: {reason}")
         elif not peer.slow:
-            found[peer.name] = shlex.join(_command(peer, settings.threads))
+            found[peer.name] = shlex.join(command_of(peer, settings.threads))
     return found
 
 
@@ -207,8 +207,8 @@ def _outside(settings: Settings, chosen: list[Peer]) -> dict[str, Estimator]:
     """Peers of other environments, each installed where it is not yet."""
     found: dict[str, Estimator] = {}
     for peer in chosen:
-        reason = _installed(peer)
-        found[peer.name] = partial(_refused, reason) if reason else partial(_run, _command(peer, settings.threads))
+        reason = installed(peer)
+        found[peer.name] = partial(_refused, reason) if reason else partial(_run, command_of(peer, settings.threads))
     return found
 
 
@@ -222,7 +222,7 @@ def _run(command: list[str], x: Array, path: Path) -> Answer:
         [*command, str(path), "2"], capture_output=True, text=True, check=False, preexec_fn=_hold_memory
     )
     if done.returncode:
-        return Answer(None, None, _last_line(done.stderr))
+        return Answer(None, None, last_line(done.stderr))
     value, work, wall = map(float, done.stdout.split()[-3:])
     took = work if torch.get_num_threads() == 1 else wall  # as `clock` does for jobs in this process
     return Answer(value, took) if math.isfinite(value) else Answer(None, took, str(value))
@@ -234,13 +234,13 @@ def _hold_memory() -> None:
     resource.setrlimit(resource.RLIMIT_AS, (half, half))
 
 
-def _command(peer: Peer, threads: int) -> list[str]:
+def command_of(peer: Peer, threads: int) -> list[str]:
     """The peer's script in its environment, its libraries held to so many threads."""
     pools = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
     return ["env", *(f"{pool}={threads}" for pool in pools), str(peer.python), str(Path(__file__).parent / peer.script)]
 
 
-def _installed(peer: Peer) -> str | None:
+def installed(peer: Peer) -> str | None:
     """Makes the peer's environment where there is none; the reason where that fails."""
     ready = peer.folder / "installed"
     wanted = repr(peer.installs)
@@ -252,12 +252,12 @@ def _installed(peer: Peer) -> str | None:
         command = [str(peer.python), "-m", "pip", "install", "--quiet", *packages]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         if done.returncode:
-            return f"pip install {' '.join(packages)} failed: {_last_line(done.stderr)}"
+            return f"pip install {' '.join(packages)} failed: {last_line(done.stderr)}"
     ready.write_text(wanted)
     return None
 
 
-def _last_line(text: str) -> str:
+def last_line(text: str) -> str:
     return (text.strip().splitlines() or ["it was killed"])[-1]
 
 

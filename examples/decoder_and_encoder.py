@@ -8,6 +8,7 @@ from __future__ import annotations
 import sys
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 
@@ -41,7 +42,12 @@ else:
     }
 runs = []
 for name, model in models.items():
-    request = {"text": list(embedded_text()), "tokens": TOKENS, "metrics": METRICS, "sites": ["embed", "resid"]}
+    request: dict[str, Any] = {
+        "text": list(embedded_text()),
+        "tokens": TOKENS,
+        "metrics": METRICS,
+        "sites": ["embed", "resid"],
+    }
     with progress_bar(name, TOKENS) as told:  # a measurement that is whole is not repeated
         run = anisoscope.measure(model, **request, out=OUT / name, progress=told, saying=told.say)
     runs.append(run)

@@ -23,19 +23,26 @@ def tiny(**switches: Any) -> Experiment:
     return changed(Experiment(), TINY | switches)
 
 
+class Stopping:
+    """A tracker that asks to stop once a step has been watched."""
+
+    def __init__(self, inner: Observer, step: int) -> None:
+        self.inner, self.step, self.should_stop = inner, step, False
+
+    def probe(self, step: int) -> None:
+        self.inner.probe(step)
+
+    def watch(self, step: int) -> None:
+        self.inner.watch(step)
+        self.should_stop = step + 1 >= self.step
+
+    def close(self) -> None:
+        self.inner.close()
+
+
 def stopping(observe: Observe, step: int) -> Observe:
-    """The same observer, which asks to stop once this step has been watched."""
-
     def made(model: Transformer, probe: dict[str, torch.Tensor], folder: Path, start: int) -> Observer:
-        inner = observe(model, probe, folder, start)
-        watch = inner.watch
-
-        def watch_and_stop(now: int) -> None:
-            watch(now)
-            inner.should_stop = now + 1 >= step  # type: ignore[misc]
-
-        inner.watch = watch_and_stop  # type: ignore[method-assign]
-        return inner
+        return Stopping(observe(model, probe, folder, start), step)
 
     return made
 

@@ -205,3 +205,9 @@ def test_nan_at_a_layer_is_said_with_the_layer(folder: Path, text: Path) -> None
     assert run.info["not_finite"]["site"] == "resid.1"
     assert values(run, site="resid.0")
     assert not values(run, site="resid.1")
+
+
+def test_data_of_another_kind_is_refused(folder: Path, tmp_path: Path) -> None:
+    (tmp_path / "note.txt").write_text("not an image")
+    with pytest.raises(InputError, match="takes text and nothing else; got image"):
+        anisoscope.measure(folder, images=tmp_path, metrics=["mean_cosine"])

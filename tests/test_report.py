@@ -338,6 +338,14 @@ def test_the_report_goes_into_the_run(tmp_path: Path) -> None:
     assert len(list(Run.open(run.path).records())) == len(runs.profiles())  # the run itself stays as it was
 
 
+def test_show_prints_curves_sentences_and_caveats(tmp_path: Path) -> None:
+    run = runs.make_run(tmp_path / "exp", runs.profiles((0, 1000)))
+    printed = " ".join(call("show", str(run.path)).stdout.split())
+    assert "▁" in printed
+    assert "one direction carries 84 % of the variance" in printed
+    assert "Keep in mind" in printed
+
+
 def test_a_figure_of_two_runs_with_a_pick(tmp_path: Path) -> None:
     for name in ("a", "b"):
         runs.make_run(tmp_path / name, runs.profiles((0, 10)))

@@ -9,9 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from click.testing import Result
 from torch import Tensor, nn
-from typer.testing import CliRunner
+from typer.testing import CliRunner, Result
 
 import anisoscope
 from anisoscope.cli import app

@@ -1,4 +1,4 @@
-"""`report`, `figure`, `compare` and `serve`: what can be seen of runs."""
+"""`show`, `report`, `figure`, `compare` and `serve`: what can be seen of runs."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from rich.console import Console
 
 from anisoscope.cli.app import AsJson, Metrics, app, escape, names_of, stderr
 from anisoscope.errors import InputError
+from anisoscope.records import Site
 
 Runs = Annotated[list[Path], typer.Argument(help="Run folders.")]
 
@@ -34,6 +35,30 @@ def report(
     opened = [Run.open(path) for path in runs]
     written = write_report(opened, out or opened[0].path / "report.html")
     stderr().print(f"report: {escape(str(written))} ({written.stat().st_size / 1e6:.1f} MB)")
+
+
+@app.command(epilog="Example:\n\n    anisoscope show runs/exp1")
+def show(run: Annotated[Path, typer.Argument(help="A run folder.")]) -> None:
+    """What a run says, in the terminal: curves over the layers at the last step, sentences, caveats."""
+    from anisoscope.report.caveats import caveats
+    from anisoscope.report.reading import headlines
+    from anisoscope.report.terminal import layers_table, reading_table, records_table
+    from anisoscope.report.tidy import by_metric, first_and_last, rows_of, table_of
+    from anisoscope.store import Run
+
+    opened = Run.open(run)
+    records = list(opened.records())
+    if not records:
+        raise InputError(f"{opened.name} holds no records yet; measure something first")
+    last = max(record.step for record in records)
+    shown = [record for record in records if record.step == last]
+    layered = any(Site.parse(record.site).layer is not None for record in shown)
+    rows = {metric: rows_of(group) for metric, group in by_metric(first_and_last(table_of([opened]))).items()}
+    console = Console()
+    console.print(
+        layers_table(shown, opened.info, title=opened.name) if layered else records_table(shown, title=opened.name)
+    )
+    console.print(reading_table(headlines(rows), caveats(rows, opened.info)))
 
 
 @app.command(
@@ -115,7 +140,7 @@ def compare(
 def serve(
     folder: Annotated[Path, typer.Argument(help="A folder with runs in it, at any depth.")] = Path("runs"),
     host: Annotated[str, typer.Option(help="The address to bind; others than loopback ask for a token.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(min=0, max=65535, help="The port to listen on.")] = 8733,
+    port: Annotated[int, typer.Option(min=1, max=65535, help="The port to listen on.")] = 8733,
 ) -> None:
     """All runs of a folder on a live page that grows while they do."""
     from anisoscope.report.live import serve as serve_folder

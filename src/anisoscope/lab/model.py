@@ -27,7 +27,7 @@ CHOICES = {
 MODEL_TYPE = "anisoscope-lab"  # how a checkpoint's config.json says whose it is
 _IGNORED = -100  # a label that does not count, as everywhere in torch
 _STD = 0.02  # of first weights, in GPT-2 and in BERT
-_MEMORY = 100  # batches that a running mean remembers
+_MEMORY = 10  # batches that a running mean remembers: few, since the mean moves fast early in training
 
 
 @dataclass(frozen=True)

@@ -53,7 +53,7 @@ def estimate_cost(
     """What `measure` with the same arguments would cost: one batch is run, one search and one spectrum timed."""
     asked = Asked(**request)
     sources = {"text": text, "image": images, "audio": audio}
-    given = [source for source in sources.values() if source is not None]
+    given = {kind: source for kind, source in sources.items() if source is not None}
     if not given:
         raise InputError("a cost is estimated for data; weights alone take seconds")
     opened = open_for(model, sources, head=asked.weights or asked.generate is not None, opening=opening or {})

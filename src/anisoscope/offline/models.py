@@ -26,6 +26,7 @@ from anisoscope.stats.sample import Sample
 from anisoscope.store import Run
 from anisoscope.survey import Evaluated, Survey
 from anisoscope.survey.inputs import device_of, first_item, peek
+from anisoscope.survey.ranks import Ranks, all_ranks
 from anisoscope.survey.runs import create_run, run_info, save_cloud, save_measured
 
 TOKENS = 65_536
@@ -34,6 +35,7 @@ SITES = ("embed", "resid", "final")
 SAMPLE = 4096
 Progress = Callable[[int], None]  # told how many more tokens have gone by
 Saying = Callable[[str], None]  # told what is being done
+Seeing = Callable[[Evaluated], None]  # shown every site's clouds and numbers before they are let go
 
 
 def measure(
@@ -60,8 +62,10 @@ def measure(
     command: str | None = None,
     progress: Progress | None = None,
     saying: Saying | None = None,
+    seeing: Seeing | None = None,
     opening: Mapping[str, Any] | None = None,
     reading: Mapping[str, Any] | None = None,
+    distributed: bool = False,
 ) -> Run:
     """The geometry of a model, layer by layer: records under `all` tokens and without sinks, as a run.
 
@@ -73,14 +77,18 @@ def measure(
     deviation of every number over batches of that size. Without `out` the run lives in a temporary folder as long as
     the returned object. With it, a measurement of a model by name that was killed or interrupted goes on when it is
     asked for again, and one that is whole is returned as it is. `opening` goes to `open_model`, `reading` to
-    `model_batches`.
+    `model_batches`. `distributed`: all ranks of `torch.distributed` call this with the same arguments, each measures
+    its share of the documents, and their statistics add; rank 0 writes, every rank gets the records.
     """
     sources = {"text": text, "image": images, "audio": audio}
-    given = [source for source in sources.values() if source is not None]
+    given = {kind: source for kind, source in sources.items() if source is not None}
     if batches is None and not given and not weights:
         raise InputError("nothing to measure: give text, images, audio or batches, or ask for the weights")
     if batch_tokens is not None and tokens is not None and tokens < 2 * batch_tokens:
         raise InputError(f"{tokens} tokens hold no two batches of {batch_tokens}; measure at least {2 * batch_tokens}")
+    ranks = all_ranks() if distributed else Ranks()
+    if ranks.world > 1 and (generate is not None or batch_tokens is not None):
+        raise InputError("generated tokens and batches of tokens are measured by one process; leave torchrun out")
     opened = open_for(model, sources, head=weights or generate is not None, opening=opening or {})
     module = opened.model if opened is not None else model
     assert isinstance(module, nn.Module)
@@ -109,22 +117,25 @@ def measure(
         batch = max(1, min(batch, batch_tokens // (window or WINDOW)))  # a forward pass must not hold two batches
 
     def read() -> Iterable[Any]:
-        return read_data(opened, given, tokens, window, batch, dict(reading or {})) if batches is None else batches
+        if batches is not None:
+            return batches
+        return read_data(opened, given, tokens, window, batch * ranks.world, dict(reading or {}))
 
-    with _start(out, info, command, resumable=resumable) as run, _memory_explained():
-        if run.info["complete"]:
-            return run
-        partial = Partial(run.path if out is not None and resumable else None)
-        telling = (progress, saying or (lambda _: None))
-        measuring = _Measuring(asked, module, opened, run, partial, keep_statistics, *telling)
+    first = ranks.rank == 0
+    with _start(out if first else None, info, command, resumable=resumable) as run, _memory_explained():
+        if ranks.agree(run.info["complete"]):
+            return _shared(run, ranks)
+        partial = Partial(_partial_folder(out, ranks) if out is not None and resumable else None)
+        telling = (progress, saying or (lambda _: None), seeing or (lambda _: None))
+        measuring = _Measuring(asked, module, opened, run, partial, keep_statistics, ranks, *telling)
         if batches is not None or given:
             measuring.data(read())
-        if weights:
+        if weights and first:
             measuring.weights()
         if generate is not None and not measuring.interrupted:
             measuring.generated(read())
         measuring.finish()
-    return run
+        return _shared(run, ranks)
 
 
 @dataclass(frozen=True)
@@ -158,8 +169,10 @@ class _Measuring:
     run: Run
     partial: Partial
     keep_statistics: bool
+    ranks: Ranks
     progress: Progress | None
     saying: Saying
+    seeing: Seeing
     layout: Layout | None = None
     interrupted: bool = False
     removed: list[dict[str, Any]] = field(default_factory=list)
@@ -176,6 +189,7 @@ class _Measuring:
             sites=(*asked.sites, *(("final.in",) if norm else ())),
             tokens=asked.tokens if self.opened is not None else None,  # nobody knows how many bare batches hold
             batch_tokens=asked.batch_tokens,
+            ranks=self.ranks,
         )
         if self.partial.load(survey):
             run.rewind(0)
@@ -240,6 +254,7 @@ class _Measuring:
     def _save(self, done: Evaluated) -> None:
         """Records, statistics where wanted, and a word about rows that are not numbers."""
         self.saying(f"{done.site} evaluated")
+        self.seeing(done)
         save_measured(self.run, done.measured)
         for policy, cloud in done.clouds.items():
             if self.keep_statistics and done.site.kind != "pattern":
@@ -271,6 +286,22 @@ def _start(out: str | Path | None, info: dict[str, Any], command: str | None, *,
     return Run.create(out, run_info(info, []), command=command, resume=True)
 
 
+def _partial_folder(out: str | Path, ranks: Ranks) -> Path:
+    """Where a half-done pass waits: in the run's folder, one place a rank, since each has its own share."""
+    return Path(out) if ranks.world == 1 else Path(out) / f"rank-{ranks.rank}-of-{ranks.world}"
+
+
+def _shared(run: Run, ranks: Ranks) -> Run:
+    """The run of rank 0; on the other ranks a temporary one that holds the same records."""
+    if ranks.world == 1:
+        return run
+    records, info = ranks.agree((list(run.records()), run.info))
+    if ranks.rank:
+        run.append(records)
+        run.update_info(**info)
+    return run
+
+
 def _differences(a: Mapping[str, Any], b: Mapping[str, Any]) -> list[str]:
     """Which settings differ, by name; groups are looked into."""
     out: list[str] = []
@@ -282,15 +313,21 @@ def _differences(a: Mapping[str, Any], b: Mapping[str, Any]) -> list[str]:
 
 
 def read_data(
-    opened: Opened | None, given: list[Any], tokens: int | None, window: int | None, batch: int, reading: dict[str, Any]
+    opened: Opened | None,
+    given: Mapping[str, Any],
+    tokens: int | None,
+    window: int | None,
+    batch: int,
+    reading: dict[str, Any],
 ) -> Iterable[Batch]:
+    """The batches of the one source given, which must be of the model's modality."""
     if opened is None:
         raise InputError("a bare module needs batches: measure(model, batches)")
-    if len(given) != 1:
-        raise InputError(f"{opened.info['source']} takes {opened.modality}; give one of text, images, audio")
+    if list(given) != [opened.modality]:
+        raise InputError(f"{opened.info['source']} takes {opened.modality} and nothing else; got {', '.join(given)}")
     if opened.modality == "text":
         reading = {"window": window, "tokens": tokens, **reading}
-    return model_batches(opened, given[0], batch=batch, **reading)
+    return model_batches(opened, given[opened.modality], batch=batch, **reading)
 
 
 def _in_words(removed: list[dict[str, Any]], opened: Opened | None) -> list[dict[str, Any]]:
@@ -314,10 +351,9 @@ def _memory_explained() -> Iterator[None]:
         raise InputError(f"out of memory; {remedy}") from why
 
 
-def _source_name(given: Sequence[Any]) -> str | None:
-    if not given:
-        return None
-    return str(given[0]) if isinstance(given[0], str | Path) else type(given[0]).__name__
+def _source_name(given: Mapping[str, Any]) -> str | None:
+    source = next(iter(given.values()), None)
+    return str(source) if isinstance(source, str | Path) else None if source is None else type(source).__name__
 
 
 def _plain(options: Mapping[str, Any]) -> dict[str, Any]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 import time
+from contextlib import suppress
 from pathlib import Path
 
 from anisoscope.disk import replacing
@@ -52,6 +53,8 @@ class Partial:
         if self._folder is not None:
             (self._folder / _POINTER).unlink(missing_ok=True)
             self._drop_folders(but=None)
+            with suppress(OSError):
+                self._folder.rmdir()  # a rank's own place; a run's folder is never empty
 
     def _drop_folders(self, but: Path | None) -> None:
         assert self._folder is not None

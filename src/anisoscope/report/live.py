@@ -10,6 +10,7 @@ import asyncio
 import ipaddress
 import json
 import secrets
+import socket
 from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Any
 from urllib.parse import quote
@@ -17,7 +18,6 @@ from urllib.parse import quote
 from starlette.applications import Starlette
 from starlette.concurrency import run_in_threadpool
 from starlette.middleware import Middleware
-from starlette.middleware.trustedhost import TrustedHostMiddleware
 from starlette.requests import Request
 from starlette.responses import (
     HTMLResponse,
@@ -45,10 +45,10 @@ _POLICY = (
 _HEADERS = {"X-Content-Type-Options": "nosniff", "Referrer-Policy": "no-referrer", "Cache-Control": "no-store"}
 
 
-def live_app(root: str, *, token: str | None = None, hosts: Sequence[str] = ("127.0.0.1", "localhost")) -> Starlette:
+def live_app(root: str, *, token: str | None = None) -> Starlette:
     """The app over the runs of a folder; with a token every request must carry it, as a cookie or `?token=`."""
     shelf = Shelf(root)
-    guards = [Middleware(_Token, token=token)] if token else [Middleware(TrustedHostMiddleware, allowed_hosts=[*hosts])]
+    guards = [Middleware(_Token, token=token) if token else Middleware(_Loopback)]
     routes = [
         Route("/", _index),
         Route("/assets/{name}", _asset),
@@ -69,8 +69,7 @@ def serve(root: str, *, host: str = "127.0.0.1", port: int = PORT, told: Callabl
     token = None if is_loopback(host) else secrets.token_urlsafe(24)
     app = live_app(root, token=token)
     if told is not None:
-        shown = f"[{host}]" if ":" in host else host
-        told(f"http://{shown}:{port}/" + (f"?token={token}" if token else ""))
+        told(f"http://{_shown(host)}:{port}/" + (f"?token={token}" if token else ""))
     server = uvicorn.Server(
         uvicorn.Config(app, host=host, port=port, log_level="error", timeout_graceful_shutdown=1, lifespan="off")
     )
@@ -78,6 +77,13 @@ def serve(root: str, *, host: str = "127.0.0.1", port: int = PORT, told: Callabl
         server.run()
     except SystemExit as error:  # how uvicorn says that it could not bind
         raise InputError(f"cannot listen on {host} port {port}; choose another with --port") from error
+
+
+def _shown(host: str) -> str:
+    """A host as it stands in an address; one that means every interface is shown as this machine's name."""
+    if host in ("0.0.0.0", "::"):
+        return socket.gethostname()
+    return f"[{host}]" if ":" in host else host
 
 
 def is_loopback(host: str) -> bool:
@@ -113,8 +119,8 @@ async def _asset(request: Request) -> Response:
     if name not in makers:
         return PlainTextResponse("no such file", status_code=404, headers=_HEADERS)
     make, kind = makers[name]
-    # Vega is large and changes only with the package: the browser may keep it for the day.
-    kept = {"Cache-Control": "private, max-age=86400"} if name == "vega.js" else {}
+    # Vega is large and changes only with the package: the browser may keep it for a while.
+    kept = {"Cache-Control": "private, max-age=3600"} if name == "vega.js" else {}
     return Response(await run_in_threadpool(make), media_type=kind, headers={**_HEADERS, **kept})
 
 
@@ -198,6 +204,20 @@ def _chosen(request: Request) -> list[Run]:
 
 async def _refused(request: Request, error: Exception) -> Response:
     return PlainTextResponse(str(error), status_code=404, headers=_HEADERS)
+
+
+class _Loopback:
+    """Lets a request through that was sent to a name of this machine: a page elsewhere may point its own name here."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self.app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http" and is_loopback(Request(scope).url.hostname or ""):
+            await self.app(scope, receive, send)
+        elif scope["type"] == "http":
+            told = "This page answers to 127.0.0.1 and localhost only."
+            await PlainTextResponse(told, status_code=400, headers=_HEADERS)(scope, receive, send)
 
 
 class _Token:

@@ -8,7 +8,7 @@ from html import escape
 from typing import Any
 
 from anisoscope.report.caveats import caveats
-from anisoscope.report.reading import PHRASES, WITHOUT, by_place, number, sentences
+from anisoscope.report.reading import PHRASES, WITHOUT, by_place, headlines, number
 from anisoscope.report.tidy import NONE, Row, claim_of
 from anisoscope.store import Run
 
@@ -22,8 +22,7 @@ def reading_part(runs: Sequence[tuple[str, Run, RowsByMetric]]) -> str:
     for label, run, rows in runs:
         if len(runs) > 1:
             parts.append(f"<h3>{escape(label)}</h3>")
-        said = [(metric, sentences(metric, rows[metric])) for metric in PHRASES if metric in rows]
-        items = [f"<b>{escape(metric)}</b> · {escape('; '.join(texts))}." for metric, texts in said if texts]
+        items = [f"<b>{escape(metric)}</b> · {escape(text)}" for metric, text in headlines(rows)]
         table = headline_table(rows)
         # Beside other runs the sentences matter more than every number.
         parts += [_list(items), _folded("the numbers", table) if table and len(runs) > 1 else table]

@@ -44,6 +44,12 @@ PHRASES: Mapping[str, Phrase] = {
 }
 
 
+def headlines(rows: Mapping[str, Sequence[Row]]) -> list[tuple[str, str]]:
+    """What one run says, given its rows by metric: the metrics that have a phrase, each with its sentence."""
+    said = [(metric, sentences(metric, rows[metric])) for metric in PHRASES if metric in rows]
+    return [(metric, f"{'; '.join(texts)}.") for metric, texts in said if texts]
+
+
 def sentences(metric: str, rows: Sequence[Row]) -> list[str]:
     """What one metric of one run says: over the layers at the last step, and over the steps.
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from itertools import pairwise
 from typing import Any
 
 from rich import box
@@ -17,6 +18,8 @@ from anisoscope.report.compare import Difference
 
 _HIDDEN_CURVES = 3  # a curve with more points than this is shown as one sparkline row
 _BARS = "▁▂▃▄▅▆▇█"
+_WIDEST = 20  # characters of a sparkline
+_CURVES = ("over layers", "first run", "second run")  # columns of sparklines, which must not break
 
 
 def records_table(records: Sequence[Record], title: str = "") -> Table:
@@ -41,6 +44,8 @@ def records_table(records: Sequence[Record], title: str = "") -> Table:
 def layers_table(records: Sequence[Record], info: Mapping[str, Any], title: str) -> RenderableType:
     """One row a metric and token policy: its curve over the layers, the first, the highest and the last value."""
     table = _table(title, "metric", "tokens", "over layers", "first", "highest", "last")
+    for column in table.columns:  # in a narrow terminal the names may break, the numbers must not
+        column.no_wrap = column.header != "metric"
     shown: dict[tuple[str, str], list[Record]] = {}
     for record in records:
         if record.index is None:
@@ -55,9 +60,9 @@ def layers_table(records: Sequence[Record], info: Mapping[str, Any], title: str)
             label,
             tokens,
             sparkline([r.value for r in found]),
-            _with_error(known[0]),
-            f"{_number(highest.value)} [dim]{highest.site}[/]",
-            _with_error(known[-1]),
+            _with_error(known[0], 3),
+            f"{_number(highest.value, 3)} [dim]{highest.site}[/]",
+            _with_error(known[-1], 3),
         )
     removed = info.get("removed", {})
     gone = removed.get("tokens", [])
@@ -111,11 +116,22 @@ def before_after_table(before: Sequence[Record], after: Sequence[Record], title:
     return table
 
 
+def reading_table(headlines: Sequence[tuple[str, str]], caveats: Sequence[str]) -> RenderableType:
+    """What a run says in sentences, and what to keep in mind."""
+    said = Table.grid(padding=(0, 2))
+    for metric, text in headlines:
+        said.add_row(Text(metric, style="bold"), Text(text))
+    kept = [Text(f"· {text}", style="dim") for text in caveats]
+    return Group(said, *([Text(""), Text("Keep in mind", style="bold"), *kept] if kept else []))
+
+
 def differences_table(found: Sequence[Difference], title: str) -> RenderableType:
-    """One row a metric and token policy: both curves over the layers, and the largest difference with its error."""
-    table = _table(title, "metric", "tokens", "first", "second", "largest difference", "at", "clear")
+    """One row a metric and token policy at the last step: both curves, the largest difference with its error."""
+    last = max(each.first.step for each in found)
+    shown = [each for each in found if each.first.step == last]
+    table = _table(title, "metric", "tokens", "first run", "second run", "largest difference", "at", "clear")
     groups: dict[tuple[str, str], list[Difference]] = {}
-    for each in found:
+    for each in shown:
         groups.setdefault((_label(each.first), each.first.tokens), []).append(each)
     for (label, tokens), group in groups.items():
         largest = max(group, key=lambda each: abs(each.value))
@@ -128,7 +144,9 @@ def differences_table(found: Sequence[Difference], title: str) -> RenderableType
             escape(_where(largest.first)),
             f"{sum(each.clear for each in group)} of {len(group)}",
         )
-    return Group(table, _how_compared(found))
+    earlier = len({each.first.step for each in found}) - 1
+    note = f"at step {last}, the last of {earlier + 1} that both have; all of them with --sites" if earlier else ""
+    return Group(table, *([Text(note, style="dim")] if note else []), _how_compared(shown))
 
 
 def sites_table(found: Sequence[Difference], title: str) -> RenderableType:
@@ -160,7 +178,8 @@ def _signed(each: Difference) -> str:
 
 
 def _where(record: Record) -> str:
-    return record.site if record.index is None else f"{record.site} ({record.index})"
+    where = record.site if record.index is None else f"{record.site} ({record.index})"
+    return f"{where}, step {record.step}" if record.step else where
 
 
 def metrics_table(cards: Sequence[Mapping[str, Any]]) -> Table:
@@ -207,13 +226,23 @@ def clouds_table(records: Mapping[str, Sequence[Record]], metrics: Sequence[str]
 
 
 def sparkline(values: Sequence[float | None]) -> str:
-    """A curve in one line of text; a missing value leaves a gap."""
-    known = [v for v in values if v is not None]
+    """A curve in one line of text, short enough for a table; a missing value leaves a gap."""
+    drawn = _binned(values, _WIDEST)
+    known = [v for v in drawn if v is not None]
     if not known:
         return ""
     low, high = min(known), max(known)
     span = (high - low) or 1.0
-    return "".join(" " if v is None else _BARS[round((v - low) / span * (len(_BARS) - 1))] for v in values)
+    return "".join(" " if v is None else _BARS[round((v - low) / span * (len(_BARS) - 1))] for v in drawn)
+
+
+def _binned(values: Sequence[float | None], most: int) -> Sequence[float | None]:
+    """At most that many values: neighbours averaged where there are more."""
+    if len(values) <= most:
+        return values
+    edges = [len(values) * k // most for k in range(most + 1)]
+    bins = [[v for v in values[a:b] if v is not None] for a, b in pairwise(edges)]
+    return [sum(part) / len(part) if part else None for part in bins]
 
 
 def _groups(records: Sequence[Record]) -> list[list[Record]]:
@@ -232,12 +261,12 @@ def _label(record: Record) -> str:
     return escape(record.metric) + (f" [dim]{escape(variant)}[/]" if variant else "")
 
 
-def _with_error(record: Record | None) -> str:
+def _with_error(record: Record | None, digits: int = 4) -> str:
     if record is None or record.value is None:
         return "[dim]–[/]"
     if record.error is None:
-        return _number(record.value)
-    return f"{_number(record.value)} [dim]± {_number(record.error, 2)}[/]"
+        return _number(record.value, digits)
+    return f"{_number(record.value, digits)} [dim]± {_number(record.error, 2)}[/]"
 
 
 def _number(value: float | None, digits: int = 4) -> str:
@@ -277,5 +306,6 @@ def _table(title: str, *columns: str) -> Table:
     table = Table(title=title or None, box=box.SIMPLE_HEAD, title_justify="left", title_style="bold")
     for place, column in enumerate(columns):
         text = place == 0 or column in ("note", "meaning")
-        table.add_column(column, justify="left" if text else "right", no_wrap=place == 0, overflow="fold")
+        whole = place == 0 or column in _CURVES
+        table.add_column(column, justify="left" if text else "right", no_wrap=whole, overflow="fold")
     return table

@@ -22,7 +22,6 @@ NONE = "–"  # the value of a variant's key in records that lack it while other
 _X = {"gradient_along_axis": "variance_along_axis"}
 _STREAM = {"embed": "resid", "final.in": "resid", "final": "resid"}  # stations of the residual stream
 BEHIND = ("final.in", "final")  # stations whose place depends on how many layers there are
-_NAMED = ("vectors", "in", "weight")
 
 
 def table_of(runs: Sequence[Run]) -> pd.DataFrame:
@@ -165,8 +164,6 @@ def place_of(site: Site, depth: int | None) -> float | None:
     """
     if site.layer is not None:
         return float(site.layer)
-    if site.kind in _NAMED:
-        return None
     last = 0 if depth is None else depth
     return {"embed": -1.0, "final.in": last - 0.5, "final": float(last)}.get(site.kind)
 

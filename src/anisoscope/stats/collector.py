@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import reduce
 from operator import add
 from pathlib import Path
@@ -71,6 +71,15 @@ class BlockNumbers:
         lengths = starts.diff(append=torch.tensor([len(document)]))
         self._before += len(document)
         return torch.repeat_interleave(torch.tensor(numbers, dtype=torch.int64), lengths)
+
+
+@dataclass(frozen=True)
+class Part:
+    """What a collector has counted, on the host: to be added to another's, in this process or elsewhere."""
+
+    level: int  # how often neighbouring blocks were joined
+    blocks: tuple[tuple[int, Stats], ...]  # by number
+    samples: tuple[Sample, ...] = ()
 
 
 class Collector:
@@ -172,15 +181,19 @@ class Collector:
         """Joins blocks in pairs until the highest block number is below twice the number of blocks wanted."""
         while highest >> self._level >= 2 * self._blocks:
             self._close()
-            self._level += 1
-            joined: list[Block] = []
-            for block in self._closed:
-                number = block.number >> 1
-                if joined and joined[-1].number == number:
-                    joined[-1] = self._store(Block(number, join(joined[-1].load(), block.load(), self._make)))
-                else:
-                    joined.append(self._store(Block(number, block.load())))
-            self._closed = joined
+            self._halve()
+
+    def _halve(self) -> None:
+        """Joins neighbouring blocks in pairs."""
+        self._level += 1
+        joined: list[Block] = []
+        for block in self._closed:
+            number = block.number >> 1
+            if joined and joined[-1].number == number:
+                joined[-1] = self._store(Block(number, join(joined[-1].load(), block.load(), self._make)))
+            else:
+                joined.append(self._store(Block(number, block.load())))
+        self._closed = joined
 
     def _make_open(self, number: int) -> None:
         """Makes the block of this number the open one."""
@@ -248,6 +261,27 @@ class Collector:
             total = join(total, stats, self._make)
         return total
 
+    def part(self) -> Part:
+        """All that has been counted, as a value that another collector can absorb."""
+        self._close()
+        blocks = tuple((block.number, _on_host(block.load())) for block in self._closed)
+        return Part(self._level, blocks, tuple(replace(sample, x=sample.x.cpu()) for sample in self._samples))
+
+    def absorb(self, part: Part) -> None:
+        """Adds what was counted elsewhere of other documents of the same stream, whose blocks are numbered alike."""
+        self._close()
+        while self._level < part.level:
+            self._halve()
+        known = {block.number: _block_on_host(block) for block in self._closed}
+        for finer, stats in part.blocks:
+            number = finer >> (self._level - part.level)
+            if number in known:
+                stats = join(known[number].load(), stats, self._make)
+            known[number] = self._store(Block(number, stats))
+        self._closed = [known[number] for number in sorted(known)]
+        samples = [replace(sample, x=sample.x.cpu()) for sample in self._samples] + list(part.samples)
+        self._samples = [merge_samples(samples)] if samples else []
+
     def save(self, folder: Path) -> None:
         """Writes all that has been counted; `load` goes on from there, to the bit."""
         folder.mkdir(parents=True)
@@ -288,3 +322,12 @@ class Collector:
         if part["sample"]:
             sample: Sample = unpack(Sample, part["sample"])
             self._samples = [replace(sample, x=sample.x.to(device))]
+
+
+def _on_host(stats: Stats) -> Stats:
+    return from_arrays(to_arrays(stats))
+
+
+def _block_on_host(block: Block) -> Block:
+    """The block with its statistics on the host; one that waits in a file is read from there onto the host anyway."""
+    return block if isinstance(block.stats, Path) else replace(block, stats=_on_host(block.stats))

@@ -5,8 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
-from functools import reduce
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,27 +17,26 @@ from anisoscope.capture import Layout, capture, expand
 from anisoscope.errors import CaptureError, InputError
 from anisoscope.metrics import Metric
 from anisoscope.metrics.evaluate import Measured, evaluate
-from anisoscope.metrics.outliers import MASSIVE
-from anisoscope.models import Batch, Table, table_at
+from anisoscope.models import Batch
 from anisoscope.records import Site
-from anisoscope.stats.arith import plain
-from anisoscope.stats.attention import Attention, Heads
-from anisoscope.stats.blocks import SECOND_LOOK, Block, Cloud, Stats, from_arrays, join, on_device, to_arrays
-from anisoscope.stats.cloud import BLOCKS, second_look_at_sample
-from anisoscope.stats.collector import BlockNumbers, Collector
-from anisoscope.stats.heads import HeadSums
-from anisoscope.stats.norms import Norms
-from anisoscope.stats.rows import Rows, Tokens, token_table
-from anisoscope.stats.sample import Extremes
+from anisoscope.stats.attention import Heads
+from anisoscope.stats.blocks import SECOND_LOOK, Cloud, from_arrays, on_device, to_arrays
+from anisoscope.stats.cloud import second_look_at_sample
+from anisoscope.stats.collector import BlockNumbers, Collector, Part
+from anisoscope.stats.neighbourhoods import LocalDimensions, Neighbours, TwoNeighbours
+from anisoscope.stats.rows import Rows
+from anisoscope.survey.current import STREAM, Current, counted
 from anisoscope.survey.evaluated import Evaluated
+from anisoscope.survey.heads import HeadBlocks
 from anisoscope.survey.inputs import as_batch, call, device_of
+from anisoscope.survey.massive import described, massive
+from anisoscope.survey.ranks import Ranks
 from anisoscope.survey.runs import choose_metrics
+from anisoscope.survey.shares import Share, blocks_of, take_items, take_rows
 from anisoscope.survey.spread import Spread
 
-_STREAM = ("embed", "resid", "final.in", "final")  # where a massive token is flagged
 _UNIT = 256  # tokens of the smallest block where the total is not known
 _UNITS = 64  # smallest blocks where it is: a text of a quarter of that length still has enough
-_ASKED = 16  # query positions whose largest weight and logit spread are computed: they need the whole row
 Progress = Callable[[int], None]
 
 
@@ -58,8 +56,14 @@ class Survey:
         tokens: int | None,
         blocks: bool = True,
         batch_tokens: int | None = None,
+        share: Share | None = None,
+        ranks: Ranks | None = None,
     ) -> None:
-        """Without `blocks`, which error bars and what is compared across documents need, all rows are one block."""
+        """Without `blocks`, which error bars and what is compared across documents need, all rows are one block.
+
+        Of the batches only the documents of `share` go through the model; `ranks` are the processes that measure the
+        other shares, and are all given the same batches.
+        """
         self.model = model
         self.layout = layout
         self.sites = expand(self.layout, sites)
@@ -81,8 +85,10 @@ class Survey:
         self._names = set().union(*(m.sources for m in self.metrics)) | {"Moments", "Directions", "Norms", "Documents"}
         self._names |= {"Sample"}
         self._collectors: dict[Site, Collector] = {}
-        self._heads: dict[Site, tuple[int, dict[int, Stats]]] = {}
-        self._numbers: dict[tuple[str, int], BlockNumbers] = {}
+        self._heads: dict[Site, HeadBlocks] = {}
+        self._numbers: BlockNumbers | None = None
+        self._ranks = ranks or Ranks()
+        self._share = share or Share(self._ranks.rank, self._ranks.world)
         self._batches = 0
         self._first_document = 0
         self._spread = None if batch_tokens is None else Spread(batch_tokens, self._empty)
@@ -130,7 +136,7 @@ class Survey:
                 if keep is not None:
                     keep()
         except KeyboardInterrupt:
-            if not self.counted:
+            if not self.counted or self._ranks.world > 1:  # the other ranks may be gone already
                 raise
             return True
         if not self.counted:
@@ -138,22 +144,38 @@ class Survey:
         return False
 
     def _feed(self, given: Any) -> int:
-        """One batch through the model; how many tokens it added."""
+        """One batch through the model, or the share of it; how many tokens it holds."""
         batch = as_batch(given, self._first_document)
-        self._batch = _Current(batch, self._special, self._seed, self._unit_rows, self._numbers)
         self.unit = batch.documents_are
-        # only this forward is watched: making the batches may run the model too, as generation does
-        # no_grad, not inference_mode: what a model caches in there could not take part in training afterwards
-        with torch.no_grad(), capture(self.model, self.sites, self._sink, layout=self.layout) as seen:
-            call(self.model, batch, given)
-        seen.require(self.sites)
         self._first_document += len(batch.document)
-        more = int(self._batch.counts("", batch.counts.shape[1]).sum())
+        counts = counted(batch, self._special)
+        block = blocks_of(batch, counts, self._block_numbers(counts))  # (b,)
+        if self._share.of == 1:
+            self._forward(batch, given, block)
+        else:
+            for places in self._share.pieces(block):
+                self._forward(take_items(batch, places), take_rows(given, places, len(block)), block[places])
+        more = int(counts.sum())
         self.counted += more
         self._batches += 1
         if self._spread is not None:
             self._spread.fed(more)
         return more
+
+    def _forward(self, batch: Batch, given: Any, block: Tensor) -> None:
+        self._batch = Current(batch, block, self._special, self._seed)
+        # only this forward is watched: making the batches may run the model too, as generation does
+        # no_grad, not inference_mode: what a model caches in there could not take part in training afterwards
+        with torch.no_grad(), capture(self.model, self.sites, self._sink, layout=self.layout) as seen:
+            call(self.model, batch, given)
+        seen.require(self.sites)
+
+    def _block_numbers(self, counts: Tensor) -> BlockNumbers:
+        if self._numbers is None:
+            # an item whose length only the model knows (an image) is a block of its own, to be joined with others
+            unknown = counts.shape[1] == 1 and self._unit_rows < sys.maxsize
+            self._numbers = BlockNumbers(1 if unknown else self._unit_rows)
+        return self._numbers
 
     def _sink(self, site: Site, x: Any) -> None:
         if self._spread is not None:
@@ -182,20 +204,7 @@ class Survey:
     def _pattern(self, site: Site, heads: Any) -> None:
         length = (heads.q if isinstance(heads, Heads) else heads.logits).shape[2]
         counts = self._batch.counts(site.stack, length)
-        number = int(self._batch.tokens(site.stack, length)[1].block[0])
-        asked = torch.linspace(1, max(1, length - 1), min(_ASKED, length)).long().unique()
-        found: Stats = {"Attention": Attention.of(heads, counts, asked)}
-        if isinstance(heads, Heads):
-            found["HeadSums"] = HeadSums.of(heads, counts)
-        level, blocks = self._heads.get(site, (0, {}))
-        while number >> level >= 2 * BLOCKS:
-            level += 1
-            halved: dict[int, Stats] = {}
-            for each, stats in blocks.items():
-                halved[each >> 1] = join(halved.get(each >> 1, {}), stats, ())
-            blocks = halved
-        blocks[number >> level] = join(blocks.get(number >> level, {}), found, ())
-        self._heads[site] = level, blocks
+        self._heads.setdefault(site, HeadBlocks()).add(heads, counts, self._batch.block)
 
     def evaluated(
         self,
@@ -205,8 +214,12 @@ class Survey:
         errors: bool = True,
         slow_errors: bool = True,
         policies: tuple[str, str] = ("all", "no-sink"),
+        sparing: bool = False,
     ) -> Iterator[Evaluated]:
-        """Every site under both policies, one after another; what has been evaluated is let go."""
+        """Every site under both policies, one after another; what has been evaluated is let go.
+
+        A `sparing` evaluation searches neighbours only once, without sinks: half of its time, inside a training.
+        """
         flagged: dict[str, Tensor] = {}
         options: dict[str, Any] = {
             "run": run,
@@ -215,21 +228,69 @@ class Survey:
             "errors": errors,
             "slow_errors": slow_errors,
         }
-        for site in sorted(self._collectors):
-            cloud = self._collectors.pop(site).finish()
-            known = flagged.get(site.stack, torch.zeros(0, dtype=torch.int64))
-            new = _massive(cloud, known) if site.kind in _STREAM else known[:0]
-            flagged[site.stack] = known = torch.cat((known, new))
-            removed = _removed(cloud, new, site)
-            yield self._evaluate_cloud(cloud, site, known, removed, policies, options)
-        for site, (_, parts) in sorted(self._heads.items()):
-            total = reduce(lambda a, b: join(a, b, ()), parts.values())
-            heads = Cloud(total, tuple(Block(number, stats) for number, stats in parts.items()))
-            metrics = [m for m in self.head_metrics if m.sources <= set(total)]
-            found = evaluate(heads, metrics, site=str(site), tokens=policies[0], **options)
-            yield Evaluated(site, {policies[0]: heads}, found)
+        none = torch.zeros(0, dtype=torch.int64)
+        for turn in self._turns(self._collectors):
+            own = self._bring_together(turn)
+            cloud = None if own is None else self._collectors.pop(own).finish()
+            outsized = none if own is None or cloud is None or own.kind not in STREAM else massive(cloud)
+            removed: list[dict[str, Any]] = []
+            gone: dict[Site, Tensor] = {}
+            for site, keys in zip(turn, self._ranks.gather(outsized), strict=False):
+                known = flagged.get(site.stack, none)
+                new = keys[~torch.isin(keys, known)]
+                flagged[site.stack] = gone[site] = torch.cat((known, new))
+                if site == own and cloud is not None:
+                    removed = described(cloud, new, site)
+            done = None
+            if own is not None and cloud is not None:
+                done = self._evaluate_cloud(cloud, own, gone[own], removed, policies, sparing, options)
+            yield from self._on_first(done)
+        for turn in self._turns(self._heads):
+            own = self._bring_together(turn)
+            yield from self._on_first(None if own is None else self._evaluate_heads(own, policies[0], options))
         if self._spread is not None:
             yield from self._spread.evaluated(run=run, step=step, policies=policies)
+
+    def absorb(self, other: Survey) -> None:
+        """Adds what a survey made alike has counted of another share of the same data."""
+        self.counted, self.unit = other.counted, other.unit
+        for site in (*other._collectors, *other._heads):
+            self._absorb(site, other._part(site))
+
+    def _part(self, site: Site) -> Part | None:
+        """What was counted at a site, for another to absorb; here it is let go."""
+        found = self._heads.pop(site, None) if site.kind == "pattern" else self._collectors.pop(site, None)
+        return None if found is None else found.part()
+
+    def _absorb(self, site: Site, part: Part | None) -> None:
+        if part is not None:
+            into = self._heads.setdefault(site, HeadBlocks()) if site.kind == "pattern" else self._collector(site)
+            into.absorb(part)
+
+    def _turns(self, seen: Iterable[Site]) -> list[list[Site]]:
+        """The sites that any rank has seen, in order, as many at a time as there are ranks."""
+        sites = sorted(set().union(*self._ranks.gather(set(seen))))
+        return [sites[first : first + self._ranks.world] for first in range(0, len(sites), self._ranks.world)]
+
+    def _bring_together(self, turn: Sequence[Site]) -> Site | None:
+        """The statistics of a turn's sites from all ranks, each at the rank that evaluates it: which is this rank's."""
+        for owner, site in enumerate(turn):
+            part = None if owner == self._ranks.rank else self._part(site)
+            for received in self._ranks.collect(part, owner):
+                self._absorb(site, received)
+        return turn[self._ranks.rank] if self._ranks.rank < len(turn) else None
+
+    def _on_first(self, done: Evaluated | None) -> Iterator[Evaluated]:
+        """What the ranks have evaluated, on rank 0, without the blocks that only error bars needed."""
+        if done is not None and self._ranks.world > 1:
+            clouds = {policy: Cloud(from_arrays(to_arrays(cloud.stats))) for policy, cloud in done.clouds.items()}
+            done = replace(done, clouds=clouds)
+        yield from (each for each in self._ranks.gather_first(done) if each is not None)
+
+    def _evaluate_heads(self, site: Site, tokens: str, options: dict[str, Any]) -> Evaluated:
+        heads = self._heads[site].cloud()
+        metrics = [m for m in self.head_metrics if m.sources <= set(heads.stats)]
+        return Evaluated(site, {tokens: heads}, evaluate(heads, metrics, site=str(site), tokens=tokens, **options))
 
     def _evaluate_cloud(
         self,
@@ -238,10 +299,12 @@ class Survey:
         flagged: Tensor,
         removed: list[dict[str, Any]],
         policies: tuple[str, str],
+        sparing: bool,
         options: dict[str, Any],
     ) -> Evaluated:
         second = [name for name in SECOND_LOOK if any(name in m.sources for m in self.metrics)]
-        views = [(policies[0], cloud, self.metrics)]
+        searching = {Neighbours, TwoNeighbours, LocalDimensions} if sparing and not self.layout.grid else set()
+        views = [(policies[0], cloud, [m for m in self.metrics if searching.isdisjoint(m.needs)])]
         if not self.layout.grid:
             streaming = [m for m in self.metrics if not m.sources & {"Norms", "Extremes"}]
             views.append((policies[1], cloud.without_tokens(flagged, first=True), streaming))
@@ -257,18 +320,18 @@ class Survey:
         folder.mkdir(parents=True)
         for site, collector in self._collectors.items():
             collector.save(folder / str(site))
-        for site, (level, blocks) in self._heads.items():
-            arrays = {f"{number}/{name}": x for number, stats in blocks.items() for name, x in to_arrays(stats).items()}
-            save_file(arrays, folder / f"{site}.{level}.heads.safetensors")
-        numbers = [[stack, length, each.state()] for (stack, length), each in self._numbers.items()]
+        for site, heads in self._heads.items():
+            blocks = {number: to_arrays(stats) for number, stats in heads.blocks.items()}
+            arrays = {f"{number}/{name}": x for number, found in blocks.items() for name, x in found.items()}
+            save_file(arrays, folder / f"{site}.{heads.level}.heads.safetensors")
         state = {
             "batches": self._batches,
             "counted": self.counted,
             "first_document": self._first_document,
             "unit": self.unit,
             "collectors": [str(site) for site in self._collectors],
-            "heads": [[str(site), level] for site, (level, _) in self._heads.items()],
-            "numbers": numbers,
+            "heads": [[str(site), heads.level] for site, heads in self._heads.items()],
+            "numbers": None if self._numbers is None else self._numbers.state(),
             "spread": None if self._spread is None else self._spread.values(),
         }
         if self._spread is not None:
@@ -291,91 +354,8 @@ class Survey:
                 number, rest = path.split("/", 1)
                 blocks.setdefault(int(number), {})[rest] = x
             heads = {number: on_device(from_arrays(found), device) for number, found in blocks.items()}
-            self._heads[Site.parse(name)] = level, heads
-        for stack, length, numbers in state["numbers"]:
-            self._numbers[stack, length] = BlockNumbers(*numbers)
+            self._heads[Site.parse(name)] = HeadBlocks(level, heads)
+        self._numbers = None if state["numbers"] is None else BlockNumbers(*state["numbers"])
         if self._spread is not None:
             self._spread.restore(state["spread"])
             self._spread.part.load(folder / "part")
-
-
-@dataclass
-class _Current:
-    """The batch that is going through the model: its token tables at each length, and the flags raised so far."""
-
-    batch: Batch
-    special: bool
-    seed: int
-    unit: int
-    numbers: dict[tuple[str, int], BlockNumbers]
-    _tokens: dict[tuple[str, int], tuple[Tensor | None, Tokens]] = field(default_factory=dict)
-    _raised: dict[tuple[str, int], Tensor] = field(default_factory=dict)
-
-    def table(self, stack: str, length: int) -> Table:
-        whole: Table = self.batch.decoder if stack == "dec" and self.batch.decoder is not None else self.batch
-        return table_at(whole, length)
-
-    def counts(self, stack: str, length: int) -> Tensor:
-        """Which tokens count, (b, T) bool."""
-        table = self.table(stack, length)
-        return table.counts if self.special else table.counts & ~table.special
-
-    def tokens(self, stack: str, length: int) -> tuple[Tensor | None, Tokens]:
-        """The flat places of the tokens that count (None: all of them), and their table."""
-        at = (stack, length)
-        if at not in self._tokens:
-            table, counts = self.table(stack, length), self.counts(stack, length)
-            document = table.document[counts]
-            numbers = self.numbers.setdefault(at, BlockNumbers(self.unit))
-            made = token_table(
-                document,
-                table.position[counts],
-                offset=table.offset[counts],
-                token=table.token[counts],
-                block=numbers.of(document),
-                seed=self.seed,
-            )
-            place = None if bool(counts.all()) else counts.flatten().nonzero()[:, 0]
-            self._tokens[at] = place, made
-        return self._tokens[at]
-
-    def priority(self, site: Site, x: Tensor) -> Tensor:
-        """How outsized a row is, here or at any earlier point of the stream: its norm over the batch's median."""
-        norm = torch.linalg.vector_norm(plain(x), dim=1)
-        ratio = (norm / norm.median().clamp(min=1e-30)).nan_to_num(torch.inf)
-        at = (site.stack, len(x))
-        if at in self._raised and len(self._raised[at]) == len(ratio):
-            ratio = torch.maximum(ratio, self._raised[at].to(ratio.device))
-        if site.kind in _STREAM:
-            self._raised[at] = ratio
-        return ratio
-
-
-def _massive(cloud: Cloud, known: Tensor) -> Tensor:
-    """Keys of the tokens that are massive here and were not before; more than can be held is an error."""
-    extremes = cloud.get(Extremes)
-    outsized = extremes.x.double().norm(dim=1).cpu() > MASSIVE * cloud.get(Norms).median
-    keys = extremes.table[:, 0].cpu()
-    if len(keys) == extremes.size and bool(outsized.all()):
-        raise InputError(
-            f"more than {extremes.size} tokens have over {MASSIVE:g} times the median norm, too many to be outliers; "
-            "measure fewer tokens, or look at the norms first"
-        )
-    return keys[outsized & ~torch.isin(keys, known)]
-
-
-def _removed(cloud: Cloud, keys: Tensor, site: Site) -> list[dict[str, Any]]:
-    """Where the tokens of these keys stand, and how long they are."""
-    extremes = cloud.get(Extremes)
-    median = cloud.get(Norms).median or 1.0
-    tokens = extremes.rows.tokens
-    return [
-        {
-            "site": str(site),
-            "document": int(tokens.document[place]),
-            "position": int(tokens.position[place]),
-            "token": int(tokens.token[place]),
-            "norm over median": round(float(extremes.x[place].double().norm()) / median, 1),
-        }
-        for place in torch.isin(extremes.table[:, 0].cpu(), keys).nonzero()[:, 0].tolist()
-    ]

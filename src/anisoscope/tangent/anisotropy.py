@@ -11,7 +11,7 @@ from torch import Tensor
 from anisoscope.tangent.basis import Basis
 
 SHRINKAGE = 0.1  # ζ
-DRAWS = 6  # in some hundred dimensions random subspaces hardly differ
+DRAWS = 4  # in some hundred dimensions random subspaces hardly differ
 _FARTHEST, _HALVINGS = 1e3, 24
 
 
@@ -85,15 +85,16 @@ def removal_controls(covariance: Tensor, bases: Sequence[Basis], *, seed: int = 
     A subspace of equal energy is a random one tilted towards the gradients' leading directions, or their last ones, as
     far as it takes. What a basis removes beyond it is not owed to its energy.
     """
-    values, vectors = torch.linalg.eigh(covariance.double())
+    whole = covariance.diagonal().sum()
+    values, vectors = torch.linalg.eigh((covariance / whole).float())  # single precision is enough for a level
     values = values.clamp(min=0)  # (d,) ascending
     draw = torch.Generator().manual_seed(seed)
     out = []
     for basis in bases:
         d, r = basis.dim, basis.effective
-        inside = vectors.T @ basis.q  # (d, r) the basis where the covariance is diagonal
+        inside = vectors.T @ basis.q.float()  # (d, r) the basis where the covariance is diagonal
         energy = float(values @ inside.square().sum(1) / values.sum())
-        z = torch.randn(DRAWS, d, r, generator=draw, dtype=torch.float64)
+        z = torch.randn(DRAWS, d, r, generator=draw)
         found = {"equal_energy": _gains(_tilted(z, values, energy), values)}
         if 2 * r <= d:
             found["normal_control"] = _gains(_overlaps(z - inside @ (inside.T @ z), values), values)

@@ -13,7 +13,8 @@ from anisoscope.tangent.frame import Frame
 from anisoscope.tangent.multiple import permutation_p
 
 DRAWS = 99
-_CHUNK = 1 << 24  # entries of permuted matrices made at a time
+_CHUNK = 11  # draws made at a time
+_ENOUGH = 12  # draws above each basis after which no more are made: its p-value can no longer be below 0.1
 
 
 @null(
@@ -32,9 +33,10 @@ def coordinates(second: Tensor, bases: Sequence[Basis], frame: Frame, seed: int 
     seen = s.flatten() @ projectors  # (bases,)
     draw = torch.Generator().manual_seed(seed)
     octave = _octaves(frame.coordinates)
-    step = max(1, _CHUNK // s.numel())
-    parts = [_permuted(s, octave, min(step, DRAWS - at), draw) @ projectors for at in range(0, DRAWS, step)]
-    drawn = torch.cat(parts)  # (DRAWS, bases)
+    drawn = torch.zeros(0, len(bases))
+    while len(drawn) < DRAWS and int((drawn >= seen).sum(0).min()) < _ENOUGH:
+        more = _permuted(s, octave, min(_CHUNK, DRAWS - len(drawn)), draw) @ projectors  # (chunk, bases)
+        drawn = torch.cat((drawn, more))
     return [Level(float(drawn[:, i].mean()), permutation_p(float(seen[i]), drawn[:, i])) for i in range(len(bases))]
 
 

@@ -87,7 +87,8 @@ def next_band(frame: Frame, basis: Basis) -> Basis | None:
 def matched_covariance(second: Tensor, bases: Sequence[Basis], frame: Frame, seed: int = 0) -> list[Level]:
     """orth(C^½ Z), mean of a few draws. It overlaps the basis itself, which caps the ratio: it never decides."""
     draw = torch.Generator().manual_seed(seed)
-    rotated = (frame.axes.T @ second @ frame.axes / second.diagonal().sum()).float()  # (d, d) in principal axes
+    axes = frame.axes.float()
+    rotated = axes.T @ (second / second.diagonal().sum()).float() @ axes  # (d, d) in principal axes
     spread = frame.variance.sqrt()[:, None].float()  # (d, 1)
     out = []
     for basis in bases:

@@ -46,11 +46,6 @@ class Energies:
         """One standard error of a value, by jackknife over blocks; None where there are too few."""
         return jackknife_error(float(self.value[rows, basis]), self.without[rows, :, basis], self.sizes)
 
-    def difference(self, rows: int, one: int, other: int) -> tuple[float, float | None]:
-        """The difference of two values with its error: both from the same blocks, hence paired."""
-        value = float(self.value[rows, one] - self.value[rows, other])
-        return value, jackknife_error(value, self.without[rows, :, one] - self.without[rows, :, other], self.sizes)
-
 
 def shares(part: Tensor, whole: Tensor, count: Tensor) -> Energies:
     """Σ part / Σ whole over the blocks (2, B, …) that have rows, and the same without each."""

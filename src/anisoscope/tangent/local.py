@@ -98,7 +98,7 @@ def _axes(x: Tensor, rank: int) -> Tensor:
     y = x - x.mean(0)
     if y.shape[1] <= 4 * rank:
         return torch.linalg.eigh(y.T @ y)[1].flip(1)[:, :rank]
-    return leading(lambda q: y.T @ (y @ q), y.shape[1], rank)
+    return leading(lambda q: y.T @ (y @ q), y.shape[1], rank, rounds=2)
 
 
 def _kmeans(x: Tensor, clusters: int, seed: int) -> Tensor:

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from anisoscope.errors import InputError
 from anisoscope.tangent.basis import Basis
+from anisoscope.tangent.energy import energy
 from anisoscope.tangent.facts import EMBEDDING, HIDDEN, WEIGHT_OUT, Level, null
 from anisoscope.tangent.frame import Frame
 from anisoscope.tangent.multiple import permutation_p
@@ -49,44 +50,61 @@ class Haar:
         return p
 
 
+@dataclass(frozen=True)
+class Shape:
+    """How uneven gradients are, all that a random subspace's law depends on: tr S₀² and tr S₀³, S₀ = S/tr S − I/d."""
+
+    dim: int
+    square: float
+    cube: float
+
+    @classmethod
+    def of(cls, second: Tensor) -> Shape:
+        d, s = len(second), second.double()
+        total = float(s.diagonal().sum())
+        if not total > 0:
+            raise InputError("the gradients are all zero; expected some that are not: does the loss see this site?")
+        uneven = s / total - torch.eye(d, dtype=s.dtype, device=s.device) / d  # zero for a sphere
+        return cls(d, float(uneven.square().sum()), float((uneven * (uneven @ uneven)).sum()))
+
+    def haar(self, rank: int) -> Haar:
+        """The law of the energy in a random subspace of this dimension; see `haar`."""
+        d = self.dim
+        if not 0 < rank < d:
+            raise InputError(
+                f"a random subspace of {rank} in {d} dimensions has nothing to vary; expected 0 < rank < {d}"
+            )
+        mean = rank / d
+        variance = 2 * rank * (d - rank) / (d * (d - 1) * (d + 2)) * self.square
+        if variance <= _ROUNDING:
+            return Haar(mean, 0.0, 0.0, 0.0)
+        spread = mean * (1 - mean) / variance - 1
+        skew = 0.0
+        if d > 2:
+            share = 8 * rank * (d - rank) * (d - 2 * rank) / (d * (d - 1) * (d - 2) * (d + 2) * (d + 4))
+            skew = share * self.cube / variance**1.5
+        return Haar(mean, variance, mean * spread, (1 - mean) * spread, skew)
+
+
 def haar(second: Tensor, rank: int) -> Haar:
     """The energy that S = GᵀG has in a Haar-random subspace of dimension r.
 
-    m = r/d, v = [2r(d − r)/(d(d − 1)(d + 2))]·[tr S²/(tr S)² − 1/d], Beta(mν, (1 − m)ν) with ν = m(1 − m)/v − 1; the
-    third central moment is 8r(d − r)(d − 2r)/(d(d − 1)(d − 2)(d + 2)(d + 4))·tr S₀³, S₀ = S/tr S − I/d.
+    m = r/d, v = [2r(d − r)/(d(d − 1)(d + 2))]·tr S₀², Beta(mν, (1 − m)ν) with ν = m(1 − m)/v − 1; the third central
+    moment is 8r(d − r)(d − 2r)/(d(d − 1)(d − 2)(d + 2)(d + 4))·tr S₀³, with S₀ = S/tr S − I/d.
 
     >>> null = haar(torch.diag(torch.tensor([1.0, 0.0, 0.0, 0.0])), 2)
     >>> null.mean, round(null.alpha, 6), round(null.beta, 6)
     (0.5, 1.0, 1.0)
     """
-    d = len(second)
-    if not 0 < rank < d:
-        raise InputError(f"a random subspace of {rank} in {d} dimensions has nothing to vary; expected 0 < rank < {d}")
-    s = second.double()
-    total = float(s.diagonal().sum())
-    if not total > 0:
-        raise InputError("the gradients are all zero; expected some that are not: does the loss depend on this site?")
-    uneven = s / total - torch.eye(d, dtype=s.dtype, device=s.device) / d  # S₀: zero for a sphere
-    mean = rank / d
-    variance = 2 * rank * (d - rank) / (d * (d - 1) * (d + 2)) * float(uneven.square().sum())
-    if variance <= _ROUNDING:
-        return Haar(mean, 0.0, 0.0, 0.0)
-    spread = mean * (1 - mean) / variance - 1
-    skew = 0.0
-    if d > 2:
-        share = 8 * rank * (d - rank) * (d - 2 * rank) / (d * (d - 1) * (d - 2) * (d + 2) * (d + 4))
-        skew = share * float((uneven * (uneven @ uneven)).sum()) / variance**1.5
-    return Haar(mean, variance, mean * spread, (1 - mean) * spread, skew)
+    return Shape.of(second).haar(rank)
 
 
 @null("the bases point anywhere: uniformly random subspaces", (HIDDEN, WEIGHT_OUT, EMBEDDING), decides=True)
 def orientation(second: Tensor, bases: Sequence[Basis], frame: Frame, seed: int = 0) -> list[Level]:
     """Haar-random subspaces of the same dimension, in closed form."""
-    out = []
-    for basis in bases:
-        law = haar(second, basis.effective)
-        out.append(Level(law.mean, law.p_value(float(_energy(second, basis)))))
-    return out
+    shape = Shape.of(second)
+    laws = [shape.haar(basis.effective) for basis in bases]
+    return [Level(law.mean, law.p_value(energy(second, b))) for law, b in zip(laws, bases, strict=True)]
 
 
 @null("as published: random subspaces orthogonal to the basis", decides=False)
@@ -97,17 +115,17 @@ def normal_control(second: Tensor, bases: Sequence[Basis], frame: Frame, seed: i
     1 − E exactly, so that any E above one half would be called), hence it does not decide.
     """
     draw = torch.Generator().manual_seed(seed)
-    values, vectors = torch.linalg.eigh(second)
+    values, vectors = torch.linalg.eigh((second / second.diagonal().sum()).float())
     out = []
     for basis in bases:
         r, d = basis.effective, basis.dim
         if 2 * r > d:
             out.append(Level(None, note=f"no {r} dimensions are left beside {r} of {d}"))
             continue
-        inside = vectors.T @ basis.q  # (d, r) where S is diagonal
-        z = torch.randn(NORMAL_DRAWS, d, r, generator=draw, dtype=torch.float64)
-        drawn = span_energies(z - inside @ (inside.T @ z), values)
-        out.append(Level(float(drawn.mean()), permutation_p(float(_energy(second, basis)), drawn)))
+        inside = vectors.T @ basis.q.float()  # (d, r) where S is diagonal
+        z = torch.randn(NORMAL_DRAWS, d, r, generator=draw)
+        drawn = span_energies(z - inside @ (inside.T @ z), values).double()
+        out.append(Level(float(drawn.mean()), permutation_p(energy(second, basis), drawn)))
     return out
 
 
@@ -115,7 +133,3 @@ def span_energies(z: Tensor, values: Tensor) -> Tensor:
     """The energy of subspaces spanned by any columns z (draws, d, r) where S is diagonal: tr (zᵀz)⁻¹zᵀΛz / tr Λ."""
     inside = torch.linalg.solve(z.mT @ z, z.mT @ (values[:, None] * z))  # (draws, r, r)
     return inside.diagonal(dim1=1, dim2=2).sum(1) / values.sum()
-
-
-def _energy(second: Tensor, basis: Basis) -> Tensor:
-    return (basis.q * (second @ basis.q)).sum() / second.diagonal().sum()

@@ -17,7 +17,8 @@ from anisoscope.tangent.semi_nmf import factorise
 
 Proxy = Callable[..., Basis]
 _TINY = 1e-10  # eigenvalues below this share of the largest are rounding
-_SPARE, _SHARPENINGS = 12, 4
+_SPARE = 12  # directions beside those wanted
+_ROUNDS, _ROWS = 12, 4096  # of a semi-NMF that only its span is wanted of
 _WIDE = 4  # columns per concept that rows are compressed to before several semi-NMFs
 
 
@@ -93,12 +94,13 @@ def _semi_nmfs(
     """Semi-NMF at every rank on rows compressed once to the mean and the leading axes, which hold nearly all."""
     keep = min(x.shape[1], _WIDE * max(ranks))
     frame = torch.linalg.qr(torch.cat((centre[:, None], axes[:, : keep - 1]), 1).to(x.device, torch.float32))[0]
-    small = x.detach().float() @ frame  # (n, keep)
+    few = max(_ROWS, 32 * max(ranks))
+    small = x.detach()[:: max(1, len(x) // few)].float() @ frame  # (rows, keep)
     out = []
     for rank in ranks:
         before = warm.get(("semi_nmf", rank))
         known = None if before is None or before.directions is None else before.directions.to(frame).T @ frame
-        concepts = factorise(small, rank, seed=seed, start=known).concepts @ frame.T  # (rank, d)
+        concepts = factorise(small, rank, rounds=_ROUNDS, seed=seed, start=known).concepts @ frame.T  # (rank, d)
         out.append(replace(orthonormal(concepts.T, "semi_nmf", rank), directions=concepts.T))
     return out
 
@@ -118,14 +120,14 @@ def named(proxy: str | Proxy) -> tuple[str, Proxy]:
     return proxy, PROXIES[proxy]
 
 
-def leading(product: Callable[[Tensor], Tensor], dim: int, rank: int, *, seed: int = 0) -> Tensor:
+def leading(product: Callable[[Tensor], Tensor], dim: int, rank: int, *, rounds: int = 4, seed: int = 0) -> Tensor:
     """About the `rank` leading eigenvectors of a symmetric matrix that is known by its products, (dim, rank).
 
     Subspace iteration with a few spare directions: for bases whose exactness decides nothing (patches, the ceiling).
     """
     draw = torch.Generator().manual_seed(seed)
     q = torch.linalg.qr(torch.randn(dim, min(dim, rank + _SPARE), generator=draw))[0]
-    for _ in range(_SHARPENINGS):
+    for _ in range(rounds):
         q = torch.linalg.qr(product(q))[0]  # (dim, rank + spare)
     vectors = torch.linalg.eigh(q.T @ product(q))[1].flip(1)[:, :rank]
     return q @ vectors

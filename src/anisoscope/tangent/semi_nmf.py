@@ -1,8 +1,9 @@
 """Semi-NMF: rows as non-negative mixtures of concepts, X ≈ Z D with Z ≥ 0 and D free.
 
 Alternating blocks, each solved exactly: every column of Z by its non-negative least squares (HALS), all of D at once by
-least squares. So the objective ‖X − ZD‖² never rises. The rows are first compressed to a subspace that holds nearly all
-of them (a QR of random projections, sharpened once); a last solution for D uses the full rows.
+least squares. Steps are extrapolated, and taken back where that does not help, so the objective ‖X − ZD‖² never rises.
+The rows are first compressed to a subspace that holds nearly all of them (a QR of random projections, sharpened once);
+a last solution for D uses the full rows.
 
 With one concept more it reaches at least what an SVD of rank k − 1 does (shift the scores until they are positive, and
 give the shift to the last concept), so span(D) can come close to that of the uncentred SVD. What sets it apart are the
@@ -19,8 +20,9 @@ from torch import Tensor
 from anisoscope.errors import InputError
 from anisoscope.stats.arith import full_precision, plain
 
-ROUNDS = 12
+ROUNDS = 60
 _SLOW = 1e-4  # relative gain of a round below which more rounds are not worth their time
+_STEP, _LONGER = 0.5, 1.05  # how far a round begins beyond the last one, and how that grows
 _WIDE = 3  # columns kept per concept when rows are compressed
 _LLOYD = 4  # rounds of clustering that the first concepts come from
 _SEEDS = 4096  # rows that they are clustered on
@@ -119,15 +121,27 @@ def _loaded(y: Tensor, concepts: Tensor) -> Tensor:
 
 
 def _alternate(y: Tensor, loadings: Tensor, rounds: int, size: float) -> tuple[Tensor, Tensor, list[float]]:
-    """Rounds of (Z given D, D given Z) until a round gains next to nothing."""
+    """Rounds of (Z given D, D given Z) until a round gains next to nothing.
+
+    Each round begins a little further along the last one's step; where that raises the objective, it is taken back and
+    the next begins where the best round ended, with a smaller step.
+    """
     inside = _square(y)
     outside = max(0.0, size - inside) / size  # what compressing leaves out belongs to the objective
-    concepts, first = _solve(loadings, y, inside, size)
-    trace = [first + outside]
+    concepts, error = _solve(loadings, y, inside, size)
+    trace, ahead, step = [error + outside], concepts, _STEP
+    start = loadings
     for _ in range(rounds):
-        loadings = _hals(y, concepts, loadings)
-        concepts, error = _solve(loadings, y, inside, size)
-        trace.append(min(error + outside, trace[-1]))
+        tried = _hals(y, ahead, start)
+        solved, error = _solve(tried, y, inside, size)
+        if error + outside > trace[-1]:
+            start, ahead, step = loadings, concepts, step / 2
+            trace.append(trace[-1])
+            continue
+        start = (tried + step * (tried - loadings)).clamp_(min=0)
+        loadings, concepts, step = tried, solved, min(1.0, _LONGER * step)
+        ahead = _solve(start, y, inside, size)[0]
+        trace.append(error + outside)
         if trace[-2] - trace[-1] < _SLOW * trace[-1]:
             break
     return loadings, concepts, trace

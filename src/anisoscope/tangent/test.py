@@ -106,12 +106,10 @@ def tangent_records(subject: Subject, nulls: str | Sequence[str] = "all") -> lis
     """Everything the test says of one subject: energies, nulls, anisotropy, ceiling, slope, local test, strata."""
     chosen = set(choose_nulls(nulls))
     frame, sums = subject.frame, subject.sums
-    references = _references(subject, chosen)
-    bases = [*frame.bases, *(basis for _, _, basis in references)]
-    energies = sums.energies(bases)
+    energies = sums.energies(frame.bases)
     out = _energy_records(subject, energies)
     out += _level_records(subject, energies, chosen)
-    out += _reference_records(subject, energies, references)
+    out += _reference_records(subject, energies, chosen)
     out += _anisotropy_records(subject)
     out += _ceiling_records(subject)
     if "transfer_slope" in chosen and subject.gradient in transfer_slope.gradients:
@@ -217,21 +215,24 @@ def _references(subject: Subject, chosen: set[str]) -> list[tuple[str, int, Basi
     return out
 
 
-def _reference_records(
-    subject: Subject, energies: Energies, references: Sequence[tuple[str, int, Basis]]
-) -> list[Record]:
+def _reference_records(subject: Subject, energies: Energies, chosen: set[str]) -> list[Record]:
     """The energy less that of a reference, with a paired error and no p-value."""
-    out = []
-    own = len(subject.frame.bases)
-    for place, (name, i, _) in enumerate(references):
-        basis = subject.frame.bases[i]
-        for kind, rows in enumerate(ROWS):
-            value, error = energies.difference(kind, i, own + place)
-            variant = _variant(basis, rows=rows, null=name)
-            out.append(
-                subject.record("gradient_excess", value, error=error, null=0.0, index=basis.rank, variant=variant)
-            )
-    return out
+    references = _references(subject, chosen)
+    if not references:
+        return []
+    theirs = subject.sums.energies([basis for _, _, basis in references])
+    return [
+        _difference(subject, name, subject.frame.bases[i], energies, i, theirs, place)
+        for place, (name, i, _) in enumerate(references)
+    ]
+
+
+def _difference(subject: Subject, name: str, basis: Basis, mine: Energies, i: int, theirs: Energies, j: int) -> Record:
+    """One energy less another of the same blocks: the blocks' replicates are paired."""
+    value = float(mine.value[_PLAIN, i] - theirs.value[_PLAIN, j])
+    error = jackknife_error(value, mine.without[_PLAIN, :, i] - theirs.without[_PLAIN, :, j], mine.sizes)
+    variant = _variant(basis, rows="plain", null=name)
+    return subject.record("gradient_excess", value, error=error, null=0.0, index=basis.rank, variant=variant)
 
 
 def _relabelled_records(subject: Subject, energies: Energies) -> list[Record]:
@@ -239,16 +240,10 @@ def _relabelled_records(subject: Subject, energies: Energies) -> list[Record]:
     if subject.relabelled is None:
         return []
     shuffled = subject.relabelled.energies(subject.frame.bases)
-    out = []
-    for i, basis in enumerate(subject.frame.bases):
-        for kind, rows in enumerate(ROWS):
-            value = float(energies.value[kind, i] - shuffled.value[kind, i])
-            error = jackknife_error(value, energies.without[kind, :, i] - shuffled.without[kind, :, i], energies.sizes)
-            variant = _variant(basis, rows=rows, null="shuffled_labels")
-            out.append(
-                subject.record("gradient_excess", value, error=error, null=0.0, index=basis.rank, variant=variant)
-            )
-    return out
+    return [
+        _difference(subject, "shuffled_labels", basis, energies, i, shuffled, i)
+        for i, basis in enumerate(subject.frame.bases)
+    ]
 
 
 def _ceiling_records(subject: Subject) -> list[Record]:

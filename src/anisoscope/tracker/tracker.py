@@ -74,7 +74,7 @@ class Tracker:
         bars_every: int | None = 10,  # error bars cost a jackknife: at every tenth probe; None: never
         max_overhead: float | None = None,  # share of the loop's own time; due steps beyond it are left out
         average: bool = True,  # gradients are averaged over ranks, as DDP and FSDP do
-        sample: int = 4096,  # tokens kept for neighbours, pairs and bases
+        sample: int = 1024,  # tokens kept for neighbours, pairs and bases
         seed: int = 0,
         resume: int | None = None,  # continue the run in `out`: the step at which training starts again
         strict: bool = False,  # raise where a metric fails, instead of writing down that it did

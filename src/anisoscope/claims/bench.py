@@ -1,0 +1,283 @@
+"""What claims are run on: trainings of the lab, shared between claims and kept, and models that were given."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor, nn
+
+from anisoscope.claims.claim import Estimate
+from anisoscope.claims.readings import Missing, Reading, Units, by_documents
+from anisoscope.claims.sizes import Size, cells
+from anisoscope.errors import InputError
+from anisoscope.lab.data import Data, open_data
+from anisoscope.lab.experiment import Experiment, changed
+from anisoscope.lab.losses import read_losses
+from anisoscope.lab.train import Trained
+from anisoscope.lab.twins import train_cell
+from anisoscope.models import Checkpoint, Opened, checkpoints, open_model
+from anisoscope.offline import measure
+from anisoscope.schedule import at
+from anisoscope.store import Run
+
+STREAM = ("embed", "resid", "final")
+_BATCH = 16  # windows a forward pass
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Kind:
+    """A kind of look at a model: which metrics, where."""
+
+    name: str
+    metrics: tuple[str, ...]
+    sites: tuple[str, ...] = STREAM
+    weights: bool = False
+
+
+SHAPE = Kind(
+    "shape",
+    (
+        *("mean_cosine", "mean_cosine_centred", "mean_cosine_across_documents", "drift_norm", "relative_drift"),
+        *("spectral_anisotropy", "isoscore"),
+    ),
+)
+TYLER = Kind("tyler", ("tyler_share",))
+DIMENSION = Kind("dimension", ("two_nn", "two_nn_paper", "gride"))
+LOCAL = Kind("local", ("local_isotropy", "isoscore"))
+HEADS = Kind("heads", ("attention_entropy", "q_drift", "k_drift", "qk_cosine", "logit_budget"), ("pattern",))
+WEIGHTS = Kind("weights", ("mean_cosine", "partition_isotropy"), weights=True)
+
+
+def kept(folder: Path, make: Callable[[Path], Run]) -> Run:
+    """The run in a folder if it was made to its end; else what is there goes and it is made."""
+    if (folder / "run.json").is_file():
+        run = Run.open(folder)
+        if run.info.get("whole"):
+            return run
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    made = make(folder)
+    made.close()
+    with Run.create(folder, resume=True) as run:
+        run.update_info(whole=True)
+    return Run.open(folder)
+
+
+# --- the lab ------------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class Lab:
+    """Trainings by cell and seed, each made when it is first asked for and never again, and looks at them."""
+
+    folder: Path
+    size: Size
+    seeds: int
+    say: Say
+    text: str | None = None  # another one than the lab's own
+    _readings: dict[Path, Reading] = field(default_factory=dict)
+    _trained: dict[Path, Trained] = field(default_factory=dict)
+
+    def trained(self, cell: str, seed: int) -> Trained:
+        """One training, at its end."""
+        name = f"{cell}-seed-{seed}"
+        if self.folder / name not in self._trained:
+            self.say(f"training {cell}, seed {seed}")
+            self._trained[self.folder / name] = self._train(cell, seed, name)
+        return self._trained[self.folder / name]
+
+    def _train(self, cell: str, seed: int, name: str) -> Trained:
+        switches = {**self.size.switches, **cells(self.size)[cell], "seed": seed}
+        experiment = changed(Experiment(), switches if self.text is None else {**switches, "text": self.text})
+        done = train_cell(experiment, self.folder, name, resume=True, checkpoints=at(*self.size.looks))
+        if done.stopped == "interrupted":
+            raise KeyboardInterrupt
+        if done.stopped is not None:
+            raise Missing(f"the training of {cell} with seed {seed} {done.stopped} at step {done.step}")
+        return done
+
+    def all_trained(self, cell: str) -> list[Trained]:
+        return [self.trained(cell, seed) for seed in range(self.seeds)]
+
+    def opened(self, cell: str, seed: int, step: int) -> Opened:
+        """The model of a training at one of its looks."""
+        return open_model(self.trained(cell, seed).folder / "checkpoints" / f"step-{step}", head=True)
+
+    def model(self, cell: str, seed: int, step: int) -> nn.Module:
+        return self.opened(cell, seed, step).model
+
+    def data(self, cell: str, seed: int = 0) -> Data:
+        folder = self.trained(cell, seed).folder
+        return open_data(folder / Run.open(folder).info["data"]["folder"])
+
+    def held_out(self, cell: str) -> Tensor:
+        """Held-out windows (windows, context), the same for every seed."""
+        return self.data(cell).held_out(self.size.windows, int(self.size.switches["context"]))
+
+    def batches(self, cell: str, half: int | None = None) -> list[dict[str, Tensor]]:
+        """Held-out windows in batches; `half` 0 or 1 takes every other one, each a document of its own."""
+        ids = self.held_out(cell)
+        return [{"input_ids": part} for part in (ids if half is None else ids[half::2]).split(_BATCH)]
+
+    def look(self, cell: str, step: int, kind: Kind, half: int | None = None) -> Units:
+        """A look at every seed of a cell at one step."""
+        return Units(tuple(self._reading(cell, seed, step, kind, half) for seed in range(self.seeds)))
+
+    def last(self, cell: str, kind: Kind) -> Units:
+        return self.look(cell, self.size.steps, kind)
+
+    def series(self, cell: str, kind: Kind, half: int | None = None) -> list[Units]:
+        return [self.look(cell, step, kind, half) for step in self.size.looks]
+
+    def _reading(self, cell: str, seed: int, step: int, kind: Kind, half: int | None) -> Reading:
+        name = kind.name if half is None else f"{kind.name}-half-{half}"
+
+        def make(folder: Path) -> Run:
+            self.say(f"{kind.name} of {cell}, seed {seed}, step {step}")
+            options: dict[str, Any] = {"metrics": kind.metrics, "sites": kind.sites, "errors": False}
+            model = self.model(cell, seed, step)
+            return measure(model, self.batches(cell, half), sample=self.size.sample, out=folder, **options)
+
+        return self.kept_reading(cell, seed, step, name, make)
+
+    def kept_reading(self, cell: str, seed: int, step: int, name: str, make: Callable[[Path], Run]) -> Reading:
+        """The reading of a run that is made once."""
+        folder = self.folder / "looks" / f"{cell}-seed-{seed}" / f"step-{step}" / name
+        if folder not in self._readings:
+            self._readings[folder] = Reading.of(kept(folder, make).records())
+        return self._readings[folder]
+
+    def over_seeds(self, value: Callable[[int], float]) -> Estimate:
+        """A number a seed, with its error."""
+        return Estimate.over([value(seed) for seed in range(self.seeds)])
+
+    def loss(self, cell: str, seed: int, step: int | None = None) -> float:
+        """The validation loss at a look, or at the end."""
+        rows = read_losses(self.trained(cell, seed).folder)
+        wanted = self.size.steps if step is None else step
+        return float(min(rows, key=lambda row: abs(row["step"] - wanted))["validation"])
+
+
+# --- models that were given ---------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Given:
+    """A model of the user's at one step, and the folder in which looks at it are kept."""
+
+    checkpoint: Checkpoint
+    folder: Path
+    size: Size
+    text: str | None
+    say: Say
+    images: Path | None = None
+    audio: Path | None = None
+
+    @property
+    def name(self) -> str:
+        at_revision = "" if self.checkpoint.revision is None else f" at {self.checkpoint.revision}"
+        return f"{Path(self.checkpoint.source).name}{at_revision}"
+
+    @property
+    def step(self) -> int:
+        return self.checkpoint.step
+
+    def open(self) -> Opened:
+        if self.checkpoint.problem is not None:
+            raise InputError(f"{self.checkpoint.source} cannot be opened: {self.checkpoint.problem}")
+        return open_model(self.checkpoint.source, revision=self.checkpoint.revision, head=True)
+
+    def needs_text(self) -> str:
+        if self.text is None:
+            raise Missing(f"{self.name} needs text to be measured on: give --text")
+        return self.text
+
+    def look(self, kind: Kind) -> Units:
+        """A look whose units are blocks of documents."""
+        return by_documents(kept(self.folder / kind.name, lambda folder: self._measured(kind, folder)))
+
+    def _measured(self, kind: Kind, folder: Path) -> Run:
+        self.say(f"{kind.name} of {self.name}")
+        data: dict[str, Any] = {"images": self.images, "audio": self.audio}
+        options: dict[str, Any] = {"metrics": kind.metrics, "sites": kind.sites, "out": folder}
+        opening = {"revision": self.checkpoint.revision}
+        if kind.weights:
+            return measure(self.checkpoint.source, weights=True, opening=opening, metrics=kind.metrics, out=folder)
+        if self.images is None and self.audio is None:
+            data = {"text": self.needs_text()}
+        return measure(self.checkpoint.source, tokens=self.size.tokens, opening=opening, **data, **options)
+
+    @property
+    def decoder(self) -> bool:
+        """Whether the model predicts what comes next; an encoder sees both sides."""
+        config = self.open().model.config
+        causal = getattr(config, "causal", None)
+        if causal is not None:
+            return bool(causal)
+        return not any("MaskedLM" in name or "PreTraining" in name for name in _architectures(config))
+
+
+def _architectures(config: Any) -> Sequence[str]:
+    return getattr(config, "architectures", None) or ("MaskedLM",)
+
+
+def given_models(
+    sources: Sequence[str], revisions: str | None, folder: Path, template: dict[str, Any]
+) -> tuple[tuple[Given, ...], ...]:
+    """The models given, each with its checkpoints in the order of training."""
+    found = []
+    for number, source in enumerate(sources):
+        series = checkpoints(source, revisions)
+        place = folder / f"model-{number}"
+        found.append(tuple(Given(c, place / f"{c.step}-{_plain(c.label)}", **template) for c in series))
+    return tuple(found)
+
+
+def _plain(label: str) -> str:
+    return "".join(sign if sign.isalnum() or sign in "-_." else "-" for sign in label)[-60:]
+
+
+# --- both ---------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Bench:
+    """Everything that a claim may be run on."""
+
+    size: Size
+    lab: Lab
+    given: tuple[tuple[Given, ...], ...] = ()  # each model's checkpoints
+
+    @property
+    def models(self) -> list[Given]:
+        """Every model at its last step."""
+        return [series[-1] for series in self.given]
+
+    @property
+    def series(self) -> tuple[Given, ...]:
+        """The checkpoints of the first model that has several."""
+        return next((series for series in self.given if len(series) > 1), ())
+
+    def ways(self) -> tuple[str, ...]:
+        """What evidence can be had from, best first."""
+        if self.series:
+            return ("checkpoints", "model", "nothing", "lab")
+        return ("model", "nothing", "lab") if self.given else ("nothing", "lab")
+
+    def said(self) -> str:
+        """What the lab's part of a verdict rests on."""
+        s = self.size.switches
+        return (
+            f"lab, size {self.size.name}: {self.lab.seeds} seeds, {s['layers']} layers of width {s['width']}, "
+            f"{s['steps']} steps of {s['batch']} windows of {s['context']} tokens"
+        )
+
+
+def with_seeds(size: Size, seeds: int | None) -> Size:
+    """The size with another number of seeds."""
+    return size if seeds is None else replace(size, seeds=seeds)

@@ -1,0 +1,209 @@
+"""What runs say, as numbers by place, and statistics of them with an error over independent units."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from statistics import fmean
+from typing import Any
+
+from anisoscope.claims.claim import Estimate
+from anisoscope.errors import AnisoscopeError
+from anisoscope.records import Record, Site
+from anisoscope.store import Run, record_key
+
+
+class Missing(AnisoscopeError):
+    """A number that a claim asks for is not there, and why."""
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One number of a reading: where it is, and what tells it apart from others of its metric."""
+
+    site: Site
+    index: int | None
+    variant: Mapping[str, Any]
+    value: float
+
+
+@dataclass(frozen=True)
+class Reading:
+    """The numbers of one run by metric and token policy."""
+
+    entries: Mapping[tuple[str, str], tuple[Entry, ...]]
+    reasons: Mapping[str, str]  # by metric: why a value is missing
+
+    @classmethod
+    def of(cls, records: Iterable[Record]) -> Reading:
+        found: dict[tuple[str, str], list[Entry]] = {}
+        reasons: dict[str, str] = {}
+        for record in records:
+            if record.value is None:
+                reasons.setdefault(record.metric, record.note or "it has no value")
+                continue
+            entry = Entry(Site.parse(record.site), record.index, record.variant, record.value)
+            found.setdefault((record.metric, record.tokens), []).append(entry)
+        return cls({key: tuple(entries) for key, entries in found.items()}, reasons)
+
+    def find(self, metric: str, tokens: str = "all", **variant: Any) -> list[Entry]:
+        """The numbers of a metric whose variant agrees with these values, in the order of a forward pass."""
+        found = [
+            entry
+            for entry in self.entries.get((metric, tokens), ())
+            if variant.items() <= entry.variant.items() and ("over" in variant or "over" not in entry.variant)
+        ]
+        if not found:
+            why = self.reasons.get(metric, "it was not measured")
+            raise Missing(f"there is no {metric} of {tokens} tokens{_said(variant)}: {why}")
+        return sorted(found, key=lambda entry: entry.site)
+
+    def profile(self, metric: str, tokens: str = "all", **variant: Any) -> list[float]:
+        """Values from the embedding to the last state, as papers list hidden states: the last one is after the norm."""
+        found = [e for e in self.find(metric, tokens, **variant) if e.site.kind in ("embed", "resid", "final")]
+        stack = found[0].site.stack if found else ""
+        stream = {e.site: e.value for e in found if e.site.stack == stack and not e.site.grad and e.index is None}
+        sites = sorted(stream)
+        if sites and sites[-1].kind == "final" and len(sites) > 1:
+            del sites[-2]
+        if not sites:
+            raise Missing(f"there is no {metric} over layers")
+        return [stream[site] for site in sites]
+
+    def mean(self, metric: str, tokens: str = "all", **variant: Any) -> float:
+        """The mean over everything that agrees: layers, or layers and heads."""
+        return fmean(entry.value for entry in self.find(metric, tokens, **variant))
+
+    def value(self, site: str, metric: str, tokens: str = "all", **variant: Any) -> float:
+        """The one number at a site."""
+        for entry in self.find(metric, tokens, **variant):
+            if str(entry.site) == site:
+                return entry.value
+        raise Missing(f"there is no {metric} at {site}")
+
+    def heads(self, metric: str, **variant: Any) -> dict[tuple[int, int], float]:
+        """Values by (layer, head)."""
+        return {(e.site.layer or 0, e.index or 0): e.value for e in self.find(metric, "all", **variant)}
+
+
+def _said(variant: Mapping[str, Any]) -> str:
+    return "".join(f", {name} {value}" for name, value in variant.items())
+
+
+# --- units --------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Units:
+    """Readings of one thing by independent unit.
+
+    Seeds are readings each on its own. Documents are readings without one block each, beside that of the whole.
+    """
+
+    parts: tuple[Reading, ...]
+    unit: str = "seeds"
+    whole: Reading | None = None
+
+
+def by_documents(run: Run) -> Units:
+    """A run and its leave-one-block-out replicates; numbers that have none stay as they are in every part."""
+    records, replicates = list(run.records()), run.replicates()
+    blocks = max(map(len, replicates.values()), default=0)
+    parts = []
+    for block in range(blocks):
+        there = []
+        for record in records:
+            values = replicates.get(record_key(record), ())
+            there.append(_with_value(record, values[block]) if len(values) == blocks else record)
+        parts.append(Reading.of(there))
+    return Units(tuple(parts), str(run.info.get("unit", "documents")), Reading.of(records))
+
+
+def _with_value(record: Record, value: float) -> Record:
+    return Record(record.site, record.metric, value, tokens=record.tokens, index=record.index, variant=record.variant)
+
+
+def estimate(statistic: Callable[..., float], *units: Units) -> Estimate:
+    """A statistic of one reading of each, with its error over the units, which all of them share.
+
+    Example: `estimate(lambda a, b: bell(a.profile(m)) - bell(b.profile(m)), decoders, encoders)` is paired by seed.
+    """
+    first = units[0]
+    values = [statistic(*parts) for parts in zip(*(each.parts for each in units), strict=True)]
+    if first.whole is None:
+        return Estimate.over(values, first.unit)
+    return Estimate.jackknifed(statistic(*(each.whole for each in units)), values, first.unit)
+
+
+def estimates(made: Mapping[str, Callable[[], Estimate]]) -> dict[str, Estimate]:
+    """The quantities that can be made; one whose numbers are missing stays out."""
+    found = {}
+    for name, make in made.items():
+        try:
+            found[name] = make()
+        except Missing:
+            continue
+    return found
+
+
+def difference(a: Estimate, b: Estimate) -> Estimate:
+    """a − b of estimates that share no unit."""
+    errors = (a.error, b.error)
+    error = None if None in errors else (float(a.error or 0) ** 2 + float(b.error or 0) ** 2) ** 0.5
+    return Estimate(a.value - b.value, error, min(a.n, b.n), a.unit)
+
+
+# --- figures ------------------------------------------------------------------------------------------------------
+
+
+def figure_records(units: Units, metrics: Sequence[str], *, of: str, step: int = 0) -> list[Record]:
+    """The numbers of some metrics with their error over the units, labelled with what they are of."""
+    whole = units.whole or units.parts[0]
+    out = []
+    for (metric, tokens), entries in whole.entries.items():
+        if metric not in metrics:
+            continue
+        for entry in entries:
+            if "over" not in entry.variant:
+                out.append(_figure_record(units, metric, tokens, entry, of, step))
+    return out
+
+
+def _figure_record(units: Units, metric: str, tokens: str, entry: Entry, of: str, step: int) -> Record:
+    same = [_same(part, metric, tokens, entry) for part in units.parts]
+    values = [value for value in same if value is not None]
+    if units.whole is None:
+        found = Estimate.over(values, units.unit)
+    else:
+        found = Estimate.jackknifed(entry.value, values, units.unit)
+    return Record(
+        str(entry.site),
+        metric,
+        found.value,
+        step=step,
+        tokens=tokens,
+        index=entry.index,
+        variant={**entry.variant, "of": of},
+        error=found.error,
+        error_kind=None if found.error is None else f"spread-{found.n}-{found.unit}",
+    )
+
+
+def _same(reading: Reading, metric: str, tokens: str, wanted: Entry) -> float | None:
+    for entry in reading.entries.get((metric, tokens), ()):
+        if (entry.site, entry.index, entry.variant) == (wanted.site, wanted.index, wanted.variant):
+            return entry.value
+    return None
+
+
+def drawn(estimate: Estimate, metric: str, *, site: str = "vectors", step: int = 0, **more: Any) -> Record:
+    """One estimate as a record of a figure."""
+    return Record(
+        site,
+        metric,
+        estimate.value,
+        step=step,
+        error=estimate.error,
+        error_kind=None if estimate.error is None else f"spread-{estimate.n}-{estimate.unit}",
+        **more,
+    )
