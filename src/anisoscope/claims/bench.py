@@ -19,8 +19,9 @@ from anisoscope.lab.experiment import Experiment, changed
 from anisoscope.lab.losses import read_losses
 from anisoscope.lab.train import Trained
 from anisoscope.lab.twins import train_cell
-from anisoscope.models import Checkpoint, Opened, checkpoints, open_model
+from anisoscope.models import Batch, Checkpoint, Opened, checkpoints, model_batches, open_model
 from anisoscope.offline import measure
+from anisoscope.offline.splits import split_batches
 from anisoscope.schedule import at
 from anisoscope.store import Run
 
@@ -50,6 +51,7 @@ TYLER = Kind("tyler", ("tyler_share",))
 DIMENSION = Kind("dimension", ("two_nn", "two_nn_paper", "gride"))
 LOCAL = Kind("local", ("local_isotropy", "isoscore"))
 HEADS = Kind("heads", ("attention_entropy", "q_drift", "k_drift", "qk_cosine", "logit_budget"), ("pattern",))
+REMOVAL = Kind("removal", ("removal_curve",), ("resid",))
 WEIGHTS = Kind("weights", ("mean_cosine", "partition_isotropy"), weights=True)
 
 
@@ -197,12 +199,21 @@ class Given:
             raise Missing(f"{self.name} needs text to be measured on: give --text")
         return self.text
 
-    def look(self, kind: Kind) -> Units:
-        """A look whose units are blocks of documents."""
-        return by_documents(kept(self.folder / kind.name, lambda folder: self._measured(kind, folder)))
+    def look(self, kind: Kind, half: int | None = None) -> Units:
+        """A look whose units are blocks of documents; `half` 0 or 1 takes one half of the documents."""
+        name = kind.name if half is None else f"{kind.name}-half-{half}"
+        return by_documents(kept(self.folder / name, lambda folder: self._measured(kind, folder, half)))
 
-    def _measured(self, kind: Kind, folder: Path) -> Run:
+    def halves(self, opened: Opened) -> tuple[list[Batch], list[Batch]]:
+        """The text in two halves that share no document."""
+        first, second = split_batches(model_batches(opened, self.needs_text(), tokens=self.size.tokens))
+        return list(first), list(second)
+
+    def _measured(self, kind: Kind, folder: Path, half: int | None) -> Run:
         self.say(f"{kind.name} of {self.name}")
+        if half is not None:
+            opened = self.open()
+            return measure(opened, self.halves(opened)[half], metrics=kind.metrics, sites=kind.sites, out=folder)
         data: dict[str, Any] = {"images": self.images, "audio": self.audio}
         options: dict[str, Any] = {"metrics": kind.metrics, "sites": kind.sites, "out": folder}
         opening = {"revision": self.checkpoint.revision}

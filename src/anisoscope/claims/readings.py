@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import fmean
 from typing import Any
 
@@ -25,6 +25,7 @@ class Entry:
     index: int | None
     variant: Mapping[str, Any]
     value: float
+    null: float | None = None  # the level without structure
 
 
 @dataclass(frozen=True)
@@ -42,7 +43,7 @@ class Reading:
             if record.value is None:
                 reasons.setdefault(record.metric, record.note or "it has no value")
                 continue
-            entry = Entry(Site.parse(record.site), record.index, record.variant, record.value)
+            entry = Entry(Site.parse(record.site), record.index, record.variant, record.value, record.null)
             found.setdefault((record.metric, record.tokens), []).append(entry)
         return cls({key: tuple(entries) for key, entries in found.items()}, reasons)
 
@@ -120,7 +121,7 @@ def by_documents(run: Run) -> Units:
 
 
 def _with_value(record: Record, value: float) -> Record:
-    return Record(record.site, record.metric, value, tokens=record.tokens, index=record.index, variant=record.variant)
+    return replace(record, value=value, error=None)
 
 
 def estimate(statistic: Callable[..., float], *units: Units) -> Estimate:
@@ -159,34 +160,49 @@ def difference(a: Estimate, b: Estimate) -> Estimate:
 def figure_records(units: Units, metrics: Sequence[str], *, of: str, step: int = 0) -> list[Record]:
     """The numbers of some metrics with their error over the units, labelled with what they are of."""
     whole = units.whole or units.parts[0]
-    out = []
-    for (metric, tokens), entries in whole.entries.items():
-        if metric not in metrics:
-            continue
-        for entry in entries:
-            if "over" not in entry.variant:
-                out.append(_figure_record(units, metric, tokens, entry, of, step))
-    return out
+    return [
+        drawn(
+            _over_units(units, metric, tokens, entry),
+            metric,
+            site=str(entry.site),
+            of=of,
+            step=step,
+            tokens=tokens,
+            index=entry.index,
+            variant=entry.variant,
+        )
+        for (metric, tokens), entries in whole.entries.items()
+        if metric in metrics
+        for entry in entries
+        if "over" not in entry.variant
+    ]
 
 
-def _figure_record(units: Units, metric: str, tokens: str, entry: Entry, of: str, step: int) -> Record:
+def profile_records(
+    units: Units, metric: str, *, of: str, step: int = 0, tokens: str = "all", **variant: Any
+) -> list[Record]:
+    """A profile over hidden states, as papers draw it: the embedding, then one state a layer, the last after the norm."""
+    places = range(len((units.whole or units.parts[0]).profile(metric, tokens, **variant)))
+    return [
+        drawn(
+            estimate(lambda reading, place=place: reading.profile(metric, tokens, **variant)[place], units),
+            metric,
+            site="embed" if place == 0 else f"resid.{place - 1}",
+            of=of,
+            step=step,
+            tokens=tokens,
+            variant=variant,
+        )
+        for place in places
+    ]
+
+
+def _over_units(units: Units, metric: str, tokens: str, entry: Entry) -> Estimate:
     same = [_same(part, metric, tokens, entry) for part in units.parts]
     values = [value for value in same if value is not None]
     if units.whole is None:
-        found = Estimate.over(values, units.unit)
-    else:
-        found = Estimate.jackknifed(entry.value, values, units.unit)
-    return Record(
-        str(entry.site),
-        metric,
-        found.value,
-        step=step,
-        tokens=tokens,
-        index=entry.index,
-        variant={**entry.variant, "of": of},
-        error=found.error,
-        error_kind=None if found.error is None else f"spread-{found.n}-{found.unit}",
-    )
+        return Estimate.over(values, units.unit)
+    return Estimate.jackknifed(entry.value, values, units.unit)
 
 
 def _same(reading: Reading, metric: str, tokens: str, wanted: Entry) -> float | None:
@@ -196,13 +212,21 @@ def _same(reading: Reading, metric: str, tokens: str, wanted: Entry) -> float | 
     return None
 
 
-def drawn(estimate: Estimate, metric: str, *, site: str = "vectors", step: int = 0, **more: Any) -> Record:
-    """One estimate as a record of a figure."""
+def drawn(
+    estimate: Estimate,
+    metric: str,
+    *,
+    of: str,
+    site: str = "vectors",
+    variant: Mapping[str, Any] | None = None,
+    **more: Any,
+) -> Record:
+    """One estimate as a record of a figure; `of` says what it is of and is what the figure colours."""
     return Record(
         site,
         metric,
         estimate.value,
-        step=step,
+        variant={**(variant or {}), "of": of},
         error=estimate.error,
         error_kind=None if estimate.error is None else f"spread-{estimate.n}-{estimate.unit}",
         **more,
