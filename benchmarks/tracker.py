@@ -93,7 +93,7 @@ def _times(folder: Path, size: Size, rounds: int) -> dict[str, list[float]]:
     """Seconds of each part by round; the parts take turns, so that a busy machine disturbs all alike."""
     model = _model(size)
     optimiser = torch.optim.AdamW(model.parameters(), 1e-3)
-    tangent = Tangent(ranks=[min(RANK, size.width // 4)])
+    tangent = Tangent(ranks=[min(RANK, size.width // 4)], nulls=["orientation"])
 
     def follow(name: str, items: int, bars: int | None, **options: Any) -> Tracker:
         return Tracker(model, _batch(size, items, 1), folder / name, bars_every=bars, tangent=tangent, **options)

@@ -153,6 +153,17 @@ def test_two_runs_are_told_apart_by_colour_and_policies_by_dash(tmp_path: Path) 
     assert any("strokeDash" in layer["encoding"] for layer in chart["layer"])
 
 
+def test_what_is_picked_is_no_longer_a_colour(run: Run) -> None:
+    rows = run.plot("two_nn", kind="steps", layer=3, tokens="all").to_dict()["datasets"]["rows"]
+    assert {row["series"] for row in rows} == {"resid.3"}
+    assert {row["tokens"] for row in rows} == {"all"}
+
+
+def test_picks_that_no_record_has_together_are_explained(run: Run) -> None:
+    with pytest.raises(InputError, match="no record has all of null haar, stratum rare"):
+        run.plot("gradient_energy", null="haar", stratum="rare")
+
+
 def test_runs_of_one_name_stay_two(tmp_path: Path) -> None:
     pair = [runs.make_run(tmp_path / folder / "exp", runs.profiles()) for folder in ("one", "two")]
     assert set(table_of(pair)["run"]) == {"one/exp", "two/exp"}
@@ -160,7 +171,7 @@ def test_runs_of_one_name_stay_two(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("suffix", ["pdf", "svg", "png", "html", "json"])
 def test_a_figure_is_written_in_every_format(run: Run, tmp_path: Path, suffix: str) -> None:
-    written = save_chart(run.plot("two_nn"), tmp_path / f"fig.{suffix}", scale=1)
+    written = save_chart(run.plot("two_nn"), tmp_path / f"fig.{suffix}")
     head = written.read_bytes()[:2048]
     assert {"pdf": b"%PDF", "svg": b"<svg", "png": b"PNG", "html": b"<!DOCTYPE", "json": b"{"}[suffix] in head
 
@@ -193,8 +204,17 @@ def test_a_pick_that_is_not_there_says_what_is(run: Run) -> None:
 
 
 def test_a_colour_that_does_not_fit_says_which_do(run: Run) -> None:
-    with pytest.raises(InputError, match="possible: tokens, step"):
-        run.plot("two_nn", colour="head")
+    with pytest.raises(InputError, match="possible: tokens, training step"):
+        run.plot("two_nn", colour="layer")
+    with pytest.raises(InputError, match="no field of these records is called 'hed'"):
+        run.plot("attention_entropy", colour="hed")
+
+
+def test_layers_and_keys_of_the_variant_are_picked_by_their_own_names(run: Run) -> None:
+    rows = run.plot("gradient_energy", kind="curve", colour="step", layer=2, stratum="rare").to_dict()["datasets"][
+        "rows"
+    ]
+    assert {(row["place"], row["v_stratum"]) for row in rows} == {(2, "rare")}
 
 
 def test_a_figure_in_no_folder_or_format_is_refused(run: Run, tmp_path: Path) -> None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import doctest
 import math
 from collections.abc import Callable
+from importlib import import_module
 from typing import Any
 
 import pytest
@@ -174,6 +176,13 @@ def test_centring_takes_earlier_batches_mean_away_and_nothing_in_the_first() -> 
     before = {name: value.clone() for name, value in centred.state_dict().items()}
     centred(tokens(2))
     assert all(torch.equal(value, before[name]) for name, value in centred.state_dict().items())
+
+
+@pytest.mark.parametrize("name", ["model", "corpora", "enwik8", "experiment", "objectives", "train", "twins", "story"])
+def test_examples_in_docstrings_give_what_they_say(name: str) -> None:
+    result = doctest.testmod(import_module(f"anisoscope.lab.{name}"))
+    assert result.attempted
+    assert not result.failed
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import doctest
 from dataclasses import fields, replace
+from importlib import import_module
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -17,6 +20,7 @@ from anisoscope.tangent.basis import Basis
 from anisoscope.tangent.concepts import read_concepts
 from anisoscope.tangent.coordinates import coordinates
 from anisoscope.tangent.covariance import matched_covariance, next_band, transfer_slope, variance_matched
+from anisoscope.tangent.facts import GRADIENTS
 from anisoscope.tangent.frame import Frame, fit_frame
 from anisoscope.tangent.frequency import (
     frequency_distance,
@@ -30,6 +34,7 @@ from anisoscope.tangent.gradients import Gradients
 from anisoscope.tangent.local import captured_by_patch, fit_patches, local_test
 from anisoscope.tangent.multiple import benjamini_hochberg, permutation_p
 from anisoscope.tangent.nulls import normal_control, orientation
+from anisoscope.tangent.test import NULLS
 from anisoscope.tangent.weights import WeightGradients, error_shuffle
 from tests.oracles import tangent as oracle
 
@@ -147,6 +152,14 @@ def test_semi_nmf_lies_between_the_svds_that_bound_it() -> None:
     found = factorise(x, 6, rounds=200)
     assert float(values[6:].sum() / values.sum()) <= found.trace[-1]
     assert found.trace[-1] <= 1.1 * float(values[5:].sum() / values.sum())
+
+
+def test_semi_nmf_reaches_at_least_what_multiplicative_updates_do() -> None:
+    x, _ = parts(11, n=300)
+    falling_rows = cloud(12, n=300, d=30).float()
+    for rows, rank in ((x, 5), (falling_rows, 6)):
+        slow = oracle.semi_nmf_error(rows.double().numpy(), rank, 300)
+        assert factorise(rows, rank, rounds=100).error <= 1.01 * slow
 
 
 def test_semi_nmf_is_the_same_for_the_same_seed_and_goes_on_from_where_it_was() -> None:
@@ -302,6 +315,18 @@ def test_the_normal_control_is_a_transform_of_the_energy() -> None:
     levels = [normal_control(second, [basis], None, seed)[0].level or 0.0 for seed in range(200)]  # type: ignore[arg-type]
     expected = (1 - energy(second, basis)) * 3 / 27
     assert np.mean(levels) == pytest.approx(expected, rel=0.02)
+
+
+def test_the_published_control_calls_far_too_often_where_the_rank_is_large() -> None:
+    """Random bases know nothing of the gradients, yet the published p of 1/21 comes up in a twelfth to half of them."""
+    second = falling(24, 0.8)
+    rates = []
+    for rank in (2, 12):
+        bases = [orthonormal(normal(3000 + seed, 24, rank), "mine") for seed in range(300)]
+        found = [normal_control(second, [b], None, seed)[0].p or 1.0 for seed, b in enumerate(bases)]  # type: ignore[arg-type]
+        rates.append(np.mean(np.array(found) <= 0.05))
+    assert rates[0] > 0.05
+    assert rates[1] > 0.35
 
 
 def test_no_normal_control_where_no_room_is_left() -> None:
@@ -581,3 +606,31 @@ def test_too_few_types_have_no_correlation() -> None:
     assert (
         frequency_distance(normal(80, 20, 3), token, token_counts(token), keys(81, 20), torch.zeros(20).long()) is None
     )
+
+
+# --- the code's own words -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["basis", "energy", "nulls", "multiple", "semi_nmf", "anisotropy", "frequency"])
+def test_examples_in_docstrings_are_true(name: str) -> None:
+    found = doctest.testmod(import_module(f"anisoscope.tangent.{name}"))
+    assert found.attempted > 0
+    assert found.failed == 0
+
+
+@pytest.mark.parametrize("null", [transfer_slope, local_test])
+def test_examples_of_nulls_are_true(null: Any) -> None:
+    names = vars(import_module(null.function.__module__))
+    (example,) = doctest.DocTestFinder().find(null.function, null.name, globs=names)
+    assert doctest.DocTestRunner().run(example).failed == 0
+
+
+def test_the_page_names_every_null_with_the_gradients_it_applies_to() -> None:
+    page = (Path(__file__).parent.parent / "docs" / "tangent.md").read_text()
+    rows = [line for line in page.splitlines() if line.startswith("| `") and line.endswith(("yes |", "no |"))]
+    for null in NULLS.values():
+        (row,) = [line for line in rows if f"`{null.name}`" in line]
+        cells = [cell.strip() for cell in row.strip("|").split("|")]
+        applies = set(GRADIENTS) if cells[2] == "all" else {kind.strip() for kind in cells[2].split(",")}
+        assert applies == null.gradients, null.name
+        assert (cells[3] == "yes") == null.decides, null.name

@@ -142,6 +142,25 @@ def test_frozen_frames_are_tested_instead_of_refreshed_ones() -> None:
     assert value(frozen, "grad.resid.1", basis="frozen") != value(fresh, "grad.resid.1", basis="refreshed")
 
 
+def test_the_share_of_movement_is_that_of_the_hidden_states() -> None:
+    model, _ = build("llama")
+    earlier, _ = build("llama")
+    with torch.no_grad():
+        earlier.model.layers[0].mlp.down_proj.weight.mul_(0.9)
+    test = batches(2)
+    run = anisoscope.tangent_test(
+        model, fit=batches(1), test=test, earlier=earlier, tangent=FIXED, gradients=["hidden"], sinks=True
+    )
+    with torch.no_grad():
+        now, then = (
+            torch.cat([m(**batch, output_hidden_states=True).hidden_states[1].flatten(0, 1) for batch in test])
+            for m in (model, earlier)
+        )
+    exact = oracle.energy((now - then).double().numpy(), np.eye(32)[:, :4])
+    assert value(run, "resid.0", "displacement_energy") == pytest.approx(exact, rel=1e-4)
+    assert 0 <= value(run, "resid.0", "gradient_p", null="orientation") <= 1
+
+
 def test_shuffled_labels_change_the_last_layers_gradients() -> None:
     model, _ = build("llama")
     asked = Tangent(proxies=["pca"], ranks=[4], nulls=["shuffled_labels"])

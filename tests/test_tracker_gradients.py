@@ -10,11 +10,12 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from anisoscope import Run, Tracker
+from anisoscope import InputError, Run, Tracker
 from anisoscope.models.devices import half_fails
 from anisoscope.records import Site
 from anisoscope.schedule import at, every
 from anisoscope.tangent import Tangent
+from anisoscope.tangent.test import ENERGY_NULLS
 from tests.oracles.hidden_gradients import hidden_gradients, isoscore, pca_energy
 from tests.tiny_models import build
 from tests.training import LAYERS, WIDTH, Stack, held_out, hooks_of, records, small_model, tracked, train, value, words
@@ -240,7 +241,7 @@ def test_a_loss_outside_a_compiled_model_is_replayed_too(tmp_path: Path) -> None
 def test_energy_inside_the_pca_basis_is_that_of_numpy_and_its_null_is_chance(tmp_path: Path) -> None:
     model = small_model()
     kept: dict[str, Any] = {}
-    with tracked(tmp_path, model, tangent=Tangent(ranks=[4])) as tracker:
+    with tracked(tmp_path, model, tangent=Tangent(ranks=[4], nulls=["orientation"])) as tracker:
         train(model, tracker, range(1))
         run = Run.open(tmp_path / "run")
         for step, site, tokens, _ in run.statistics():
@@ -255,10 +256,26 @@ def test_energy_inside_the_pca_basis_is_that_of_numpy_and_its_null_is_chance(tmp
         assert energy.value == pytest.approx(expected, rel=1e-4)
         assert energy.null == pytest.approx(4 / WIDTH)
         assert energy.index == 4
-        assert dict(energy.variant) == {"proxy": "pca", "gradient": "hidden", "basis": "refreshed", "null": "haar"}
+        assert dict(energy.variant) == {"proxy": "pca", "gradient": "hidden", "basis": "refreshed", "rows": "plain"}
         assert value(tmp_path, site=f"grad.resid.{layer}", metric="gradient_enrichment") == pytest.approx(
             expected / (4 / WIDTH), rel=1e-4
         )
+
+
+def test_every_null_that_needs_only_sums_can_be_asked_and_others_are_refused(tmp_path: Path) -> None:
+    model = small_model()
+    with tracked(tmp_path, model, **FEW, tangent=Tangent(ranks=[4])) as tracker:
+        train(model, tracker, range(1))
+    excess = records(tmp_path, site="grad.resid.1", metric="gradient_excess")
+    nulls = {r.variant["null"]: r.value for r in excess}
+    assert set(nulls) == {null.name for null in ENERGY_NULLS}
+    energy = value(tmp_path, site="grad.resid.1", metric="gradient_energy")
+    assert nulls["orientation"] == pytest.approx(energy - 4 / WIDTH)
+    for p in records(tmp_path, metric="gradient_p"):
+        assert p.value is not None
+        assert 0 <= p.value <= 1
+    with pytest.raises(InputError, match="the null local_test needs more than the sums"):
+        tracked(tmp_path / "other", model, tangent=Tangent(nulls=["local_test"]))
 
 
 def test_training_on_the_held_out_windows_gives_no_energy_but_the_reason(tmp_path: Path) -> None:
@@ -283,7 +300,10 @@ def test_a_held_out_window_is_known_again_inside_a_packed_sequence(tmp_path: Pat
 
 
 def test_bases_freeze_after_their_share_of_the_steps_and_survive_a_restart(tmp_path: Path) -> None:
-    options: dict[str, Any] = {**FEW, "tangent": Tangent(ranks=[4], frozen_after=0.4, total_steps=10)}
+    options: dict[str, Any] = {
+        **FEW,
+        "tangent": Tangent(ranks=[4], nulls=["orientation"], frozen_after=0.4, total_steps=10),
+    }
     model = small_model()
     with tracked(tmp_path, model, **options) as tracker:
         train(model, tracker, range(7))

@@ -33,6 +33,7 @@ MAY_IMPORT = {
         "schedule",
         "records",
     },
+    "sweep": {"capture", "disk", "metrics", "models", "offline", "records", "stats", "store", "survey"},
     "schedule": set(),
     "alerts": {"records"},
     "tangent": {"stats", "metrics", "records"},

@@ -24,6 +24,19 @@ def random_subspace(d: int, rank: int, draw: np.random.Generator) -> Array:
     return np.linalg.qr(draw.standard_normal((d, rank)))[0]
 
 
+def semi_nmf_error(x: Array, rank: int, rounds: int, seed: int = 0) -> float:
+    """‖X − ZD‖/‖X‖ by the multiplicative updates of Ding, Li and Jordan from a random start: slow and independent."""
+    z = np.abs(np.random.default_rng(seed).standard_normal((len(x), rank)))
+    for _ in range(rounds):
+        d = np.linalg.lstsq(z, x, rcond=None)[0]  # (rank, d)
+        cross, gram = x @ d.T, d @ d.T
+        up = np.maximum(cross, 0) + z @ np.maximum(-gram, 0)
+        down = np.maximum(-cross, 0) + z @ np.maximum(gram, 0)
+        z = z * np.sqrt((up + 1e-12) / (down + 1e-12))
+    d = np.linalg.lstsq(z, x, rcond=None)[0]
+    return float(np.linalg.norm(x - z @ d) / np.linalg.norm(x))
+
+
 def energy_without(g: Array, q: Array, block: Array) -> list[float]:
     """The energy of the rows that are left when each block is taken out."""
     return [energy(g[block != b], q) for b in np.unique(block)]

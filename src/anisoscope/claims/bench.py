@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -128,7 +128,7 @@ class Lab:
 
     def look(self, cell: str, step: int, kind: Kind, half: int | None = None) -> Units:
         """A look at every seed of a cell at one step."""
-        return Units(tuple(self._reading(cell, seed, step, kind, half) for seed in range(self.seeds)))
+        return Units(tuple(self.reading(cell, seed, step, kind, half) for seed in range(self.seeds)))
 
     def last(self, cell: str, kind: Kind) -> Units:
         return self.look(cell, self.size.steps, kind)
@@ -136,7 +136,8 @@ class Lab:
     def series(self, cell: str, kind: Kind, half: int | None = None) -> list[Units]:
         return [self.look(cell, step, kind, half) for step in self.size.looks]
 
-    def _reading(self, cell: str, seed: int, step: int, kind: Kind, half: int | None) -> Reading:
+    def reading(self, cell: str, seed: int, step: int, kind: Kind, half: int | None = None) -> Reading:
+        """A look at one seed."""
         name = kind.name if half is None else f"{kind.name}-half-{half}"
 
         def make(folder: Path) -> Run:
@@ -211,17 +212,22 @@ class Given:
 
     def _measured(self, kind: Kind, folder: Path, half: int | None) -> Run:
         self.say(f"{kind.name} of {self.name}")
-        if half is not None:
-            opened = self.open()
-            return measure(opened, self.halves(opened)[half], metrics=kind.metrics, sites=kind.sites, out=folder)
-        data: dict[str, Any] = {"images": self.images, "audio": self.audio}
+        opened = self.open()
         options: dict[str, Any] = {"metrics": kind.metrics, "sites": kind.sites, "out": folder}
-        opening = {"revision": self.checkpoint.revision}
         if kind.weights:
-            return measure(self.checkpoint.source, weights=True, opening=opening, metrics=kind.metrics, out=folder)
-        if self.images is None and self.audio is None:
-            data = {"text": self.needs_text()}
-        return measure(self.checkpoint.source, tokens=self.size.tokens, opening=opening, **data, **options)
+            return measure(opened, weights=True, **options)
+        if half is not None:
+            return measure(opened, self.halves(opened)[half], **options)
+        return measure(opened, tokens=self.size.tokens, **self.data(opened), **options)
+
+    def data(self, opened: Opened) -> dict[str, Any]:
+        """What the model is measured on, by the name that `measure` has for it."""
+        if opened.modality == "text":
+            return {"text": self.needs_text()}
+        name, given = ("audio", self.audio) if opened.modality == "audio" else ("images", self.images)
+        if given is None:
+            raise Missing(f"{self.name} takes {opened.modality}: give --{name}")
+        return {name: given}
 
     @property
     def decoder(self) -> bool:
@@ -235,6 +241,12 @@ class Given:
 
 def _architectures(config: Any) -> Sequence[str]:
     return getattr(config, "architectures", None) or ("MaskedLM",)
+
+
+def ran_on(models: Sequence[Given]) -> str:
+    """What a verdict on models given rests on."""
+    names = ", ".join(model.name for model in models)
+    return f"{names} on {models[0].text or 'their weights'}, {models[0].size.tokens:,} tokens at most"
 
 
 def given_models(
@@ -287,8 +299,3 @@ class Bench:
             f"lab, size {self.size.name}: {self.lab.seeds} seeds, {s['layers']} layers of width {s['width']}, "
             f"{s['steps']} steps of {s['batch']} windows of {s['context']} tokens"
         )
-
-
-def with_seeds(size: Size, seeds: int | None) -> Size:
-    """The size with another number of seeds."""
-    return size if seeds is None else replace(size, seeds=seeds)

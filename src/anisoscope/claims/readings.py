@@ -181,7 +181,7 @@ def figure_records(units: Units, metrics: Sequence[str], *, of: str, step: int =
 def profile_records(
     units: Units, metric: str, *, of: str, step: int = 0, tokens: str = "all", **variant: Any
 ) -> list[Record]:
-    """A profile over hidden states, as papers draw it: the embedding, then one state a layer, the last after the norm."""
+    """A profile over hidden states as papers draw it: the embedding, a state a layer, the last one after the norm."""
     places = range(len((units.whole or units.parts[0]).profile(metric, tokens, **variant)))
     return [
         drawn(

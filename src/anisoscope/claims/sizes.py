@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 
@@ -21,6 +21,10 @@ class Size:
     train_seconds: float
     tokens: int = 65_536  # of a text that a model given is measured on
     batch_tokens: int = 4096  # a batch, over which papers report the spread
+
+    def with_seeds(self, seeds: int | None) -> Size:
+        """The same with another number of seeds, where one is given."""
+        return self if seeds is None else replace(self, seeds=seeds)
 
     @property
     def steps(self) -> int:

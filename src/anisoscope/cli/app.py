@@ -102,8 +102,8 @@ class _Rate(ProgressColumn):
 
 
 @contextmanager
-def progress_bar(what: str, total: int | None) -> Iterator[Bar]:
+def progress_bar(what: str, total: int | None, *, shown: bool = True) -> Iterator[Bar]:
     """A bar that shows how much has gone by, the rate and the time left; it disappears when done."""
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), _Rate(), TimeRemainingColumn())
-    with Progress(*columns, console=stderr(), transient=True) as progress:
+    with Progress(*columns, console=stderr(), transient=True, disable=not shown) as progress:
         yield Bar(progress, progress.add_task(what, total=total))

@@ -10,6 +10,7 @@ import typer
 from rich.console import Console
 
 from anisoscope.cli.app import AsJson, Metrics, app, command_line, escape, names_of, progress_bar, stderr
+from anisoscope.cli.ranks import launched
 from anisoscope.errors import InputError
 
 if TYPE_CHECKING:
@@ -31,6 +32,8 @@ if TYPE_CHECKING:
     anisoscope measure google/vit-base-patch16-224 --images photos/
 
     anisoscope measure model-folder --weights
+
+    torchrun --nproc-per-node 8 -m anisoscope measure ./big-model --text corpus.txt
 """
 )
 def measure(
@@ -144,16 +147,22 @@ def _measure_model(source: str, request: dict[str, Any], out: Path | None, as_js
     from anisoscope.offline import measure as measure_model
     from anisoscope.report.terminal import layers_table
 
-    with progress_bar("tokens", total) as told:
-        run = measure_model(
-            source,
-            out=out,
-            keep_statistics=out is not None,
-            command=command_line(),
-            progress=told,
-            saying=told.say,
-            **request,
-        )
+    with launched() as job:
+        if job.device is not None and not (request["opening"]["device"] or request["opening"]["device_map"]):
+            request["opening"]["device"] = job.device
+        with progress_bar("tokens", total, shown=job.speaks) as told:
+            run = measure_model(
+                source,
+                out=out,
+                keep_statistics=out is not None,
+                command=command_line(),
+                progress=told,
+                saying=told.say,
+                distributed=job.world > 1,
+                **request,
+            )
+        if not job.speaks:
+            return
     records = list(run.records())
     _show(records, None if as_json else layers_table(records, run.info, title=source), out)
     _require_sound(run, out)

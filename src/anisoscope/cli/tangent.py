@@ -15,6 +15,8 @@ from rich.text import Text
 from anisoscope.cli.app import AsJson, app, command_line, escape, progress_bar, stderr
 from anisoscope.errors import InputError
 
+_LONG = 12  # characters of a site's name in a table
+
 
 @app.command(
     epilog="""Examples:
@@ -43,6 +45,7 @@ def tangent(
     document_mark: Annotated[str | None, typer.Option(help="What stands between documents of a plain text.")] = None,
     step_0: Annotated[str | None, typer.Option("--step-0", help="The same model before training.")] = None,
     other_run: Annotated[str | None, typer.Option(help="The same model from another seed.")] = None,
+    earlier: Annotated[str | None, typer.Option(help="An earlier step: how far has it moved along the bases?")] = None,
     counts: Annotated[Path | None, typer.Option(help="A .json table of token ids and their counts.")] = None,
     balance: Annotated[int | None, typer.Option(min=1, help="Most occurrences of a token type in the fit.")] = None,
     sinks: Annotated[bool, typer.Option(help="Count first tokens of windows and massive tokens too.")] = False,
@@ -89,6 +92,7 @@ def tangent(
             gradients=_names(gradients),
             sites=_names(sites),
             others=others,
+            earlier=earlier,
             counts=None if counts is None else _table_of_counts(counts),
             balance=balance,
             sinks=sinks,
@@ -164,20 +168,21 @@ def curvature_table(records: list[Any]) -> RenderableType:
 
 
 def tangent_table(records: list[Any], info: dict[str, Any], rank: int, title: str) -> RenderableType:
-    """Two tables, one row a site and proxy at one rank: the energy beside the ratio and its levels; then the tests."""
+    """Three tables, one row a site and proxy at one rank: energies and levels, p and q by null, and what they say."""
     from anisoscope.tangent.reading import readings
 
-    shown = [r for r in readings(records) if r.rank == rank or r.proxy == "mean"]
     energies = _table(f"{title}: gradient energy, rank {rank}", "site", "proxy", "E", "E unit", "chance")
     for name in ("normal", "E/normal", "ceiling"):
         energies.add_column(name, justify="right")
-    tests = _table("p/q under each null", "site", "proxy", "random", "coordinates", "slope β", "local excess")
-    tests.add_column("says", justify="left")
+    tests = _table("p/q under each null", "site", "proxy", "random", "coord.", "β", "p/q", "local", "p/q")
+    says = _table("what they say", "site", "proxy", "")
     gradient = None
-    for r in shown:
+    for r in readings(records):
+        if r.rank != rank and r.proxy != "mean":
+            continue
         if r.gradient != gradient:
             gradient = r.gradient
-            for table in (energies, tests):
+            for table in (energies, tests, says):
                 table.add_section()
                 table.add_row(f"[bold]{gradient}[/]")
         name = escape(_site_name(r.site))
@@ -188,33 +193,38 @@ def tangent_table(records: list[Any], info: dict[str, Any], rank: int, title: st
             r.proxy,
             _chance(r, "error_shuffle" if r.gradient == "weight_in" else "orientation"),
             _chance(r, "coordinates"),
-            _beside(r.slope, _chance(r, "transfer_slope")),
-            _beside(r.local, _chance(r, "local_test")),
-            r.words,
+            _signed(r.slope),
+            _chance(r, "transfer_slope"),
+            _signed(r.local),
+            _chance(r, "local_test"),
         )
+        says.add_row(name, r.proxy, r.words)
     facts = info["tangent"]
     note = (
         f"E: share of the gradients' squared length in the basis ± one standard error over blocks of {info['unit']}; "
         "E unit: each gradient scaled to length one. chance: r/d. normal: 20 random subspaces orthogonal to the basis; "
         "E/normal is a transform of E. ceiling: the gradients' own directions from other documents. random: Haar "
-        "subspaces, for weight_in errors shuffled over tokens. p and q (Benjamini–Hochberg) are the larger of plain "
-        f"and unit rows. Loss {facts['loss']}; fitted on {facts['fit tokens']:,} tokens, "
-        f"tested on {facts['test tokens']:,} others."
+        "subspaces, for weight_in errors shuffled over tokens. coord.: coordinates permuted. β: slope of gradient "
+        "energy on variance over axes. local: excess of the own patch's basis. p and q (Benjamini–Hochberg) are the larger of "
+        f"plain and unit rows. Loss {facts['loss']}; fitted on {facts['fit tokens']:,} tokens, tested on "
+        f"{facts['test tokens']:,} others."
     )
-    return Group(energies, tests, Text(note, style="dim"))
+    return Group(energies, tests, says, Text(note, style="dim"))
 
 
 def _table(title: str, *columns: str) -> Table:
     table = Table(title=title, box=box.SIMPLE_HEAD, title_justify="left", title_style="bold", padding=(0, 1, 0, 0))
     for name in columns:
-        table.add_column(name, justify="left" if name in ("site", "proxy") else "right", overflow="fold")
+        table.add_column(name, justify="left" if name in ("site", "proxy", "") else "right", overflow="fold")
     return table
 
 
 def _site_name(site: str) -> str:
-    """A site without what the table says anyway; a long module path keeps its end."""
+    """A site without what the table says anyway: of a module's path the block's number and its own name."""
     name = site.removeprefix("grad.").removeprefix("weight.")
-    return name if len(name) <= 24 else "…" + name[-23:]
+    parts = name.split(".")
+    number = [part for part in parts[:-1] if part.isdigit()][:1]
+    return name if len(name) <= _LONG else ".".join((*number, parts[-1]))
 
 
 def concepts_table(info: dict[str, Any], rank: int) -> RenderableType:
@@ -249,7 +259,7 @@ def _short(value: float | None) -> str:
 
 
 def _with_error(record: Any) -> str:
-    error = "" if record.error is None else f" [dim]± {record.error:.3f}[/]"
+    error = "" if record.error is None else f"[dim]±{record.error:.3f}[/]".replace("±0.", "±.")
     return _short(record.value) + error
 
 
@@ -263,5 +273,5 @@ def _tiny(p: float) -> str:
     return "0+" if p < 0.0005 else "1" if p > 0.9995 else f"{p:.3f}".lstrip("0")
 
 
-def _beside(record: Any, chance: str) -> str:
-    return chance if record is None or record.value is None else f"{record.value:+.3f} {chance}"
+def _signed(record: Any) -> str:
+    return "[dim]–[/]" if record is None or record.value is None else f"{record.value:+.3f}"

@@ -116,7 +116,7 @@ def rows(grown: Mapping[str, Grown]) -> list[Row]:
         Row("anisotropy λ1/Σλ", _middle(grown, "spectral_anisotropy", grad=False)),
         Row("  without sinks", _middle(grown, "spectral_anisotropy", tokens="no-sink", grad=False)),
         Row("mean cosine", _middle(grown, "mean_cosine")),
-        Row("intrinsic dimension", _middle(grown, "two_nn", neighbours="all")),
+        Row("intrinsic dimension", _middle(grown, "two_nn", tokens="no-sink", neighbours="all")),
         Row("attention entropy", _all_heads(grown, "attention_entropy")),
         Row("query drift", _all_heads(grown, "q_drift", **{"in": "rms"})),
         Row("key drift", _all_heads(grown, "k_drift", **{"in": "rms"})),
@@ -188,7 +188,7 @@ def _bell(decoder: Grown, encoder: Grown) -> Finding:
 
 
 def _rise_and_fall(decoder: Grown) -> Finding:
-    plain = _values(decoder.curve("two_nn", decoder.middle, neighbours="all"))
+    plain = _values(decoder.curve("two_nn", decoder.middle, tokens="no-sink", neighbours="all"))
     other = _values(decoder.curve("two_nn", decoder.middle, tokens="no-sink", neighbours="other documents"))
     seen = f"{plain[0]:.1f} at first, {max(plain):.1f} at most, {plain[-1]:.1f} at last"
     held = [max(values) > max(values[0], values[-1]) for values in (plain, other)]

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from functools import cache
+from collections.abc import Iterable
 from pathlib import Path
 
 from anisoscope.errors import InputError
+from anisoscope.models.checkpoints import Checkpoint
 from anisoscope.models.sources import HUB_SECONDS, is_hub_id, locate
 from anisoscope.models.weights import weight_files, weights_digest
 
@@ -17,15 +18,26 @@ def is_remote(source: str) -> bool:
     return not Path(source).expanduser().exists() and is_hub_id(source)
 
 
-def contents(source: str, revision: str | None) -> str:
-    """What names a checkpoint's weights without loading them: their digest here, the commit on the hub.
+def contents(checkpoints: Iterable[Checkpoint]) -> list[str | None]:
+    """What names each checkpoint's weights without loading them: their digest here, the commit on the hub.
 
     A hub that cannot be reached is asked through the local cache; where that has nothing, the revision stands for
-    itself.
+    itself. None for a checkpoint that cannot be read.
     """
-    if not is_remote(source):
-        return weights_digest(Path(source).expanduser())
-    return _commits(source).get(revision or "main") or _cached_commit(source, revision) or f"revision {revision}"
+    commits: dict[str, dict[str, str]] = {}  # each repository is asked once
+    found: list[str | None] = []
+    for checkpoint in checkpoints:
+        source, revision = checkpoint.source, checkpoint.revision
+        if checkpoint.problem is not None:
+            found.append(None)
+        elif not is_remote(source):
+            found.append(weights_digest(Path(source).expanduser()))
+        else:
+            if source not in commits:
+                commits[source] = _commits(source)
+            known = commits[source].get(revision or "main") or _cached_commit(source, revision)
+            found.append(known or f"revision {revision}")
+    return found
 
 
 def is_cached(source: str, revision: str | None) -> bool:
@@ -34,7 +46,7 @@ def is_cached(source: str, revision: str | None) -> bool:
 
 
 def fetch(source: str, revision: str | None, *, allow_pickle: bool = False, remote_code: bool = False) -> None:
-    """Brings a checkpoint to this machine and its weights into the system's cache of files, so that opening is quick."""
+    """Brings a checkpoint to this machine and its weights into the system's cache of files: opening is quick then."""
     place = locate(source, revision, allow_pickle=allow_pickle, remote_code=remote_code)
     for file in weight_files(place.file or place.folder, allow_pickle=allow_pickle):
         with file.open("rb", buffering=0) as stream:
@@ -51,7 +63,6 @@ def forget(source: str, revision: str | None) -> None:
         hub.scan_cache_dir().delete_revisions(commit).execute()
 
 
-@cache
 def _commits(repository: str) -> dict[str, str]:
     """The commits of a repository's branches and tags; none where the hub cannot be asked."""
     import huggingface_hub as hub

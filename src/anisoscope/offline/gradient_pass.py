@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from anisoscope.offline.backward import Places, Seen, gradients, require, watching
+from anisoscope.offline.backward import Places, Seen, forward, gradients, require, watching
 from anisoscope.offline.objectives import IGNORED, shuffled
 from anisoscope.offline.splits import Side
 from anisoscope.offline.task import Task, linears_of, stack_of
 from anisoscope.records import Site
+from anisoscope.tangent.displacement import DISPLACEMENT
 from anisoscope.tangent.facts import EMBEDDING, HIDDEN, WEIGHT_IN, WEIGHT_OUT
 from anisoscope.tangent.frame import Frame
 from anisoscope.tangent.frequency import STRATA, frequency_strata, token_counts
@@ -94,7 +96,7 @@ def _add(
     gradient: Tensor,
     marks: Tensor | None,
 ) -> None:
-    """Adds the gradients of one batch at one site."""
+    """Adds the gradients (or any rows shaped like the site's output) of one batch at one site."""
     g, h = seen.rows(name, gradient), seen.rows(name, seen.outputs[name].detach())
     place, tokens = side.chosen(number, stack_of(name), g.shape[1])
     rows = place.to(g.device)
@@ -104,6 +106,25 @@ def _add(
     strata = marks[here] if marks is not None and len(marks) == len(place) else None
     more = Gradients.of(frames[name], g[light], h[light], tokens.block[here], strata=strata)
     sums[name] = sums[name] + more if name in sums else more
+
+
+def displacements(task: Task, places: Places, side: Side, frames: Mapping[str, Frame]) -> Iterator[Subject]:
+    """How the test tokens' activations have changed since the earlier model, site by site."""
+    assert task.earlier is not None
+    sums: dict[str, Gradients] = {}
+    stream = Places(places.sites)
+    with torch.no_grad(), ExitStack() as hooks:
+        now = hooks.enter_context(watching(task.model, task.layout, stream))
+        then = hooks.enter_context(watching(task.earlier, task.layout, stream))
+        for number, batch in enumerate(side.batches):
+            inputs = task.objective.prepare(batch)[0]
+            forward(task.model, inputs, now)
+            forward(task.earlier, inputs, then)
+            for site in map(str, places.sites):
+                change = now.outputs[site] - then.outputs[site].to(now.outputs[site])
+                _add(sums, frames, side, number, site, now, change, None)
+    for site, found in sums.items():
+        yield Subject(site, DISPLACEMENT, frames[site], found, unit=side.unit, seed=task.seed)
 
 
 @dataclass

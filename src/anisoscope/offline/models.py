@@ -244,7 +244,7 @@ class _Measuring:
 
     def finish(self) -> None:
         self.run.update_info(
-            removed={"count": len(self.removed), "tokens": _in_words(self.removed[:256], self.opened)},
+            removed={"count": len(self.removed), "tokens": in_words(self.removed[:256], self.opened)},
             interrupted=self.interrupted,
             complete=not self.interrupted,
         )
@@ -330,7 +330,7 @@ def read_data(
     return model_batches(opened, given[opened.modality], batch=batch, **reading)
 
 
-def _in_words(removed: list[dict[str, Any]], opened: Opened | None) -> list[dict[str, Any]]:
+def in_words(removed: list[dict[str, Any]], opened: Opened | None) -> list[dict[str, Any]]:
     """The removed tokens as a person would name them."""
     if opened is None or opened.modality != "text" or opened.processor is None:
         return [{**each, "text": None} for each in removed]

@@ -10,13 +10,13 @@ from typing import Any
 from torch import nn
 
 from anisoscope.capture import expand, find_layout
-from anisoscope.errors import unknown
+from anisoscope.errors import InputError, unknown
 from anisoscope.models import Opened, open_model
 from anisoscope.offline.backward import differentiable
 from anisoscope.offline.fit_pass import MASSIVE, Decode, fit_pass
-from anisoscope.offline.gradient_pass import gradient_pass
+from anisoscope.offline.gradient_pass import displacements, gradient_pass
 from anisoscope.offline.objectives import Loss, Objective, choose_objective
-from anisoscope.offline.splits import make_side, require_apart
+from anisoscope.offline.splits import Side, make_side, require_apart
 from anisoscope.offline.task import Task, groups
 from anisoscope.records import Record
 from anisoscope.store import Run
@@ -24,8 +24,10 @@ from anisoscope.survey.inputs import device_of, first_item
 from anisoscope.survey.runs import create_run, run_info
 from anisoscope.tangent import Tangent
 from anisoscope.tangent.cards import tangent_cards
+from anisoscope.tangent.displacement import displacement_records
 from anisoscope.tangent.facts import GRADIENTS, HIDDEN
 from anisoscope.tangent.frame import Frame
+from anisoscope.tangent.proxies import named
 from anisoscope.tangent.test import Subject, choose_nulls, tangent_records, with_q
 
 SAMPLE = 8192  # fit tokens whose activations are kept
@@ -44,6 +46,7 @@ def tangent_test(
     sites: Sequence[str] = ("resid",),
     frozen: Frames | None = None,
     others: Mapping[str, Frames] | None = None,
+    earlier: nn.Module | str | Path | Opened | None = None,
     counts: Mapping[int, int] | None = None,
     balance: int | None = None,
     sinks: bool = False,
@@ -62,7 +65,8 @@ def tangent_test(
     `fit` and `test` are batches of different documents (the same window, or document id, raises). `loss` is
     "next_token", "masked_token" or a function of what the model returns and the labels. `frozen` are frames of an
     earlier step (`fit_frames`) that are tested instead of refreshed ones; `others`, such as {"step_0": frames,
-    "other_run": frames}, are compared with. `counts` is a table of token frequencies, else they are counted here;
+    "other_run": frames}, are compared with; `earlier` is the same model at an earlier step: how far has it moved its
+    activations along the bases since? `counts` is a table of token frequencies, else they are counted here;
     `balance` lets a token type into the fit at most that often; `sinks` counts first tokens and massive ones too.
     """
     tangent = tangent or Tangent()
@@ -70,50 +74,36 @@ def tangent_test(
     if odd:
         raise unknown("gradient", odd[0], GRADIENTS)
     chosen = choose_nulls(tangent.nulls)
-    opened = _opened(model, opening)
-    module = opened.model if opened is not None else model
-    assert isinstance(module, nn.Module)
+    opened, module = _open(model, opening)
     fit_side = make_side(fit, "fit", sinks=sinks, seed=seed)
     test_side = make_side(test, "test", sinks=sinks, seed=seed)
     require_apart(fit_side, test_side)
-    decode = decode or _decoder(opened)
     objective = choose_objective(loss, module, mask=_mask_id(opened) if mask is None else mask, seed=seed)
     layout = find_layout(module, first_item(fit_side.batches[0], device_of(module)))
-    task = Task(module, layout, objective, tangent, tuple(gradients), balance, sample, seed)
-    info = {
-        "kind": "tangent",
-        "model": opened.info if opened is not None else {"architecture": type(module).__name__},
-        "tangent": {
-            "proxies": [p if isinstance(p, str) else getattr(p, "__name__", "yours") for p in tangent.proxies],
-            "ranks": list(tangent.ranks),
-            "nulls": chosen,
-            "gradients": list(gradients),
-            "loss": objective.name,
-            "fit tokens": len(fit_side),
-            "test tokens": len(test_side),
-            "balance": balance,
-        },
-        "token_policy": {"first token": sinks, "massive": None if sinks else f"> {MASSIVE:g} medians"},
-        "unit": test_side.unit,
-        "seed": seed,
-    }
-    run = create_run(out, {**run_info(info, []), "metrics": tangent_cards()}, command)
+    past = None if earlier is None else _open(earlier, opening)[1]
+    task = Task(module, layout, objective, tangent, tuple(gradients), balance, sample, seed, past)
     records: list[Record] = []
     concepts: dict[str, Any] = {}
     with differentiable(module):
         for places in groups(task, expand(layout, sites)):
-            fitted = fit_pass(task, places, fit_side, counts, decode, progress)
+            fitted = fit_pass(task, places, fit_side, counts, decode or _decoder(opened), progress)
             frames = {**fitted.frames, **(frozen or {})}
             concepts.update(fitted.concepts)
-            label: dict[str, Any] = {"run": run.name, "step": step, "tokens": "all" if sinks else "no-sink"}
-            records += [replace(record, **label) for record in fitted.records]
+            records += fitted.records
             for subject in gradient_pass(task, places, test_side, frames, chosen, counts, progress):
-                others_here = _others(subject, frames, others or {}, chosen)
-                basis = "frozen" if frozen and subject.site.removeprefix("grad.") in frozen else "refreshed"
-                subject = replace(subject, frame=replace(subject.frame, others=others_here), basis=basis)
-                records += [replace(record, **label) for record in tangent_records(subject, chosen)]
-    run.append(with_q(records))
-    run.update_info(concepts=concepts)
+                beside = _others(subject, frames, others or {}, chosen)
+                basis = "frozen" if subject.site.removeprefix("grad.") in (frozen or {}) else "refreshed"
+                subject = replace(subject, frame=replace(subject.frame, others=beside), basis=basis)
+                records += tangent_records(subject, chosen)
+            if past is not None:
+                with differentiable(past):
+                    records += [
+                        r for s in displacements(task, places, test_side, frames) for r in displacement_records(s)
+                    ]
+    info = _information(task, opened, chosen, fit_side, test_side)
+    run = create_run(out, {**run_info(info, []), "metrics": tangent_cards(), "concepts": concepts}, command)
+    label: dict[str, Any] = {"run": run.name, "step": step, "tokens": "all" if sinks else "no-sink"}
+    run.append([replace(record, **label) for record in with_q(records)])
     return run
 
 
@@ -129,9 +119,7 @@ def fit_frames(
     opening: Mapping[str, Any] | None = None,
 ) -> dict[str, Frame]:
     """The frames of a model's sites by name, to be tested later: frozen, as step 0, or as another run."""
-    opened = _opened(model, opening)
-    module = opened.model if opened is not None else model
-    assert isinstance(module, nn.Module)
+    _, module = _open(model, opening)
     side = make_side(fit, "fit", sinks=sinks, seed=seed)
     layout = find_layout(module, first_item(side.batches[0], device_of(module)))
     nothing = Objective("none", lambda batch: (dict(batch.inputs), batch.token), lambda output, labels: labels)
@@ -143,13 +131,36 @@ def fit_frames(
     return frames
 
 
-# --- what to look at ----------------------------------------------------------------------------------------------
-
-
-def _opened(model: Any, opening: Mapping[str, Any] | None) -> Opened | None:
+def _open(model: Any, opening: Mapping[str, Any] | None) -> tuple[Opened | None, nn.Module]:
+    """A model with its output head, opened where it is not yet."""
     if isinstance(model, str | Path):
-        return open_model(model, head=True, **(opening or {}))
-    return model if isinstance(model, Opened) else None
+        model = open_model(model, head=True, **(opening or {}))
+    if isinstance(model, Opened):
+        return model, model.model
+    if not isinstance(model, nn.Module):
+        raise InputError(f"a model is a module, a folder, a hub id or what open_model gave; got {type(model).__name__}")
+    return None, model
+
+
+def _information(task: Task, opened: Opened | None, nulls: Sequence[str], fit: Side, test: Side) -> dict[str, Any]:
+    """What the run says of how it came about."""
+    return {
+        "kind": "tangent",
+        "model": opened.info if opened is not None else {"architecture": type(task.model).__name__},
+        "tangent": {
+            "proxies": [named(proxy)[0] for proxy in task.tangent.proxies],
+            "ranks": list(task.tangent.ranks),
+            "nulls": list(nulls),
+            "gradients": list(task.kinds),
+            "loss": task.objective.name,
+            "fit tokens": len(fit),
+            "test tokens": len(test),
+            "balance": task.balance,
+        },
+        "token_policy": {"first token": test.sinks, "massive": None if test.sinks else f"> {MASSIVE:g} medians"},
+        "unit": test.unit,
+        "seed": task.seed,
+    }
 
 
 def _decoder(opened: Opened | None) -> Decode | None:

@@ -30,6 +30,7 @@ class Task:
     balance: int | None
     sample: int
     seed: int
+    earlier: nn.Module | None = None  # the same model at an earlier step
 
 
 def groups(task: Task, sites: Sequence[Site]) -> Iterator[Places]:

@@ -139,7 +139,7 @@ def _no_errors(rows: Mapping[str, Sequence[Row]]) -> str | None:
 def _missing(rows: Mapping[str, Sequence[Row]]) -> str | None:
     reasons: dict[str, list[str]] = {}
     for metric, group in rows.items():
-        if group and all(row["value"] is None for row in group):
+        if metric not in _OWN_PANEL and group and all(row["value"] is None for row in group):
             reasons.setdefault(group[0]["note"] or "no reason was recorded", []).append(metric)
     told = [f"{', '.join(metrics)} ({reason})" for reason, metrics in reasons.items()]
     return f"Without a value: {'; '.join(told)}." if told else None

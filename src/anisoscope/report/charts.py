@@ -21,6 +21,7 @@ from anisoscope.report.shapes import (
     colours_of,
     default_pick,
     distinct,
+    field_named,
     picks_of,
     require_kind,
     shape_of,
@@ -28,7 +29,7 @@ from anisoscope.report.shapes import (
     wide,
 )
 from anisoscope.report.theme import COLOURS, config, save_chart, themed
-from anisoscope.report.tidy import NONE, Row, claim_of, depths_of, of_metric, parse_site, rows_of, table_of
+from anisoscope.report.tidy import NONE, Depths, Row, claim_of, depths_of, of_metric, parse_site, rows_of, table_of
 from anisoscope.store import Run
 
 __all__ = ["clouds_chart", "plot", "save_chart", "themed"]
@@ -66,16 +67,18 @@ def plot(
     """A chart of one metric of one or more runs; what kind is chosen by the shape of its records.
 
     `kind` names another that fits, `colour` the field to colour, `pick` the value of fields that are not drawn
-    (`{"step": 1000, "tokens": "all"}`); of those not given the last step and the middle layer are shown.
+    (`{"step": 1000, "layer": 5, "proxy": "pca"}`); of those not given the last step and the middle layer are shown.
     """
     whole = table_of(runs)
-    table = of_metric(whole, metric)
     depths = depths_of(whole)
+    table, asked = _picked(of_metric(whole, metric), depths, pick or {})
     shape = shape_of(table, depths)
     chosen = require_kind(kind, shape)
     field = _require_colour(colour, chosen, shape)
     rows = rows_of(table, depths)
-    rows, picked = _picked(rows, picks_of(chosen, shape, field), shape, pick or {})
+    defaults = {name: _default(name, rows, shape) for name in picks_of(chosen, shape, field)}
+    rows = [row for row in rows if _at(row, defaults)]
+    picked = {name: value for name, value in {**asked, **defaults}.items() if value != NONE}
     card = runs[0].metrics().get(metric, {})
     spec = filled(spec_of(look_of(chosen, shape, field)), with_series(rows, chosen, field))
     size = {"width": width, "height": height}
@@ -151,24 +154,36 @@ def _require_colour(colour: str | None, kind: str, shape: Shape) -> str | None:
     possible = colours_of(kind, shape)
     if colour is None:
         return possible[0] if possible else None
-    if colour not in possible:
-        raise InputError(f"{kind} cannot be coloured by {colour!r}; possible: {', '.join(possible) or 'nothing'}")
-    return colour
+    field = field_named(colour, shape)
+    if field not in possible:
+        names = ", ".join(map(lines.title_of, possible)) or "nothing"
+        raise InputError(f"{kind} cannot be coloured by {colour!r}; possible: {names}")
+    return field
 
 
-def _picked(
-    rows: Sequence[Row], fields: Sequence[str], shape: Shape, wished: Mapping[str, Any]
-) -> tuple[list[Row], dict[str, Any]]:
-    """The rows at one value of each field that is not drawn, and at those asked for; and what was picked."""
-    picked = {field: default_pick(field, _in_every_run(rows, field) or shape.values[field]) for field in fields}
-    for field, value in wished.items():
-        known = shape.values.get(field, ())
-        if value not in known:
-            there = ", ".join(map(_label, known)) or "none"
+def _picked(table: pd.DataFrame, depths: Depths, wished: Mapping[str, Any]) -> tuple[pd.DataFrame, dict[str, Any]]:
+    """The part of a table at the values asked for, and those values by field."""
+    if not wished:
+        return table, {}
+    shape = shape_of(table, depths)
+    asked = {field_named(name, shape): value for name, value in wished.items()}
+    for field, value in asked.items():
+        if value not in shape.values[field]:
+            there = ", ".join(map(_label, shape.values[field]))
             raise InputError(f"no record has {lines.title_of(field)} {_label(value)}; there are: {there}")
-        picked[field] = value
-    kept = [row for row in rows if all(row.get(field) in (value, None) for field, value in picked.items())]
-    return kept, {field: value for field, value in picked.items() if value != NONE}
+    part = table[[_at(row, asked) for row in rows_of(table, depths)]]
+    if not len(part):
+        raise InputError(f"no record has all of {', '.join(f'{name} {_label(v)}' for name, v in wished.items())}")
+    return part, asked
+
+
+def _at(row: Row, picked: Mapping[str, Any]) -> bool:
+    """Whether a row stands at the picked values, or has no such field."""
+    return all(row.get(field) in (value, None) for field, value in picked.items())
+
+
+def _default(field: str, rows: Sequence[Row], shape: Shape) -> Any:
+    return default_pick(field, _in_every_run(rows, field) or shape.values[field])
 
 
 def _in_every_run(rows: Sequence[Row], field: str) -> tuple[Any, ...]:

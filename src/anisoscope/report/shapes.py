@@ -161,6 +161,15 @@ def require_kind(kind: str | None, shape: Shape) -> str:
     return kind
 
 
+def field_named(name: str, shape: Shape) -> str:
+    """The field that a user means: by its own name, `layer` for the place, a key of the variant by that key."""
+    for field in (name, {"layer": "place"}.get(name, name), f"v_{name}"):
+        if field in shape.values:
+            return field
+    known = sorted(field.removeprefix("v_").replace("place", "layer") for field in shape.values)
+    raise unknown("field of these records", name, known)
+
+
 def colours_of(kind: str, shape: Shape) -> tuple[str, ...]:
     """The fields that a chart of this kind may colour, the best first; empty where its colour is the value."""
     variants = tuple(field for field in shape.many if field.startswith("v_") and field not in KINDS[kind].axes)

@@ -18,7 +18,7 @@ from anisoscope.report.compare import Difference
 
 _HIDDEN_CURVES = 3  # a curve with more points than this is shown as one sparkline row
 _BARS = "▁▂▃▄▅▆▇█"
-_WIDEST = 20  # characters of a sparkline
+_WIDEST = 14  # characters of a sparkline
 _CURVES = ("over layers", "first run", "second run")  # columns of sparklines, which must not break
 
 
@@ -44,8 +44,10 @@ def records_table(records: Sequence[Record], title: str = "") -> Table:
 def layers_table(records: Sequence[Record], info: Mapping[str, Any], title: str) -> RenderableType:
     """One row a metric and token policy: its curve over the layers, the first, the highest and the last value."""
     table = _table(title, "metric", "tokens", "over layers", "first", "highest", "last")
-    for column in table.columns:  # in a narrow terminal the names may break, the numbers must not
-        column.no_wrap = column.header != "metric"
+    # In a narrow terminal a long name breaks before a number does.
+    table.columns[0].no_wrap, table.columns[0].min_width, table.columns[0].max_width = False, 20, 28
+    for column in table.columns[3:]:
+        column.min_width = 8
     shown: dict[tuple[str, str], list[Record]] = {}
     for record in records:
         if record.index is None:
@@ -53,11 +55,11 @@ def layers_table(records: Sequence[Record], info: Mapping[str, Any], title: str)
     for (label, tokens), found in sorted(shown.items(), key=lambda item: _first_seen(item, list(shown))):
         known = [r for r in found if r.value is not None]
         if not known:
-            table.add_row(label, tokens, "", "", "", f"[dim]{escape(found[0].note or '')}[/]")
+            table.add_row(_stacked(label), tokens, "", "", "", f"[dim]{escape(found[0].note or '')}[/]")
             continue
         highest = max(known, key=lambda r: r.value or 0.0)
         table.add_row(
-            label,
+            _stacked(label),
             tokens,
             sparkline([r.value for r in found]),
             _with_error(known[0], 3),
@@ -259,6 +261,11 @@ def _groups(records: Sequence[Record]) -> list[list[Record]]:
 def _label(record: Record) -> str:
     variant = ", ".join(f"{key}={value}" for key, value in record.variant.items())
     return escape(record.metric) + (f" [dim]{escape(variant)}[/]" if variant else "")
+
+
+def _stacked(label: str) -> str:
+    """A label with its variant on a line of its own, which leaves room for the numbers."""
+    return label.replace(" [dim]", "\n[dim]", 1)
 
 
 def _with_error(record: Record | None, digits: int = 4) -> str:

@@ -72,12 +72,12 @@ def themed(chart: Any, dark: bool = False) -> Any:
 
 
 def save_chart(chart: Any, path: str | Path, scale: float = 2.0) -> Path:
-    """The chart as .png, .svg, .pdf, .html or .json, by the suffix; no browser is needed."""
+    """The chart as .png (in `scale` times its size), .svg, .pdf, .html or .json, by the suffix, without a browser."""
     target = Path(path)
     if target.suffix.lower() not in _FORMATS:
         raise InputError(f"cannot draw to {target.name!r}; the name must end in {', '.join(_FORMATS)}")
     if not target.parent.is_dir():
         raise InputError(f"cannot draw to {target}: there is no folder {target.parent}; make it first")
-    inline = {"inline": True} if target.suffix.lower() == ".html" else {}
-    chart.save(str(target), scale_factor=scale, **inline)
+    options: dict[str, dict[str, Any]] = {".html": {"inline": True}, ".png": {"scale_factor": scale}}
+    chart.save(str(target), **options.get(target.suffix.lower(), {}))
     return target

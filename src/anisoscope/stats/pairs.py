@@ -38,6 +38,7 @@ class Axes:
     """Moments of a cloud's sampled rows, and their principal axes as columns, the strongest first."""
 
     moments: Moments
+    values: Tensor  # (d,) float64, eigenvalues of the scatter, descending
     vectors: Tensor  # (d, d) float64
     rank: int  # how many of them are more than rounding
 
@@ -46,7 +47,7 @@ class Axes:
         moments = Moments.of(cloud.get(Sample).rows)
         values, vectors = torch.linalg.eigh(moments.scatter)
         rank = int((values > _ROUNDING * values[-1].clamp(min=1e-300)).sum())
-        return cls(moments, vectors.flip(1).contiguous(), rank)
+        return cls(moments, values.flip(0).clamp(min=0), vectors.flip(1).contiguous(), rank)
 
 
 @dataclass(frozen=True)

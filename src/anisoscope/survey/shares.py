@@ -37,6 +37,9 @@ class Share:
         yield from (mine[first : first + size] for first in range(0, len(mine), size))
 
 
+WHOLE = Share()
+
+
 def blocks_of(batch: Batch, counts: Tensor, numbers: BlockNumbers) -> Tensor:
     """The block of each item of the next batch of a stream, (b,); an item lies in one document."""
     lengths = counts.sum(1)  # (b,)
@@ -51,7 +54,8 @@ def take_items(batch: Batch, places: Tensor) -> Batch:
     """The items at these places of a batch: their inputs and their tables."""
     inputs = {name: take_rows(x, places, len(batch.document)) for name, x in batch.inputs.items()}
     decoder = None if batch.decoder is None else replace(batch.decoder, **_columns(batch.decoder, places))
-    return replace(batch, **_columns(batch, places), inputs=inputs, decoder=decoder)
+    columns: dict[str, Any] = _columns(batch, places)
+    return replace(batch, **columns, inputs=inputs, decoder=decoder)
 
 
 def take_rows(x: Any, places: Tensor, items: int) -> Any:

@@ -28,8 +28,8 @@ def split(covariance: Tensor, basis: Basis) -> Split:
     """Where the squared covariance of gradients sits: inside the basis, across, outside.
 
     >>> from anisoscope.tangent.basis import orthonormal
-    >>> split(torch.diag(torch.tensor([2.0, 1.0])), orthonormal(torch.tensor([[1.0], [0.0]]), "mine"))
-    Split(tangent=0.8, mixed=0.0, normal=0.2)
+    >>> split(torch.diag(torch.tensor([3.0, 1.0, 1.0, 1.0])), orthonormal(torch.eye(4)[:, :1], "mine"))
+    Split(tangent=0.75, mixed=0.0, normal=0.25)
     """
     c = covariance.double()
     cq = c @ basis.q  # (d, r)

@@ -104,6 +104,13 @@ _MEASURES: tuple[tuple[str, str, str, float | None, float | None], ...] = (
         1,
     ),
     (
+        "displacement_energy",
+        "Share of the change of the same tokens' activations since an earlier step inside a basis; index is its rank.",
+        "‖ΔH Q‖²/‖ΔH‖²; the null is r/d.",
+        0,
+        1,
+    ),
+    (
         "concept_rank",
         "Effective rank of the concepts of semi-NMF; index is their number.",
         "exp of the entropy of the used concepts' singular values.",

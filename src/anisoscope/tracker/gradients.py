@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from anisoscope.errors import AnisoscopeError, InputError, unknown
 from anisoscope.metrics import Metric
@@ -20,76 +20,76 @@ from anisoscope.stats.moments import Moments
 from anisoscope.stats.pairs import Axes
 from anisoscope.stats.rows import bare_rows
 from anisoscope.stats.sample import Sample
-from anisoscope.tangent import Basis, Tangent, energy, fit_bases, haar
+from anisoscope.tangent import Tangent, chance, energy, fit_bases
+from anisoscope.tangent.cards import tangent_cards
+from anisoscope.tangent.facts import HIDDEN, Level, Null
+from anisoscope.tangent.frame import Frame
+from anisoscope.tangent.test import ENERGY_NULLS, choose_nulls
 from anisoscope.tracker.ranks import full
 
 METRICS = ("spectral_anisotropy", "isoscore", "participation_ratio")  # of the gradients' own cloud
+CLOSED_FORM = ("orientation",)  # the null that costs nothing: a random subspace, by its exact law
+_ALIGNMENT = ("gradient_energy", "gradient_enrichment", "gradient_excess", "gradient_p", "tangent_normal_ratio")
+Make = Callable[..., Record]
 
 
-def card(name: str, meaning: str, text: str, *, high: float | None = None, paper: str = "bernas2026") -> dict[str, Any]:
-    """What a run keeps of a measure that is no function of one cloud, in the form of `Metric.card`."""
-    facts = {"name": name, "family": "alignment", "meaning": meaning, "text": f"{meaning}\n\n{text}", "low": 0}
-    return {**facts, "high": high, "ignores": [], "needs": ["Moments"], "paper": paper, "version": 1}
-
-
-CARDS = (
-    card("gradient_norm", "Length of all gradient rows of the step together.", "√Σ‖g‖².", paper="anisoscope"),
-    card(
-        "gradient_energy",
-        "Share of the gradients' squared length inside a basis fitted on activations; index is its rank.",
-        "‖GQ‖²/‖G‖². The null is that of a random subspace, r/d; p is from the Beta law with its variance.",
-        high=1,
-    ),
-    card(
-        "gradient_enrichment",
-        "Gradient energy inside a basis over that inside a random one of the same rank; index is the rank.",
-        "E/(r/d): 1 where the basis knows nothing of the gradients.",
-    ),
-    card(
-        "tangent_normal_ratio",
-        "Gradient energy inside a basis over that inside a random one orthogonal to it; index is the rank.",
-        "E(d − r)/((1 − E)r): a transform of the gradient energy, to be read beside it.",
-    ),
-)
-
-
-@dataclass
 class Bases:
     """The proxies of each site: fitted again at every probe, and kept once from early in training where asked."""
 
-    tangent: Tangent
-    seed: int = 0
-
-    def __post_init__(self) -> None:
-        self.refreshed: dict[Site, list[Basis]] = {}
-        self.frozen: dict[Site, list[Basis]] = {}
+    def __init__(self, tangent: Tangent, seed: int = 0) -> None:
+        self.refreshed: dict[Site, Frame] = {}
+        self.frozen: dict[Site, Frame] = {}
+        self.nulls = energy_nulls(tangent)
+        self.seed = seed
+        self._tangent = tangent
 
     def fit(self, site: Site, cloud: Cloud, step: int) -> bool:
         """Fit on the sampled rows of a site's held-out tokens; True if this is what stays frozen."""
-        x = cloud.get(Sample).x  # (n, d)
-        before = {(basis.proxy, basis.rank): basis for basis in self.refreshed.get(site, [])}
-        ranks = fitting_ranks(self.tangent.ranks, *x.shape)
-        known = resolve(cloud, Axes)  # drift has needed them too
-        self.refreshed[site] = fit_bases(
-            x,
-            self.tangent.proxies,
-            ranks,
-            seed=self.seed,
-            start=before,
-            moments=known.moments,
-            axes=known.vectors.cpu(),
-        )
-        due = self.tangent.frozen_from
+        before = self.refreshed.get(site)
+        self.refreshed[site] = fitted(self._tangent, cloud, before, self.seed)
+        due = self._tangent.frozen_from
         freezes = due is not None and step >= due and site not in self.frozen
         if freezes:
             self.frozen[site] = self.refreshed[site]
         return freezes
 
-    def at(self, site: Site) -> Iterable[tuple[str, Basis]]:
-        for basis in self.refreshed.get(site, []):
-            yield "refreshed", basis
-        for basis in self.frozen.get(site, []):
-            yield "frozen", basis
+    def at(self, site: Site) -> Iterator[tuple[str, Frame]]:
+        """The frames of a site, by what state they are in."""
+        for state, frames in (("refreshed", self.refreshed), ("frozen", self.frozen)):
+            if site in frames:
+                yield state, frames[site]
+
+
+def fitted(tangent: Tangent, cloud: Cloud, before: Frame | None, seed: int) -> Frame:
+    """The bases and axes of a cloud's sampled rows; warmed up by an earlier fit."""
+    x = cloud.get(Sample).x  # (n, d)
+    n, d = x.shape
+    known = resolve(cloud, Axes)  # drift has needed them too
+    moments, axes = known.moments, known.vectors.cpu()
+    start = {(basis.proxy, basis.rank): basis for basis in before.bases} if before is not None else None
+    ranks = fitting_ranks(tangent.ranks, n, d)
+    return Frame(
+        bases=tuple(fit_bases(x, tangent.proxies, ranks, seed=seed, start=start, moments=moments, axes=axes)),
+        mean=moments.mean.cpu(),
+        axes=axes,
+        variance=known.values.cpu() / max(1, n - 1),
+        coordinates=moments.scatter.diagonal().cpu() / max(1, n - 1),
+        patches=None,
+        n=n,
+    )
+
+
+def energy_nulls(tangent: Tangent) -> list[Null[Any, Any]]:
+    """The nulls to ask: "all" are those that need no more than the sum GᵀG, which is what a training has."""
+    known = {null.name: null for null in ENERGY_NULLS}
+    chosen = choose_nulls(tangent.nulls)
+    for name in chosen if tangent.nulls != "all" else ():
+        if name not in known:
+            raise InputError(
+                f"the null {name} needs more than the sums that a training keeps; there are {', '.join(known)}: "
+                "for the others test a checkpoint with `anisoscope tangent`"
+            )
+    return [null for name, null in known.items() if name in chosen]
 
 
 def fitting_ranks(ranks: Sequence[int], n: int, d: int) -> list[int]:
@@ -103,7 +103,7 @@ def fitting_ranks(ranks: Sequence[int], n: int, d: int) -> list[int]:
 
 
 def gradient_records(
-    site: Site, moments: Moments, metrics: Sequence[Metric], *, scale: float, make: Callable[..., Record]
+    site: Site, moments: Moments, metrics: Sequence[Metric], *, scale: float, make: Make
 ) -> list[Record]:
     """The gradients' own cloud: its length (the loss scale divided out) and shape."""
     at = str(site)
@@ -115,29 +115,53 @@ def gradient_records(
     return [norm, *(measured.record for measured in shape)]
 
 
-def alignment_records(
-    site: Site, second: Tensor, n: int, bases: Iterable[tuple[str, Basis]], *, make: Callable[..., Record]
-) -> list[Record]:
-    """How much of the gradients, S = GᵀG, lies inside each basis, beside what a random subspace would hold."""
+def alignment_records(site: Site, moments: Moments, bases: Bases, *, make: Make) -> list[Record]:
+    """How much of the gradients lies inside each basis, beside what the nulls expect there."""
+    second = moments.second.cpu()  # (d, d) S = GᵀG
     out: list[Record] = []
-    for state, basis in bases:
-        variant = {"proxy": basis.proxy, "gradient": "hidden", "basis": state, "null": "haar"}
-        same: dict[str, Any] = {"index": basis.rank, "variant": variant, "n": n}
+    for state, frame in bases.at(Site(site.kind, site.layer, stack=site.stack)):
+        about = {"gradient": HIDDEN, "basis": state, "rows": "plain"}
         try:
-            inside, null = energy(second, basis), haar(second, basis.effective)
+            levels = {null.name: null(second, frame.bases, frame, bases.seed) for null in bases.nulls}
+            inside = [energy(second, basis) for basis in frame.bases]
         except AnisoscopeError as why:
-            out.append(make(str(site), "gradient_energy", None, note=str(why), **same))
+            out.append(make(str(site), "gradient_energy", None, variant=about, n=moments.n, note=str(why)))
             continue
-        share = basis.effective / basis.dim
-        note = f"p = {null.p_value(inside):.2g} by the Beta law"
-        out += [
-            make(str(site), "gradient_energy", inside, null=null.mean, note=note, **same),
-            make(str(site), "gradient_enrichment", inside / share, null=1.0, **same),
-        ]
-        if inside < 1:
-            ratio = inside * (1 - share) / ((1 - inside) * share)
-            out.append(make(str(site), "tangent_normal_ratio", ratio, null=1.0, **same))
+        for place, basis in enumerate(frame.bases):
+            same = {"index": basis.rank, "n": moments.n}
+            variant = {**about, "proxy": basis.proxy}
+            out += _energies(str(site), inside[place], chance(basis), partial(make, variant=variant, **same))
+            for name, found in levels.items():
+                told = partial(make, variant={**variant, "null": name}, **same)
+                out += _level(str(site), inside[place], found[place], told)
     return out
+
+
+def _energies(site: str, inside: float, share: float, make: Make) -> list[Record]:
+    """E, E/(r/d), and E over its expectation in a random subspace orthogonal to the basis, (1 − E)r/(d − r)."""
+    out = [
+        make(site, "gradient_energy", inside, null=share),
+        make(site, "gradient_enrichment", inside / share, null=1.0),
+    ]
+    if inside < 1:
+        out.append(make(site, "tangent_normal_ratio", inside * (1 - share) / ((1 - inside) * share), null=1.0))
+    return out
+
+
+def _level(site: str, inside: float, level: Level, make: Make) -> list[Record]:
+    if level.level is None:
+        return [make(site, "gradient_excess", None, note=level.note)]
+    out = [make(site, "gradient_excess", inside - level.level, null=0.0, note=level.note)]
+    return out if level.p is None else [*out, make(site, "gradient_p", level.p, note=level.note)]
+
+
+def gradient_cards() -> dict[str, dict[str, Any]]:
+    """What a run keeps of these measures, in the form of `Metric.card`."""
+    known = tangent_cards()
+    like = known["gradient_energy"]
+    meaning = "Length of all gradient rows of a step together."
+    norm = {**like, "name": "gradient_norm", "meaning": meaning, "text": f"{meaning}\n\n√Σ‖g‖².", "high": None}
+    return {"gradient_norm": norm, **{name: known[name] for name in _ALIGNMENT}}
 
 
 def chosen_weights(model: nn.Module, names: Sequence[str]) -> dict[str, nn.Parameter]:

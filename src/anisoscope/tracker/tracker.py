@@ -27,11 +27,12 @@ from anisoscope.survey.runs import run_info, save_cloud
 from anisoscope.tangent import Tangent
 from anisoscope.tracker.clock import Clock
 from anisoscope.tracker.gradients import (
-    CARDS,
+    CLOSED_FORM,
     METRICS,
     Bases,
     alignment_records,
     chosen_weights,
+    gradient_cards,
     gradient_records,
     weight_moments,
 )
@@ -67,7 +68,7 @@ class Tracker:
         sites: Sequence[str] | None = None,  # embed, resid, pattern (where attention shows it), final
         gradients: bool = True,  # d loss/d h at every residual site of the live batch
         weights: Sequence[str] = (),  # parameters whose .grad is looked at too
-        tangent: Tangent | None = None,  # PCA of rank 8 and 32
+        tangent: Tangent | None = None,  # PCA of rank 8 and 32, against the null in closed form
         reference: int = 0,  # the first probe from this step on is what drift is measured from
         alerts: Sequence[Rule] = (),  # rules such as those of `anisoscope.alerts`
         log: Sequence[Log] = (),  # anything that takes records, such as `integrations.to_wandb()`
@@ -107,7 +108,7 @@ class Tracker:
             strict=strict,
         )
         self._gradient_metrics = find(METRICS)
-        self._bases = Bases(tangent or Tangent(), seed)
+        self._bases = Bases(tangent or Tangent(nulls=CLOSED_FORM), seed)
         self._live = Live(self._model, self._layout, strict=strict) if gradients else None
         # hooks go with the tracker also where an exception has carried it away before `close`
         self._release = None if self._live is None else weakref.finalize(self, self._live.disarm)
@@ -278,7 +279,6 @@ class Tracker:
         if isinstance(found, str):
             return [make(str(site), "gradient_norm", None, note=found)]
         records = gradient_records(site, found, self._gradient_metrics, scale=scale, make=make)
-        bases = self._bases.at(replace(site, grad=False))
         if records[0].value is None or site.kind != "resid":
             return records
         if overlap:
@@ -287,7 +287,7 @@ class Tracker:
                 "a gradient lies in the span of its own activations by construction; hold other tokens out"
             )
             return [*records, make(str(site), "gradient_energy", None, note=note)]
-        return [*records, *alignment_records(site, found.second, found.n, bases, make=make)]
+        return [*records, *alignment_records(site, found, self._bases, make=make)]
 
     # --- the run --------------------------------------------------------------------------------------------------
 
@@ -324,5 +324,5 @@ class Tracker:
             **info,
         }
         about = run_info(facts, [*self._probe.metrics, *self._gradient_metrics])
-        about["metrics"] |= {card["name"]: card for card in CARDS}
+        about["metrics"] |= gradient_cards()
         return about

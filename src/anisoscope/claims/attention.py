@@ -1,0 +1,321 @@
+"""A: Godey et al. 2024, Anisotropy Is Inherent to Self-Attention: cosine, drift, and what sharpens attention."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from math import log
+from statistics import fmean
+from typing import Any
+
+from torch import Tensor
+
+from anisoscope.claims.bench import HEADS, Bench, Given, Lab, ran_on
+from anisoscope.claims.claim import (
+    LAB,
+    MODEL,
+    SIMULATION,
+    Claim,
+    Condition,
+    Estimate,
+    Evidence,
+    Rule,
+    above,
+    below,
+    either,
+    every,
+)
+from anisoscope.claims.modalities import EXPLAINED, HIGH, cosine_evidence, drift_evidence
+from anisoscope.claims.panel import SOURCES, TRANSFORMERS
+from anisoscope.claims.readings import Missing, Reading, Units, drawn, estimate, estimates, figure_records
+from anisoscope.claims.states import entropies
+from anisoscope.claims.statistics import parallel_drift, slope
+from anisoscope.claims.untrained import BIASES, PUBLISHED, SETTINGS, Passed, Setting, passed
+from anisoscope.offline.weights import vocabulary_matrices
+from anisoscope.records import Record
+
+PAPER = "godey2024"
+VARIANTS = ("sigmoid", "off-by-one", "cosine")
+_GROUPS = 4  # of windows of a model given: the units of its ablation
+_TAIL = 0.95  # share of the seeds in which a block must raise the cosine
+
+
+# --- A3, A4: an untrained block -----------------------------------------------------------------------------------
+
+Passes = dict[Setting, list[list[Passed]]]  # by seed, then by bias
+
+
+def _passes(bench: Bench) -> Passes:
+    """Every setting at every bias and seed; tokens come from the table of the model given, if there is one."""
+    table = _table(bench.models[0]) if bench.given else None
+    width, sequences, length = bench.size.block
+    shape = (width if table is None else table.shape[1], sequences, length)
+    bench.lab.say("untrained blocks")
+    return {
+        setting: [[passed(shape, bias, setting, seed, table) for bias in BIASES] for seed in range(bench.size.draws)]
+        for setting in SETTINGS
+    }
+
+
+def _table(model: Given) -> Tensor:
+    """The input embeddings of a model."""
+    return next(iter(vocabulary_matrices(model.open().model).values())).cpu()
+
+
+def _block_evidence(bench: Bench, found: dict[str, Estimate], passes: Passes) -> Evidence:
+    width, sequences, length = bench.size.block
+    source = f"the table of {bench.models[0].name}" if bench.given else "a table of standard deviation 0.02"
+    ran = f"blocks of BERT's initialisation, {bench.size.draws} seeds, {sequences} × {length} tokens from {source}"
+    return Evidence(f"{ran}, width {width}", SIMULATION, found, records=tuple(_block_records(passes)))
+
+
+def _block_records(passes: Passes) -> list[Record]:
+    """Cosine and norm in and out, entropy, spread of the logits and largest weight by the bias, in hundredths."""
+    return [
+        drawn(
+            Estimate.over([getattr(seed[place], name) for seed in by_seed]),
+            f"block_{name}",
+            of=str(setting),
+            index=round(100 * bias),
+        )
+        for setting, by_seed in passes.items()
+        for place, bias in enumerate(BIASES)
+        for name in Passed.__dataclass_fields__
+    ]
+
+
+def _raises(bench: Bench) -> Evidence:
+    passes = _passes(bench)
+    found = {
+        _named("raises", setting): Estimate.over(
+            [float(fmean(p.cosine_out - p.cosine_in for p in seed) > 0) for seed in by_seed]
+        )
+        for setting, by_seed in passes.items()
+    }
+    return _block_evidence(bench, found, passes)
+
+
+def _sharpens(bench: Bench) -> Evidence:
+    passes = _passes(bench)
+    biases = [log(bias) for bias in BIASES]
+    found = {
+        _named("entropy", setting): Estimate.over([slope(biases, [p.entropy for p in seed]) for seed in by_seed])
+        for setting, by_seed in passes.items()
+    }
+    return _block_evidence(bench, found, passes)
+
+
+def _named(quantity: str, setting: Setting) -> str:
+    return f"{quantity}_{setting.norm_at}_{'normalised' if setting.normalised else 'raw'}"
+
+
+# --- A5: queries and keys over training ---------------------------------------------------------------------------
+
+
+def _parallel(first: Reading, last: Reading) -> float:
+    cosine, entropy = ([r.heads(metric) for r in (first, last)] for metric in ("qk_cosine", "attention_entropy"))
+    return parallel_drift(cosine, entropy)
+
+
+def _drifts(
+    series: Sequence[Units], steps: Sequence[int], ablation: Estimate
+) -> tuple[dict[str, Estimate], list[Record]]:
+    first, last = series[0], series[-1]
+    found = estimates(
+        {
+            "parallel": lambda: estimate(_parallel, first, last),
+            "budget": lambda: estimate(lambda a, b: b.mean("logit_budget") - a.mean("logit_budget"), first, last),
+        }
+    )
+    records = [
+        record
+        for units, step in zip(series, steps, strict=True)
+        for record in figure_records(units, ("qk_cosine", "attention_entropy", "logit_budget"), of="heads", step=step)
+    ]
+    return {**found, "ablation": ablation}, records
+
+
+def _evened(model: Any, batches: Any) -> float:
+    """How much entropy rises, relative to what it is, when the mean query is taken out of every head."""
+    plain, without = (fmean(entropies(model, batches, centred=centred).values()) for centred in (False, True))
+    return without / plain - 1
+
+
+def _heads_on_lab(bench: Bench) -> Evidence:
+    lab = bench.lab
+    series = lab.series("decoder", HEADS)
+    last = bench.size.steps
+    ablation = lab.over_seeds(lambda seed: _evened(lab.model("decoder", seed, last), lab.batches("decoder")))
+    found, records = _drifts(series, bench.size.looks, ablation)
+    return Evidence(bench.said(), LAB, found, records=tuple(records))
+
+
+def _heads_on_checkpoints(bench: Bench) -> Evidence:
+    series, last = bench.series, bench.series[-1]
+    opened = last.open()
+    batches = [batch for half in last.halves(opened) for batch in half]
+    if len(batches) < _GROUPS:
+        raise Missing(f"the text fills {len(batches)} batches; {_GROUPS} are needed: give more")
+    groups = [batches[start::_GROUPS] for start in range(_GROUPS)]
+    ablation = Estimate.over([_evened(opened.model, group) for group in groups], "groups of windows")
+    found, records = _drifts([model.look(HEADS) for model in series], [model.step for model in series], ablation)
+    return Evidence(ran_on(series), MODEL, found, records=tuple(records))
+
+
+# --- A6: other attentions -----------------------------------------------------------------------------------------
+
+
+def drift(reading: Reading) -> float:
+    """How long mean query and mean key are in units of the usual length, mean over heads."""
+    return (reading.mean("q_drift", **{"in": "rms"}) + reading.mean("k_drift", **{"in": "rms"})) / 2
+
+
+def _quantity(name: str, variant: Reading, softmax: Reading) -> float:
+    """Entropy beyond softmax's, as a share of it, or drift over softmax's."""
+    if name == "drift":
+        return drift(variant) / drift(softmax)
+    return variant.mean("attention_entropy") / softmax.mean("attention_entropy") - 1
+
+
+def _matched(lab: Lab, cell: str, quantity: str, seed: int) -> float:
+    """The comparison at the first looks at which both have the loss that the worse of the two ends with."""
+    level = max(lab.loss(cell, seed), lab.loss("decoder", seed))
+
+    def reading(name: str) -> Reading:
+        step = next((s for s in lab.size.looks if lab.loss(name, seed, s) <= level), lab.size.steps)
+        return lab.reading(name, seed, step, HEADS)
+
+    return _quantity(quantity, reading(cell), reading("decoder"))
+
+
+def _variants(bench: Bench) -> Evidence:
+    lab = bench.lab
+    softmax = lab.last("decoder", HEADS)
+    found: dict[str, Estimate] = {}
+    records = figure_records(softmax, ("attention_entropy", "q_drift", "k_drift"), of="softmax")
+    for cell in VARIANTS:
+        look = lab.last(cell, HEADS)
+        for quantity in ("entropy", "drift"):
+            found |= estimates(
+                {
+                    f"{quantity}_{cell}": partial(estimate, partial(_quantity, quantity), look, softmax),
+                    f"{quantity}_{cell}_matched": partial(lab.over_seeds, partial(_matched, lab, cell, quantity)),
+                }
+            )
+        records += figure_records(look, ("attention_entropy", "q_drift", "k_drift"), of=cell)
+    return Evidence(bench.said(), LAB, found, records=tuple(records))
+
+
+def _sharp_without_drift(end: str, words: str) -> Rule:
+    """One of the variants is as sharp as softmax, or sharper, at less than half of its drift."""
+    return either(
+        *(
+            every(
+                below(f"entropy_{cell}{end}", 0.05, f"{cell}: entropy beyond softmax's{words}"),
+                below(f"drift_{cell}{end}", 0.5, f"{cell}: drift over softmax's{words}"),
+            )
+            for cell in VARIANTS
+        )
+    )
+
+
+# --- the claims ---------------------------------------------------------------------------------------------------
+
+
+def _raising(setting: Setting) -> Condition:
+    return above(_named("raises", setting), _TAIL, f"share of seeds in which the cosine rises, {setting}")
+
+
+def _sharpening(setting: Setting) -> Condition:
+    return below(_named("entropy", setting), 0.0, f"slope of entropy on log N, {setting}")
+
+
+CLAIMS = (
+    Claim(
+        "A1",
+        PAPER,
+        "Mean cosine is high in most layers of transformers of text, characters, sound and images; less so in CNNs.",
+        {"lab": cosine_evidence, "model": cosine_evidence},
+        published=every(
+            *(above(f"share_{m}", 0.5, f"{m}: share of layers with cosine > {HIGH}") for m in TRANSFORMERS),
+            above("cnn_lower", 0.0, "lowest transformer − highest convolutional network"),
+        ),
+        control=every(
+            *(
+                above(f"risen_{m}", 0.5, f"{m}: share of layers {HIGH} above random initialisation, across documents")
+                for m in TRANSFORMERS
+            ),
+            above("cnn_lower_risen", 0.0, "what training adds: lowest transformer − highest convolutional network"),
+        ),
+        settle="trained weights of every modality: "
+        + " ".join(f"--model {sources[0]}" for sources in SOURCES.values())
+        + " with --text, --images and --audio",
+        figure=("mean_cosine",),
+        cells=("decoder", "words"),
+        seconds=6,
+    ),
+    Claim(
+        "A2",
+        PAPER,
+        "Drift, the norm of the mean, explains the cosine in many models, not in all.",
+        {"lab": drift_evidence, "model": drift_evidence},
+        published=every(above("significant", 0.5, "share of models with Spearman p < .05 over layers")),
+        control=every(
+            above("explained", 0.5, f"share of models in which the mean explains more than {EXPLAINED} of the cosine"),
+            below("least_explained", EXPLAINED, "explained share where it is least"),
+        ),
+        settle="more models: repeat --model",
+        figure=("drift_norm", "mean_cosine", "mean_cosine_centred"),
+        cells=("decoder", "words", "causal-masked", "encoder"),
+        seconds=6,
+    ),
+    Claim(
+        "A3",
+        PAPER,
+        "An untrained block raises the cosine of inputs that share a bias.",
+        {"nothing": _raises, "model": _raises},
+        published=every(_raising(PUBLISHED)),
+        control=every(*map(_raising, SETTINGS)),
+        settle="more seeds, or a wider block (--size paper)",
+        figure=("block_cosine_out", "block_cosine_in", "block_norm_out"),
+        seconds=8,
+    ),
+    Claim(
+        "A4",
+        PAPER,
+        "The bias sharpens attention.",
+        {"nothing": _sharpens, "model": _sharpens},
+        published=every(_sharpening(PUBLISHED)),
+        control=every(_sharpening(PUBLISHED), _sharpening(Setting("pre"))),
+        settle="more seeds, or a wider block (--size paper)",
+        figure=("block_entropy", "block_logit_std", "block_largest"),
+        seconds=8,
+    ),
+    Claim(
+        "A5",
+        PAPER,
+        "In training queries and keys drift in parallel directions while attention sharpens.",
+        {"lab": _heads_on_lab, "checkpoints": _heads_on_checkpoints},
+        published=every(above("parallel", 0.5, "share of heads with |cos(q̄, k̄)| up and entropy down")),
+        control=every(
+            above("budget", 0.0, "growth of the mean query's share in the logit budget"),
+            above("ablation", 0.1, "relative rise of entropy without the mean query"),
+        ),
+        settle="checkpoints of a model: --model google/multiberts-seed_0 --revisions 'step*' --text FILE",
+        figure=("qk_cosine", "attention_entropy", "logit_budget"),
+        cells=("decoder",),
+        seconds=8,
+    ),
+    Claim(
+        "A6",
+        PAPER,
+        "Sharp attention can appear without drift.",
+        {"lab": _variants},
+        published=_sharp_without_drift("", ""),
+        control=_sharp_without_drift("_matched", " at matched loss"),
+        settle="more seeds, or a longer training of the lab (--size paper)",
+        figure=("attention_entropy", "q_drift", "k_drift"),
+        cells=("decoder", *VARIANTS),
+        seconds=5,
+    ),
+)

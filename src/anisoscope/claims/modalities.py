@@ -1,0 +1,136 @@
+"""Evidence for A1 and A2 from the panel of modalities: how high the cosine is, and whether drift explains it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from statistics import fmean
+
+from anisoscope.claims.bench import SHAPE, Bench, ran_on
+from anisoscope.claims.claim import LAB, MODEL, Estimate, Evidence
+from anisoscope.claims.panel import CHARACTER, CONVOLUTION, TRANSFORMERS, Member, around_batch_norms, members
+from anisoscope.claims.readings import Reading, difference, estimate, profile_records
+from anisoscope.claims.statistics import share, spearman_p
+from anisoscope.records import Record
+
+HIGH = 0.2  # a mean cosine from which states are called anisotropic
+EXPLAINED = 0.8  # share of the cosine that drift explains
+_SIGNIFICANT = 0.05
+
+
+# --- A1 -----------------------------------------------------------------------------------------------------------
+
+
+def cosine_evidence(bench: Bench) -> Evidence:
+    """Cosine by modality, plain and beyond random initialisation, and how far convolutions stay below."""
+    panel = members(bench)
+    found = _below_transformers(panel)
+    for modality in TRANSFORMERS:
+        there = [member for member in panel if member.modality == modality]
+        found |= _least(f"share_{modality}", [estimate(_high_layers, m.look) for m in there])
+        risen = [estimate(_risen_layers, m.look, m.untrained) for m in there if m.untrained is not None]
+        found |= _least(f"risen_{modality}", risen)
+    scale, left_out = (MODEL, _not_given(panel)) if bench.given else (LAB, {})
+    return Evidence(_ran(bench, panel), scale, found, left_out, tuple(_records(bench, panel)))
+
+
+def _least(name: str, found: Sequence[Estimate]) -> dict[str, Estimate]:
+    """The model that is least in favour speaks for its modality."""
+    return {name: min(found, key=lambda each: each.value)} if found else {}
+
+
+def _high_layers(reading: Reading) -> float:
+    return share([cosine > HIGH for cosine in reading.profile("mean_cosine")])
+
+
+def _risen_layers(trained: Reading, untrained: Reading) -> float:
+    pairs = zip(_quiet(trained), _quiet(untrained), strict=True)
+    return share([after - before > HIGH for after, before in pairs])
+
+
+def _quiet(reading: Reading) -> list[float]:
+    """Cosine across documents without flagged tokens; convolutions have none to flag."""
+    metric = "mean_cosine_across_documents"
+    return reading.profile(metric, "no-sink" if (metric, "no-sink") in reading.entries else "all")
+
+
+def _below_transformers(panel: Sequence[Member]) -> dict[str, Estimate]:
+    """The lowest transformer less the highest convolutional network: cosine, and what training added to it."""
+    found: dict[str, Estimate] = {}
+    for name, members_there in (("cnn_lower", panel), ("cnn_lower_risen", [m for m in panel if m.untrained])):
+        values = {m.name: _cosine(m) if name == "cnn_lower" else _added(m) for m in members_there}
+        high = [values[m.name] for m in members_there if m.modality != CONVOLUTION]
+        low = [values[m.name] for m in members_there if m.modality == CONVOLUTION]
+        if high and low:
+            found[name] = difference(min(high, key=lambda e: e.value), max(low, key=lambda e: e.value))
+    return found
+
+
+def _cosine(member: Member) -> Estimate:
+    return estimate(lambda reading: fmean(reading.profile("mean_cosine")), member.look)
+
+
+def _added(member: Member) -> Estimate:
+    assert member.untrained is not None
+    return estimate(lambda after, before: fmean(_quiet(after)) - fmean(_quiet(before)), member.look, member.untrained)
+
+
+def _not_given(panel: Sequence[Member]) -> dict[str, str]:
+    there = {member.modality for member in panel}
+    names = {f"{kind}_{modality}": modality for kind in ("share", "risen") for modality in TRANSFORMERS}
+    names |= dict.fromkeys(("cnn_lower", "cnn_lower_risen"), CONVOLUTION)
+    return {name: f"no model of {modality} was given" for name, modality in names.items() if modality not in there}
+
+
+# --- A2 -----------------------------------------------------------------------------------------------------------
+
+
+def drift_evidence(bench: Bench) -> Evidence:
+    """Whether cosine and norm of the mean go together over layers, and what is left of the cosine without the mean."""
+    panel = members(bench)
+    if not bench.given:
+        others = ("causal-masked", "encoder")
+        panel += [Member(f"lab, {cell}", CHARACTER, bench.lab.last(cell, SHAPE)) for cell in others]
+    explained = [estimate(_explained, member.look) for member in panel]
+    found = {
+        "significant": Estimate.over([estimate(_significant, m.look).value for m in panel], "models"),
+        "explained": Estimate.over([float(e.value > EXPLAINED) for e in explained], "models"),
+        "least_explained": min(explained, key=lambda each: each.value),
+    }
+    scale = MODEL if bench.given else LAB
+    return Evidence(_ran(bench, panel), scale, found, records=tuple(_records(bench, panel)))
+
+
+def _significant(reading: Reading) -> float:
+    """1 where the rank correlation over layers has p < .05, as published."""
+    return float(spearman_p(reading.profile("mean_cosine"), reading.profile("drift_norm")) < _SIGNIFICANT)
+
+
+def _explained(reading: Reading) -> float:
+    """1 − Σ centred cosine / Σ cosine, over layers."""
+    return 1 - sum(reading.profile("mean_cosine_centred")) / max(sum(reading.profile("mean_cosine")), 1e-9)
+
+
+# --- both ---------------------------------------------------------------------------------------------------------
+
+
+def _ran(bench: Bench, panel: Sequence[Member]) -> str:
+    random = [member.name for member in panel if "random" in member.name]
+    note = f"; no trained weights at hand, synthetic inputs: {', '.join(random)}" if random else ""
+    return (ran_on(bench.models) if bench.given else bench.said()) + note
+
+
+def _records(bench: Bench, panel: Sequence[Member]) -> list[Record]:
+    """Cosine, drift and centred cosine over layers, and the cosine around the norms of the convolutional network."""
+    records = [
+        record
+        for member in panel
+        for metric in ("mean_cosine", "drift_norm", "mean_cosine_centred")
+        for record in profile_records(member.look, metric, of=f"{member.modality}: {member.name}")
+    ]
+    if bench.given:
+        return records
+    return records + [
+        Record(f"resid.{place}", "mean_cosine", value, variant={"of": f"convolution: {side} BatchNorm"})
+        for place, pair in enumerate(around_batch_norms(seed=0))
+        for side, value in zip(("before", "after"), pair, strict=True)
+    ]

@@ -1,0 +1,142 @@
+"""P: what the four papers leave open: does isotropy help or hurt, and does sharp attention help?"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from statistics import fmean
+
+from anisoscope.claims.attention import VARIANTS, drift
+from anisoscope.claims.bench import HEADS, SHAPE, Bench
+from anisoscope.claims.claim import LAB, Claim, Estimate, Evidence, Rule, above, below, either, every
+from anisoscope.claims.readings import drawn, estimate
+from anisoscope.claims.sizes import CENTRING, ISOSCORE, TEMPERATURE
+from anisoscope.claims.statistics import partial_slope, slope, spearman
+from anisoscope.claims.tasks import probe_accuracy
+from anisoscope.records import Record
+
+PAPER = "open"
+# Doses in rising order; the decoder is the middle of the temperatures and the beginning of the others.
+_DOSES = {
+    "isoscore": ("decoder", *(f"isoscore-{weight:g}" for weight in ISOSCORE)),
+    "centring": ("decoder", *(f"centring-{share:g}" for share in CENTRING)),
+}
+_TEMPERATURES = (f"temperature-{TEMPERATURE[0]:g}", "decoder", f"temperature-{TEMPERATURE[1]:g}")
+
+
+def _responses(name: str, values: Sequence[Sequence[float]]) -> dict[str, Estimate]:
+    """Slope on the place of the dose, and rank correlation with it, of values by seed and dose."""
+    places = range(len(values[0]))
+    return {
+        f"{name}_slope": Estimate.over([slope(places, seed) for seed in values]),
+        f"{name}_order": Estimate.over([spearman(places, seed) for seed in values]),
+    }
+
+
+# --- P1 -----------------------------------------------------------------------------------------------------------
+
+
+def _isotropy_doses(bench: Bench) -> Evidence:
+    lab, last = bench.lab, bench.size.steps
+    found: dict[str, Estimate] = {}
+    records: list[Record] = []
+    for dose, cells in _DOSES.items():
+        losses = [[lab.loss(cell, seed) for cell in cells] for seed in range(lab.seeds)]
+        bench.lab.say(f"probes of {dose}")
+        probes = [
+            [probe_accuracy(lab.model(cell, seed, last), lab.data(cell, seed), bench.size) for cell in cells]
+            for seed in range(lab.seeds)
+        ]
+        found |= _responses(f"{dose}_loss", losses) | _responses(f"{dose}_probe", probes)
+        for place, cell in enumerate(cells):
+            look = lab.last(cell, SHAPE)
+            reached = estimate(lambda reading: fmean(reading.profile("isoscore")), look)
+            named = (
+                ("validation_loss", Estimate.over([seed[place] for seed in losses])),
+                ("probe_accuracy", Estimate.over([seed[place] for seed in probes])),
+                ("reached_isoscore", reached),
+            )
+            records += [drawn(value, metric, of=f"{dose}: {cell}") for metric, value in named]
+    return Evidence(bench.said(), LAB, found, records=tuple(records))
+
+
+def _moves(dose: str, up: bool, words: str) -> Rule:
+    """Loss and probe agree: more isotropy is worse (`up`: the loss rises, the probe falls), or better."""
+    risen, fallen = (above, below) if up else (below, above)
+    half = 0.5 if up else -0.5
+    return every(
+        risen(f"{dose}_loss_slope", 0.0, f"{words}: slope of the loss on the dose"),
+        risen(f"{dose}_loss_order", half, f"{words}: rank correlation of loss and dose"),
+        fallen(f"{dose}_probe_slope", 0.0, f"{words}: slope of the probe's accuracy on the dose"),
+    )
+
+
+# --- P2 -----------------------------------------------------------------------------------------------------------
+
+
+def _sharpness_doses(bench: Bench) -> Evidence:
+    lab = bench.lab
+    cells = (*_TEMPERATURES, *VARIANTS)
+    looks = {cell: lab.last(cell, HEADS) for cell in cells}
+    slopes, orders = [], []
+    for seed in range(lab.seeds):
+        losses = [lab.loss(cell, seed) for cell in cells]
+        entropy = [looks[cell].parts[seed].mean("attention_entropy") for cell in cells]
+        slopes.append(partial_slope(losses, entropy, [drift(looks[cell].parts[seed]) for cell in cells]))
+        orders.append(spearman(entropy[: len(_TEMPERATURES)], losses[: len(_TEMPERATURES)]))
+    found = {"slope": Estimate.over(slopes), "order": Estimate.over(orders)}
+    records = [
+        drawn(value, metric, of=cell)
+        for cell in cells
+        for metric, value in (
+            ("validation_loss", lab.over_seeds(partial(lab.loss, cell))),
+            ("mean_entropy", estimate(lambda reading: reading.mean("attention_entropy"), looks[cell])),
+            ("mean_drift", estimate(drift, looks[cell])),
+        )
+    ]
+    return Evidence(bench.said(), LAB, found, records=tuple(records))
+
+
+# --- the claims ---------------------------------------------------------------------------------------------------
+
+CLAIMS = (
+    Claim(
+        "P1",
+        PAPER,
+        "Pushing states towards isotropy changes what a model is worth, in one direction.",
+        {"lab": _isotropy_doses},
+        published=(),
+        control=either(
+            *(
+                _moves(dose, up, f"{words}, {'hurts' if up else 'helps'}")
+                for dose, words in (("isoscore", "IsoScore* regulariser"), ("centring", "centring"))
+                for up in (True, False)
+            )
+        ),
+        settle="more seeds, a longer training of the lab (--size paper), or tasks of yours",
+        figure=("validation_loss", "probe_accuracy", "reached_isoscore"),
+        cells=(*_DOSES["isoscore"], *_DOSES["centring"][1:]),
+        seconds=8,
+    ),
+    Claim(
+        "P2",
+        PAPER,
+        "Sharper attention changes what a model is worth, in one direction.",
+        {"lab": _sharpness_doses},
+        published=(),
+        control=either(
+            every(
+                above("slope", 0.0, "sharper is better: slope of the loss on entropy at equal drift"),
+                above("order", 0.5, "rank correlation of loss and entropy over temperatures"),
+            ),
+            every(
+                below("slope", 0.0, "sharper is worse: slope of the loss on entropy at equal drift"),
+                below("order", -0.5, "rank correlation of loss and entropy over temperatures"),
+            ),
+        ),
+        settle="more seeds, or a longer training of the lab (--size paper)",
+        figure=("validation_loss", "mean_entropy", "mean_drift"),
+        cells=(*_TEMPERATURES, *VARIANTS),
+        seconds=4,
+    ),
+)

@@ -1,0 +1,194 @@
+"""The panel of modalities: text, characters, images, sound and a convolutional network under the same measures.
+
+Trained where weights are at hand: the lab's own for text and characters, any that are given. The others are of random
+initialisation on synthetic inputs, which every verdict says.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from torch import Tensor, nn
+
+from anisoscope.claims.bench import SHAPE, Bench, Given, kept
+from anisoscope.claims.readings import Reading, Units, by_documents
+from anisoscope.claims.states import mean_cosine
+from anisoscope.models import Opened
+from anisoscope.offline import measure
+from anisoscope.store import Run
+
+hf: Any = transformers  # its configurations take far more than their signatures say
+TEXT, CHARACTER, IMAGE, AUDIO, CONVOLUTION = "text", "character", "image", "audio", "convolution"
+TRANSFORMERS = (TEXT, CHARACTER, IMAGE, AUDIO)
+_WIDTH, _LAYERS, _HEADS, _PIXELS, _SAMPLES = 64, 6, 4, 64, 4000
+_ITEMS = 32  # images or clips
+
+# What the paper measured, by hub id.
+SOURCES = {
+    TEXT: ("google-bert/bert-base-uncased", "FacebookAI/roberta-base", "openai-community/gpt2", "google-t5/t5-base"),
+    CHARACTER: ("google/canine-c", "google/byt5-base"),
+    AUDIO: ("facebook/wav2vec2-base", "facebook/hubert-base-ls960", "openai/whisper-base"),
+    IMAGE: ("google/vit-base-patch16-224", "microsoft/beit-base-patch16-224", "facebook/deit-base-patch16-224"),
+    CONVOLUTION: ("microsoft/resnet-50", "google/efficientnet-b0", "facebook/convnext-base-224"),
+}
+
+
+@dataclass(frozen=True)
+class Member:
+    """One model of the panel: a look at it and, where it was trained, one at the same network before training."""
+
+    name: str
+    modality: str
+    look: Units
+    untrained: Units | None = None
+
+
+def members(bench: Bench) -> list[Member]:
+    """The models given, or the lab's two and one of random initialisation for every other modality."""
+    if bench.given:
+        return [_given_member(model) for model in bench.models]
+    lab = bench.lab
+    trained = [
+        Member(f"lab, {cell}", modality, lab.last(cell, SHAPE), lab.look(cell, 0, SHAPE))
+        for cell, modality in (("words", TEXT), ("decoder", CHARACTER))
+    ]
+    return trained + [
+        Member(f"{name}, random weights", modality, _random_look(bench, name, make))
+        for name, modality, make in (
+            ("ViT", IMAGE, _vit),
+            ("wav2vec 2.0", AUDIO, _wav2vec),
+            ("ResNet", CONVOLUTION, _resnet),
+        )
+    ]
+
+
+# --- models given -------------------------------------------------------------------------------------------------
+
+
+def _given_member(model: Given) -> Member:
+    opened = model.open()
+    twin = by_documents(kept(model.folder / "untrained", lambda folder: _untrained_run(model, opened, folder)))
+    return Member(model.name, _modality(opened), model.look(SHAPE), twin)
+
+
+def _modality(opened: Opened) -> str:
+    if opened.modality == "text":
+        small = (opened.info["embedding_rows"] or 0) < 1000  # bytes or characters: CANINE hashes and has no table
+        return CHARACTER if small or opened.info["model_type"] == "canine" else TEXT
+    attends = any("Attention" in type(module).__name__ for module in opened.model.modules())
+    return opened.modality if attends else CONVOLUTION
+
+
+def _untrained_run(model: Given, opened: Opened, folder: Path) -> Run:
+    """The same network with weights as they are before training, on the same data."""
+    model.say(f"{model.name} before training")
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        fresh = type(opened.model)(opened.model.config).eval()
+    twin = Opened(fresh, opened.processor, opened.modality, opened.info)
+    return measure(
+        twin, tokens=model.size.tokens, metrics=SHAPE.metrics, sites=SHAPE.sites, out=folder, **model.data(twin)
+    )
+
+
+# --- random weights -----------------------------------------------------------------------------------------------
+
+Made = tuple[nn.Module, dict[str, Tensor]]
+
+
+def _random_look(bench: Bench, name: str, make: Callable[[int], Made]) -> Units:
+    def run(seed: int, folder: Path) -> Run:
+        bench.lab.say(f"{name} of random weights, seed {seed}")
+        with torch.random.fork_rng():
+            torch.manual_seed(seed)
+            model, inputs = make(seed)
+        return measure(model.eval(), [inputs], metrics=SHAPE.metrics, sites=SHAPE.sites, errors=False, out=folder)
+
+    place = bench.lab.folder / "looks" / name.replace(" ", "-")
+    runs = [kept(place / f"seed-{seed}", partial(run, seed)) for seed in range(bench.lab.seeds)]
+    return Units(tuple(Reading.of(run.records()) for run in runs))
+
+
+def _vit(seed: int) -> Made:
+    config = hf.ViTConfig(
+        hidden_size=_WIDTH,
+        num_hidden_layers=_LAYERS,
+        num_attention_heads=_HEADS,
+        intermediate_size=4 * _WIDTH,
+        image_size=_PIXELS,
+        patch_size=8,
+    )
+    return hf.ViTModel(config, add_pooling_layer=False), {"pixel_values": images(seed)}
+
+
+def _resnet(seed: int) -> Made:
+    config = hf.ResNetConfig(embedding_size=16, hidden_sizes=[16, 32, 64], depths=[2, 2, 2], layer_type="basic")
+    return hf.ResNetModel(config), {"pixel_values": images(seed)}
+
+
+def _wav2vec(seed: int) -> Made:
+    config = hf.Wav2Vec2Config(
+        hidden_size=_WIDTH,
+        num_hidden_layers=_LAYERS,
+        num_attention_heads=_HEADS,
+        intermediate_size=4 * _WIDTH,
+        conv_dim=(32, 32, 32),
+        conv_kernel=(10, 8, 4),
+        conv_stride=(5, 4, 2),
+        num_feat_extract_layers=3,
+        num_conv_pos_embeddings=16,
+        num_conv_pos_embedding_groups=4,
+    )
+    return hf.Wav2Vec2Model(config), {"input_values": sounds(seed)}
+
+
+def images(seed: int) -> Tensor:
+    """Random fields whose power falls with frequency as that of photographs does, (items, 3, pixels, pixels)."""
+    return _coloured((_ITEMS, 3, _PIXELS, _PIXELS), 2, seed)
+
+
+def sounds(seed: int) -> Tensor:
+    """Pink noise, (items, samples)."""
+    return _coloured((_ITEMS, _SAMPLES), 1, seed)
+
+
+def _coloured(shape: tuple[int, ...], axes: int, seed: int) -> Tensor:
+    """Gaussian noise with amplitudes 1/frequency along the last axes, of unit deviation."""
+    noise = torch.randn(shape, generator=torch.Generator().manual_seed(seed))
+    dims = tuple(range(-axes, 0))
+    grids = torch.meshgrid(*(torch.fft.fftfreq(shape[dim]) for dim in dims), indexing="ij")
+    radius = torch.stack(grids).square().sum(0).sqrt()
+    radius[(0,) * axes] = 1.0
+    field = torch.fft.ifftn(torch.fft.fftn(noise, dim=dims) / radius, dim=dims).real
+    return field / field.std()
+
+
+def around_batch_norms(seed: int) -> list[tuple[float, float]]:
+    """Mean cosine before and after every BatchNorm of the convolutional network, in the order of a forward pass."""
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        model, inputs = _resnet(seed)
+    model.train()  # so that a norm uses the batch's own mean: an untrained one knows no other
+    found: list[tuple[float, float]] = []
+
+    def hook(_norm: nn.Module, given: tuple[Tensor, ...], out: Tensor) -> None:
+        found.append((_cosine(given[0]), _cosine(out)))
+
+    norms = [module for module in model.modules() if isinstance(module, nn.BatchNorm2d)]
+    hooks = [norm.register_forward_hook(hook) for norm in norms]
+    with torch.no_grad():
+        model(**inputs)
+    for each in hooks:
+        each.remove()
+    return found
+
+
+def _cosine(x: Tensor) -> float:
+    """Over all places of all images, (b, channels, h, w)."""
+    return mean_cosine(x.permute(0, 2, 3, 1).flatten(0, 2))

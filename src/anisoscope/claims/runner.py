@@ -1,0 +1,185 @@
+"""Running claims: evidence is gathered once and kept, verdicts are judged anew from it and go into the run."""
+
+from __future__ import annotations
+
+import platform
+import shutil
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from anisoscope import __version__
+from anisoscope.claims import attention, isotropy, open_questions, shape, tangent
+from anisoscope.claims.bench import Bench, Lab, Say, given_models
+from anisoscope.claims.claim import Claim, Evidence, Verdict, judge, unjudged
+from anisoscope.claims.sizes import SIZES, Size
+from anisoscope.errors import AnisoscopeError, InputError, unknown
+from anisoscope.store import Run
+
+CLAIMS: tuple[Claim, ...] = (
+    *tangent.CLAIMS,
+    *shape.CLAIMS,
+    *attention.CLAIMS,
+    *isotropy.CLAIMS,
+    *open_questions.CLAIMS,
+)
+_EVIDENCE, _LAB, _MODELS = "evidence", "lab", "models"
+
+
+def find_claims(ids: Sequence[str]) -> list[Claim]:
+    """The claims of these ids, in the order of the papers; all of them for none."""
+    known = {claim.id: claim for claim in CLAIMS}
+    wanted = [each.upper() for each in ids]
+    for each in wanted:
+        if each not in known:
+            raise unknown("claim", each, known)
+    return [claim for claim in CLAIMS if claim.id in wanted] if wanted else list(CLAIMS)
+
+
+def find_size(name: str, seeds: int | None = None) -> Size:
+    """The size of this name, with another number of seeds where one is given."""
+    if name not in SIZES:
+        raise unknown("size", name, SIZES)
+    return SIZES[name].with_seeds(seeds)
+
+
+def cost(claims: Sequence[Claim], size: Size) -> float:
+    """Minutes on two cores that some claims take together where nothing is kept yet: trainings are shared."""
+    cells = {cell for claim in claims if "lab" in claim.ways for cell in claim.cells}
+    looks = sum(claim.seconds for claim in claims) * size.train_seconds / SIZES["small"].train_seconds
+    return size.seeds * (len(cells) * size.train_seconds + looks) / 60
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What a run of claims works on."""
+
+    size: Size
+    models: tuple[str, ...] = ()
+    revisions: str | None = None
+    text: str | None = None
+    images: Path | None = None
+    audio: Path | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "size": self.size.name,
+            "seeds": self.size.seeds,
+            "models": list(self.models),
+            "revisions": self.revisions,
+            "text": self.text,
+            "images": None if self.images is None else str(self.images),
+            "audio": None if self.audio is None else str(self.audio),
+        }
+
+
+def run_claims(
+    claims: Sequence[Claim], out: str | Path, asked: Asked, *, say: Say | None = None, command: str | None = None
+) -> Iterator[tuple[Claim, tuple[Verdict, Verdict]]]:
+    """Every claim with its two verdicts, one after another; all verdicts so far are in the run `out` at any time.
+
+    Evidence of a claim, trainings and looks that are there already are not made again; a claim for which no evidence
+    can be had stays inconclusive, with the reason.
+    """
+    folder = Path(out)
+    bench = _bench(folder, asked, say or (lambda _: None))
+    info = {"kind": "claims", "asked": asked.to_json(), "versions": _versions()}
+    with _opened(folder, info, command) as run:
+        for claim in claims:
+            try:
+                evidence = _evidence(claim, bench, folder)
+                verdicts = judge(claim, evidence)
+            except AnisoscopeError as why:
+                verdicts = unjudged(claim, str(why))
+            _publish(run, claim, verdicts)
+            yield claim, verdicts
+
+
+def _bench(folder: Path, asked: Asked, say: Say) -> Bench:
+    lab = Lab(folder / _LAB, asked.size, asked.size.seeds, say, None if asked.models else asked.text)
+    template = {"size": asked.size, "text": asked.text, "say": say, "images": asked.images, "audio": asked.audio}
+    return Bench(asked.size, lab, given_models(asked.models, asked.revisions, folder / _MODELS, template))
+
+
+def _versions() -> dict[str, str]:
+    import torch
+
+    return {"anisoscope": __version__, "torch": torch.__version__, "python": platform.python_version()}
+
+
+def _opened(folder: Path, info: dict[str, Any], command: str | None) -> Run:
+    """The run of claims in a folder, begun or continued; what was asked must be the same."""
+    if (folder / "run.json").is_file():
+        before = Run.open(folder).info
+        if before.get("kind") != "claims":
+            raise InputError(f"{folder} is a run, but not of claims; choose another --out")
+        if before.get("asked") != info["asked"]:
+            differs = [name for name, value in info["asked"].items() if before["asked"].get(name) != value]
+            raise InputError(
+                f"{folder} was begun with another {' and '.join(differs)}; ask for the same, or choose another --out"
+            )
+    return Run.create(folder, info, command=command, resume=(folder / "run.json").is_file())
+
+
+# --- evidence -----------------------------------------------------------------------------------------------------
+
+
+def _evidence(claim: Claim, bench: Bench, folder: Path) -> Evidence:
+    """The evidence of a claim: as it is kept, or gathered in the best way that what is at hand allows."""
+    place = folder / _EVIDENCE / claim.id
+    found = kept_evidence(folder, claim.id)
+    if found is not None:
+        return found
+    way = next((way for way in bench.ways() if way in claim.ways), None)
+    if way is None:
+        raise InputError(f"it needs {claim.needs}")
+    made = claim.ways[way](bench)
+    shutil.rmtree(place, ignore_errors=True)
+    place.parent.mkdir(parents=True, exist_ok=True)
+    with Run.create(place, {"kind": "evidence", "claim": claim.id}) as run:
+        run.append(made.records)
+        run.update_info(evidence=made.to_json())  # last: it says that all is there
+    return made
+
+
+def kept_evidence(folder: str | Path, claim: str) -> Evidence | None:
+    """The evidence that a run of claims keeps for one of them."""
+    place = Path(folder) / _EVIDENCE / claim
+    if not (place / "run.json").is_file():
+        return None
+    run = Run.open(place)
+    values = run.info.get("evidence")
+    return None if values is None else Evidence.from_json(values, list(run.records()))
+
+
+def evidence_run(folder: str | Path, claim: str) -> Run | None:
+    """The run that holds the figure of a claim."""
+    place = Path(folder) / _EVIDENCE / claim
+    return Run.open(place) if (place / "run.json").is_file() else None
+
+
+# --- verdicts -----------------------------------------------------------------------------------------------------
+
+
+def _publish(run: Run, claim: Claim, verdicts: tuple[Verdict, Verdict]) -> None:
+    """Put the verdicts into the run; earlier ones of the same claim go."""
+    others = [record for record in run.records() if record.variant.get("claim") != claim.id]
+    order = {each.id: place for place, each in enumerate(CLAIMS)}
+    records = sorted(
+        [*others, *(verdict.to_record() for verdict in verdicts)],
+        key=lambda record: order.get(record.variant.get("claim", ""), len(order)),
+    )
+    run.rewind(0)
+    run.append(records)
+
+
+def last_verdicts(folder: str | Path) -> dict[str, dict[str, str]]:
+    """Outcomes by claim and line, as a run of claims holds them; none where there is no run."""
+    if not (Path(folder) / "run.json").is_file():
+        return {}
+    found: dict[str, dict[str, str]] = {}
+    for record in Run.open(folder).records():
+        if record.metric == "verdict":
+            found.setdefault(record.variant["claim"], {})[record.variant["line"]] = record.variant["verdict"]
+    return found

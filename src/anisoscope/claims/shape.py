@@ -1,0 +1,395 @@
+"""S: Razzhigaev et al. 2023, The Shape of Learning: a bell over layers, a dimension that rises and falls."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from statistics import fmean
+
+from torch import nn
+
+from anisoscope.claims.bench import DIMENSION, LOCAL, REMOVAL, SHAPE, TYLER, Bench, ran_on
+from anisoscope.claims.claim import LAB, MODEL, Claim, Estimate, Evidence, above, below, every, gate
+from anisoscope.claims.readings import (
+    Missing,
+    Reading,
+    Units,
+    drawn,
+    estimate,
+    estimates,
+    figure_records,
+    profile_records,
+)
+from anisoscope.claims.states import Batches, gaussian_dimension, states
+from anisoscope.claims.statistics import bell, fall, peak, rise, span, spearman
+from anisoscope.records import Record
+
+PAPER = "razzhigaev2023"
+_SHARE, _TYLER = "spectral_anisotropy", "tyler_share"
+_HIGHEST = 60.0  # the dimension that decoders are said never to exceed
+_GAUSSIANS = 5  # draws of N(0, C) beside which a dimension is read
+_FEW = 4  # batches of a model given whose states are kept
+_SCALE = 4  # the smallest k of GRIDE that near-copies do not spoil
+Statistic = Callable[[Reading], float]
+
+# λ1/Σλ over hidden states as the paper's figures have it, the embedding first.
+_FIGURES = {
+    "GPT-2, published": (0.06, 0.30, 0.97, *[0.98] * 9, 0.83),
+    "BERT, published (middle of 0.01–0.04)": (0.025,) * 13,
+    "OPT-125m, published (first, middle, last)": (0.98, *[0.995] * 11, 0.96),
+    "Llama-2-7B, published (middle and last)": (*[1.0] * 31, 0.06),
+}
+
+
+def _of_profile(shape: Callable[[Sequence[float]], float], metric: str, tokens: str = "all") -> Statistic:
+    return lambda reading: shape(reading.profile(metric, tokens))
+
+
+def _mean(metric: str, tokens: str = "all") -> Statistic:
+    return _of_profile(fmean, metric, tokens)
+
+
+# --- S1, S6: the bell ---------------------------------------------------------------------------------------------
+
+
+def _bells(name: str, shape: Callable[[Sequence[float]], float], look: Units, tyler: Units) -> dict[str, Estimate]:
+    """A shape of the profile with all tokens, without flagged ones, and of Tyler's matrix."""
+    return estimates(
+        {
+            name: partial(estimate, _of_profile(shape, _SHARE), look),
+            f"{name}_no_sink": partial(estimate, _of_profile(shape, _SHARE, "no-sink"), look),
+            f"{name}_tyler": partial(estimate, _of_profile(shape, _TYLER), tyler),
+        }
+    )
+
+
+def _profiles(look: Units, tyler: Units, of: str) -> list[Record]:
+    """The figure of one model: λ1/Σλ over hidden states with and without flagged tokens, and Tyler's."""
+    out: list[Record] = []
+    for units, metric, tokens in ((look, _SHARE, "all"), (look, _SHARE, "no-sink"), (tyler, _TYLER, "all")):
+        try:
+            out += profile_records(units, metric, of=of, tokens=tokens)
+        except Missing:
+            continue
+    return out
+
+
+def _published() -> list[Record]:
+    return [
+        Record("embed" if place == 0 else f"resid.{place - 1}", _SHARE, value, variant={"of": name})
+        for name, values in _FIGURES.items()
+        for place, value in enumerate(values)
+    ]
+
+
+def _bell_on_lab(bench: Bench) -> Evidence:
+    lab = bench.lab
+    looks = {cell: (lab.last(cell, SHAPE), lab.last(cell, TYLER)) for cell in ("decoder", "encoder")}
+    found = _bells("bell", bell, *looks["decoder"]) | _bells("range", span, *looks["encoder"])
+    records = [record for cell, pair in looks.items() for record in _profiles(*pair, cell)]
+    records += figure_records(lab.last("decoder", REMOVAL), REMOVAL.metrics, of="decoder")
+    return Evidence(bench.said(), LAB, found, records=(*records, *_published()))
+
+
+def _bell_on_models(bench: Bench) -> Evidence:
+    found: dict[str, Estimate] = {}
+    records: list[Record] = []
+    for model in bench.models:
+        look, tyler = model.look(SHAPE), model.look(TYLER)
+        found = (_bells("bell", bell, look, tyler) if model.decoder else _bells("range", span, look, tyler)) | found
+        records += _profiles(look, tyler, model.name)
+        records += figure_records(model.look(REMOVAL), REMOVAL.metrics, of=model.name)
+    absent = {"bell": "no decoder was given", "range": "no encoder was given"}
+    left_out = {
+        f"{name}{kind}": why for name, why in absent.items() if name not in found for kind in ("", "_no_sink", "_tyler")
+    }
+    return Evidence(ran_on(bench.models), MODEL, found, left_out, (*records, *_published()))
+
+
+def _mask_on_lab(bench: Bench) -> Evidence:
+    lab = bench.lab
+    looks = {cell: lab.last(cell, SHAPE) for cell in ("decoder", "causal-masked", "encoder", "uniform", "no-attention")}
+
+    def apart(a: str, b: str) -> Estimate:
+        height = _of_profile(bell, _SHARE)
+        return estimate(lambda one, other: height(one) - height(other), looks[a], looks[b])
+
+    found = {
+        "causal": apart("decoder", "encoder"),
+        "mask_alone": apart("causal-masked", "encoder"),
+        "without_attention": apart("decoder", "no-attention"),
+    }
+    records = [record for cell, look in looks.items() for record in profile_records(look, _SHARE, of=cell)]
+    return Evidence(bench.said(), LAB, found, records=tuple(records))
+
+
+# --- S2, S3: intrinsic dimension ----------------------------------------------------------------------------------
+
+_DIMENSIONS: dict[str, Statistic] = {
+    "paper": _mean("two_nn_paper"),
+    "two_nn": lambda reading: fmean(reading.profile("two_nn", "no-sink", neighbours="all")),
+    "gride": lambda reading: fmean(e.value for e in reading.find("gride", "no-sink") if e.index == _SCALE),
+    "other_documents": lambda reading: fmean(reading.profile("two_nn", "no-sink", neighbours="other documents")),
+}
+
+
+def _rise_and_fall(whole: Sequence[Units], halves: Sequence[Sequence[Units]]) -> dict[str, Estimate]:
+    """Peak less first and peak less last: of the highest point itself, then of a peak that other documents chose."""
+    made: dict[str, Callable[[], Estimate]] = {}
+    for move in (rise, fall):
+        made[f"{move.__name__}_paper"] = partial(estimate, partial(_at_own_peak, move), *whole)
+        for name in ("two_nn", "gride", "other_documents"):
+            statistic = partial(_at_other_peak, move, _DIMENSIONS[name])
+            made[f"{move.__name__}_{name}"] = partial(estimate, statistic, *halves[0], *halves[1])
+    return estimates(made)
+
+
+def _at_own_peak(move: Callable[[Sequence[float], int], float], *readings: Reading) -> float:
+    curve = [_DIMENSIONS["paper"](reading) for reading in readings]
+    return move(curve, peak(curve))
+
+
+def _at_other_peak(move: Callable[[Sequence[float], int], float], dimension: Statistic, *readings: Reading) -> float:
+    """The first half of the readings chooses the peak, the second is asked how high it stands."""
+    curve = [dimension(reading) for reading in readings]
+    steps = len(curve) // 2
+    return move(curve[steps:], peak(curve[:steps]))
+
+
+def _dimension_records(whole: Sequence[Units], steps: Sequence[int]) -> list[Record]:
+    out = []
+    for units, step in zip(whole, steps, strict=True):
+        for name, dimension in _DIMENSIONS.items():
+            try:
+                out.append(drawn(estimate(dimension, units), "intrinsic_dimension", of=name, step=step))
+            except Missing:
+                continue
+    return out
+
+
+def _dimension_on_lab(bench: Bench) -> Evidence:
+    lab = bench.lab
+    whole = lab.series("decoder", DIMENSION)
+    found = _rise_and_fall(whole, [lab.series("decoder", DIMENSION, half) for half in (0, 1)])
+    return Evidence(bench.said(), LAB, found, records=tuple(_dimension_records(whole, bench.size.looks)))
+
+
+def _dimension_on_checkpoints(bench: Bench) -> Evidence:
+    whole = [model.look(DIMENSION) for model in bench.series]
+    found = _rise_and_fall(whole, [[model.look(DIMENSION, half) for model in bench.series] for half in (0, 1)])
+    records = _dimension_records(whole, [model.step for model in bench.series])
+    return Evidence(ran_on(bench.series), MODEL, found, records=tuple(records))
+
+
+def _highest(metric: str, tokens: str = "all", **variant: str) -> Statistic:
+    return lambda reading: max(reading.profile(metric, tokens, **variant))
+
+
+def _low_dimension(look: Units, gaussian: Estimate, of: str) -> tuple[dict[str, Estimate], list[Record]]:
+    found = estimates(
+        {
+            "highest_paper": lambda: estimate(_highest("two_nn_paper"), look),
+            "highest": lambda: estimate(_highest("two_nn", "no-sink", neighbours="all"), look),
+        }
+    )
+    records = profile_records(look, "two_nn_paper", of=of)
+    records.append(drawn(gaussian, "two_nn_paper", of=f"N(0, C) beside {of}, highest layer"))
+    return {**found, "gaussian": gaussian}, records
+
+
+def _dimension_of_gaussian(model: nn.Module, batches: Batches, sample: int) -> Estimate:
+    """What TwoNN reads of N(0, C) at the site where that is highest, over draws."""
+    rows = states(model, batches, ["resid"])
+    found = [
+        Estimate.over([gaussian_dimension(x[:sample], seed) for seed in range(_GAUSSIANS)], "draws")
+        for x in rows.values()
+    ]
+    return max(found, key=lambda each: each.value)
+
+
+def _low_on_lab(bench: Bench) -> Evidence:
+    lab, size = bench.lab, bench.size
+    gaussian = _dimension_of_gaussian(lab.model("decoder", 0, size.steps), lab.batches("decoder"), size.sample)
+    found, records = _low_dimension(lab.last("decoder", DIMENSION), gaussian, "decoder")
+    return Evidence(bench.said(), LAB, found, records=tuple(records))
+
+
+def _low_on_model(bench: Bench) -> Evidence:
+    model = bench.models[0]
+    opened = model.open()
+    gaussian = _dimension_of_gaussian(opened.model, model.halves(opened)[0][:_FEW], bench.size.sample)
+    found, records = _low_dimension(model.look(DIMENSION), gaussian, model.name)
+    return Evidence(ran_on([model]), MODEL, found, records=tuple(records))
+
+
+# --- S4, S5 -------------------------------------------------------------------------------------------------------
+
+
+def _locally(look: Units, of: str) -> tuple[dict[str, Estimate], list[Record]]:
+    def over_global(reading: Reading) -> float:
+        return fmean(reading.profile("local_isotropy")) - fmean(reading.profile("isoscore"))
+
+    def over_gaussian(reading: Reading) -> float:
+        return fmean(entry.value - (entry.null or 0.0) for entry in reading.find("local_isotropy"))
+
+    made = {"over_global": lambda: estimate(over_global, look), "over_gaussian": lambda: estimate(over_gaussian, look)}
+    return estimates(made), figure_records(look, LOCAL.metrics, of=of)
+
+
+def _local_on_lab(bench: Bench) -> Evidence:
+    found, records = _locally(bench.lab.last("decoder", LOCAL), "decoder")
+    return Evidence(bench.said(), LAB, found, records=tuple(records))
+
+
+def _local_on_model(bench: Bench) -> Evidence:
+    model = bench.models[0]
+    found, records = _locally(model.look(LOCAL), model.name)
+    return Evidence(ran_on([model]), MODEL, found, records=tuple(records))
+
+
+def _growth(
+    shape: Sequence[Units], tyler: Sequence[Units], steps: Sequence[int]
+) -> tuple[dict[str, Estimate], list[Record]]:
+    """Last less first and the rank correlation with the step, of the mean over layers, three times."""
+    ways = {"": (shape, _SHARE, "all"), "_no_sink": (shape, _SHARE, "no-sink"), "_tyler": (tyler, _TYLER, "all")}
+    made: dict[str, Callable[[], Estimate]] = {}
+    records: list[Record] = []
+    for name, (series, metric, tokens) in ways.items():
+        value = _mean(metric, tokens)
+        made[f"growth{name}"] = partial(estimate, lambda *rs, value=value: value(rs[-1]) - value(rs[0]), *series)
+        made[f"order{name}"] = partial(
+            estimate, lambda *rs, value=value: spearman(steps, list(map(value, rs))), *series
+        )
+        for units, step in zip(series, steps, strict=True):
+            try:
+                records.append(drawn(estimate(value, units), metric, of=f"mean over layers, {tokens}", step=step))
+            except Missing:
+                continue
+    return estimates(made), records
+
+
+def _growth_on_lab(bench: Bench) -> Evidence:
+    lab = bench.lab
+    found, records = _growth(lab.series("decoder", SHAPE), lab.series("decoder", TYLER), bench.size.looks)
+    return Evidence(bench.said(), LAB, found, records=tuple(records))
+
+
+def _growth_on_checkpoints(bench: Bench) -> Evidence:
+    shape, tyler = ([model.look(kind) for model in bench.series] for kind in (SHAPE, TYLER))
+    found, records = _growth(shape, tyler, [model.step for model in bench.series])
+    return Evidence(ran_on(bench.series), MODEL, found, records=tuple(records))
+
+
+# --- the claims ---------------------------------------------------------------------------------------------------
+
+_TYLERS = "of Tyler's matrix"
+CLAIMS = (
+    Claim(
+        "S1",
+        PAPER,
+        "Decoders: anisotropy is a bell over the layers, highest in the middle; encoders: it is flat.",
+        {"lab": _bell_on_lab, "model": _bell_on_models},
+        published=every(
+            above("bell", 0.1, "decoder, middle third − higher end sixth of λ1/Σλ"),
+            below("range", 0.1, "encoder, range over layers"),
+        ),
+        control=every(
+            above("bell_no_sink", 0.1, "decoder's bell without flagged tokens"),
+            below("range_no_sink", 0.1, "encoder's range without flagged tokens"),
+            above("bell_tyler", 0.1, f"decoder's bell {_TYLERS}"),
+            below("range_tyler", 0.1, f"encoder's range {_TYLERS}"),
+        ),
+        settle="give a decoder and an encoder: --model gpt2 --model bert-base-uncased --text FILE",
+        figure=(_SHARE, _TYLER, "removal_curve"),
+        cells=("decoder", "encoder"),
+        seconds=8,
+    ),
+    Claim(
+        "S2",
+        PAPER,
+        "Intrinsic dimension rises early in training, then falls.",
+        {"lab": _dimension_on_lab, "checkpoints": _dimension_on_checkpoints},
+        published=every(
+            above("rise_paper", 0.0, "peak − first, published estimator"),
+            above("fall_paper", 0.0, "peak − last, published estimator"),
+        ),
+        control=every(
+            *(
+                above(f"{move}_{name}", 0.0, f"{words}, {estimator}")
+                for name, estimator in (
+                    ("two_nn", "duplicates removed"),
+                    ("gride", f"GRIDE k = {_SCALE}"),
+                    ("other_documents", "neighbours in other documents"),
+                )
+                for move, words in (("rise", "peak − first"), ("fall", "peak − last"))
+            )
+        ),
+        settle="give checkpoints of a long training: --model EleutherAI/pythia-70m --revisions 'step*' --text FILE",
+        figure=("intrinsic_dimension",),
+        cells=("decoder",),
+        seconds=25,
+    ),
+    Claim(
+        "S3",
+        PAPER,
+        "Intrinsic dimension is low: never above 60 in decoders.",
+        {"lab": _low_on_lab, "model": _low_on_model},
+        published=every(below("highest_paper", _HIGHEST, "highest dimension of a layer, published estimator")),
+        control=every(
+            gate("gaussian", _HIGHEST, "dimension read off N(0, C) at the same n"),
+            below("highest", _HIGHEST, "highest dimension of a layer, duplicates removed"),
+        ),
+        settle="a model whose Gaussian twin reads above 60 at this n: a wide one, on many tokens",
+        figure=("two_nn_paper",),
+        cells=("decoder",),
+        seconds=3,
+    ),
+    Claim(
+        "S4",
+        PAPER,
+        "Clusters are isotropic inside, although the whole is not.",
+        {"lab": _local_on_lab, "model": _local_on_model},
+        published=every(above("over_global", 0.0, "IsoScore within clusters − of the whole")),
+        control=every(above("over_gaussian", 0.0, "IsoScore within clusters − the same of N(0, C)")),
+        settle="more seeds, or --model with --text",
+        figure=("local_isotropy", "isoscore"),
+        cells=("decoder",),
+        seconds=3,
+    ),
+    Claim(
+        "S5",
+        PAPER,
+        "Anisotropy grows with training.",
+        {"lab": _growth_on_lab, "checkpoints": _growth_on_checkpoints},
+        published=every(
+            above("growth", 0.0, "last − first, mean over layers"),
+            above("order", 0.5, "rank correlation with the step"),
+        ),
+        control=every(
+            *(
+                condition
+                for name, words in (("_no_sink", "without flagged tokens"), ("_tyler", _TYLERS))
+                for condition in (
+                    above(f"growth{name}", 0.0, f"last − first {words}"),
+                    above(f"order{name}", 0.5, f"rank correlation with the step {words}"),
+                )
+            )
+        ),
+        settle="give checkpoints of a long training: --model FOLDER --revisions 'step*' --text FILE",
+        figure=(_SHARE, _TYLER),
+        cells=("decoder",),
+        seconds=20,
+    ),
+    Claim(
+        "S6",
+        PAPER,
+        "The causal mask is what separates the two shapes.",
+        {"lab": _mask_on_lab},
+        published=every(above("causal", 0.05, "bell of the decoder − bell of the encoder")),
+        control=every(above("mask_alone", 0.05, "bell causal − bell bidirectional, both trained on masked tokens")),
+        settle="more seeds, or a longer training of the lab (--size paper)",
+        figure=(_SHARE,),
+        cells=("decoder", "causal-masked", "encoder", "uniform", "no-attention"),
+        seconds=6,
+    ),
+)

@@ -1,0 +1,6 @@
+"""Many models and checkpoints on many workers, restartable, with the numbers of one process."""
+
+from anisoscope.sweep.driver import Swept, sweep
+from anisoscope.sweep.engines import engine
+
+__all__ = ["Swept", "engine", "sweep"]

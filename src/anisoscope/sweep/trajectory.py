@@ -1,0 +1,125 @@
+"""What changes along a series: drift from a reference step, step to step, layer to layer, on the same tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from safetensors.numpy import load_file, save_file
+
+from anisoscope.disk import explained, replacing
+from anisoscope.metrics import Metric, find
+from anisoscope.metrics.evaluate import Measured, evaluate
+from anisoscope.records import Site
+from anisoscope.stats.blocks import Cloud, Stats, from_arrays, to_arrays
+from anisoscope.stats.heads import HeadSums
+from anisoscope.stats.pairs import beside
+from anisoscope.stats.sample import Sample
+from anisoscope.survey import Evaluated
+from anisoscope.survey.current import STREAM
+
+ROWS = 1024  # sampled tokens a site that are compared between steps: the same ones at every site and step
+DRIFT = ("mean_direction_drift", "subspace_angle", "cka", "neighbour_overlap")
+SIMILARITY = ("cka", "neighbour_overlap")
+HEAD_DRIFT = ("q_direction_drift", "k_direction_drift")
+AGAINST = "against"  # the variant that says what a step or layer is compared with; drift from the reference has none
+PREVIOUS, BEFORE = "previous step", "layer before"
+
+Arrays = dict[str, np.ndarray[Any, Any]]
+
+
+@dataclass(frozen=True)
+class Kept:
+    """What is kept of one site for comparing it: sampled rows, or queries and keys of its heads."""
+
+    site: str
+    tokens: str  # the policy they were taken under
+    arrays: Arrays  # as numpy: they travel between processes, and wait on the disk
+
+    @property
+    def cloud(self) -> Cloud:
+        return Cloud(from_arrays({name: torch.from_numpy(array) for name, array in self.arrays.items()}))
+
+
+def keep(done: Evaluated, rows: int = ROWS) -> Kept | None:
+    """What to keep of an evaluated site: its first sampled rows by key, without sinks where there are any."""
+    if not done.clouds:
+        return None
+    tokens = "no-sink" if "no-sink" in done.clouds else next(iter(done.clouds))
+    cloud = done.clouds[tokens]
+    if tokens not in ("all", "no-sink"):  # generated tokens differ from step to step
+        return None
+    stats: Stats
+    if done.site.kind == "pattern":
+        stats = {"HeadSums": cloud.get(HeadSums)} if cloud.has(HeadSums) else {}
+    else:
+        sample = cloud.get(Sample)
+        stats = {"Sample": Sample(min(rows, sample.size), sample.seen, sample.x[:rows].float(), sample.table[:rows])}
+    if not stats:
+        return None
+    return Kept(str(done.site), tokens, {name: value.numpy() for name, value in to_arrays(stats).items()})
+
+
+def save_kept(path: Path, kept: Iterable[Kept]) -> None:
+    """Writes what was kept of one step; all of it or nothing."""
+    arrays = {f"{each.site}~{each.tokens}~{name}": array for each in kept for name, array in each.arrays.items()}
+    with explained("write", path):
+        path.parent.mkdir(exist_ok=True)
+        with replacing(path) as temporary:
+            save_file(arrays, temporary)
+
+
+def load_kept(path: Path) -> tuple[Kept, ...]:
+    """The inverse of `save_kept`."""
+    grouped: dict[tuple[str, str], Arrays] = {}
+    with explained("read", path):
+        for address, array in load_file(path).items():
+            site, tokens, name = address.split("~", 2)
+            grouped.setdefault((site, tokens), {})[name] = array
+    return tuple(Kept(site, tokens, arrays) for (site, tokens), arrays in grouped.items())
+
+
+def moved(now: Iterable[Kept], then: Iterable[Kept], *, step: int, against: str | None = None) -> list[Measured]:
+    """How every site differs from itself at another step; `against` names a step that is not the reference."""
+    before = {kept.site: kept for kept in then}
+    found: list[Measured] = []
+    for kept in now:
+        if kept.site not in before:
+            continue
+        names = HEAD_DRIFT if Site.parse(kept.site).kind == "pattern" else DRIFT
+        found += _compared(kept, before[kept.site], find(names), step, against)
+    return found
+
+
+def between_layers(kept: Sequence[Kept], *, step: int) -> list[Measured]:
+    """How every layer differs from the one before it."""
+    found: list[Measured] = []
+    last: dict[str, Kept] = {}  # by stack
+    for each in sorted(kept, key=lambda kept: Site.parse(kept.site)):
+        site = Site.parse(each.site)
+        if site.kind not in STREAM:
+            continue
+        if site.stack in last:
+            found += _compared(each, last[site.stack], find(SIMILARITY), step, BEFORE)
+        last[site.stack] = each
+    return found
+
+
+def cards() -> dict[str, dict[str, Any]]:
+    """The cards of the metrics that are written here."""
+    return {metric.name: metric.card() for metric in find((*DRIFT, *HEAD_DRIFT))}
+
+
+def _compared(now: Kept, then: Kept, metrics: Sequence[Metric], step: int, against: str | None) -> list[Measured]:
+    pair = beside(now.cloud, then.cloud)
+    found = evaluate(pair, metrics, site=now.site, step=step, tokens=now.tokens, errors=False)
+    return found if against is None else [_against(measured, against) for measured in found]
+
+
+def _against(measured: Measured, what: str) -> Measured:
+    variant: Mapping[str, Any] = {**measured.record.variant, AGAINST: what}
+    return Measured(replace(measured.record, variant=variant), measured.replicates)

@@ -1,0 +1,312 @@
+"""A sweep over checkpoints: one run with steps, the numbers of `measure`, restartable, honest about broken series."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+import anisoscope
+from anisoscope.errors import InputError, StoreError
+from anisoscope.metrics.evaluate import Measured
+from anisoscope.models import Checkpoint, weights_digest
+from anisoscope.records import Record
+from anisoscope.sweep import sweep
+from anisoscope.sweep.engines import Outcome, Pull
+from anisoscope.sweep.jobs import Answer, Job, Measure
+from anisoscope.sweep.series import gaps, out_of_order
+from anisoscope.sweep.tasks import content_key, models_of, policy_of
+from tests.oracles import drift
+from tests.sweep_folders import STEPS, checkpoint_series, documents
+
+SMALL: dict[str, Any] = {"tokens": 400, "window": 32, "metrics": ["mean_cosine"], "sites": ["resid"], "errors": False}
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """A series of four checkpoints, and a text."""
+    place = tmp_path_factory.mktemp("sweep")
+    return checkpoint_series(place / "train"), documents(place / "text.jsonl")
+
+
+@pytest.fixture
+def train(made: tuple[Path, Path], tmp_path: Path) -> Path:
+    """A copy of the series that a test may spoil."""
+    return Path(shutil.copytree(made[0], tmp_path / "train"))
+
+
+@pytest.fixture
+def text(made: tuple[Path, Path]) -> Path:
+    return made[1]
+
+
+def canned(job: Job) -> Answer:
+    """An answer without a model: the numbers of a task are those of its key."""
+    if not isinstance(job, Measure):
+        return Answer([Measured(Record("resid.0", "cka", 1.0))])
+    checkpoint = job.task.checkpoint
+    value = int(job.task.key[:8], 16) / 2**32
+    about = {"model": {"digest": weights_digest(Path(checkpoint.source)), "commit": None}}
+    return Answer([Measured(Record("resid.0", "mean_cosine", value))], about=about, sketch=[float(checkpoint.step)])
+
+
+def canned_engine(pull: Pull) -> Iterator[Outcome]:
+    while (job := pull()) is not None:
+        yield Outcome(job, canned(job))
+
+
+def steps_of(path: Path) -> list[int]:
+    return sorted({record.step for record in anisoscope.Run.open(path).records()})
+
+
+def lines_of(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (path / "tasks.jsonl").read_text().splitlines()]
+
+
+def test_every_step_has_the_numbers_of_measure_and_what_has_moved(
+    made: tuple[Path, Path], text: Path, tmp_path: Path
+) -> None:
+    request = SMALL | {"errors": True, "metrics": ["mean_cosine", "isoscore"], "sites": ["embed", "resid", "pattern"]}
+    swept = sweep(made[0], out=tmp_path / "run", text=text, **request)
+    assert (swept.measured, swept.skipped, swept.failed, swept.findings) == (4, 0, {}, [])
+    run = anisoscope.Run.open(tmp_path / "run")
+    assert steps_of(run.path) == list(STEPS)
+    alone = anisoscope.measure(made[0] / "checkpoint-200", text=text, **request)
+    mine = {(r.site, r.metric, r.tokens): (r.value, r.error, r.n) for r in run.records() if r.step == 200}
+    others = run.replicates()
+    for record in alone.records():
+        assert mine[record.site, record.metric, record.tokens] == (record.value, record.error, record.n)
+    assert len([key for key in others if key[0] == 200]) == len(alone.replicates())
+    cka = {(r.step, r.site, r.variant.get("against")): r.value for r in run.records() if r.metric == "cka"}
+    assert cka[0, "resid.1", None] == pytest.approx(1.0)
+    assert cka[300, "resid.1", None] < cka[100, "resid.1", None] < 1  # type: ignore[operator]
+    assert cka[300, "resid.1", "previous step"] > cka[300, "resid.1", None]  # type: ignore[operator]
+    assert (300, "resid.1", "layer before") in cka
+    assert (300, "embed", "layer before") not in cka
+    turned = [r for r in run.records() if r.metric == "q_direction_drift" and r.step == 300 and not r.variant]
+    assert {r.site for r in turned} == {"pattern.0", "pattern.1"}
+    assert {"cka", "mean_cosine", "subspace_angle"} <= set(run.metrics())
+    assert all(run.metrics().values())  # every metric has its card
+    assert {file.name for file in (run.path / "paired").iterdir()} == {"0.safetensors", "300.safetensors"}
+
+
+def test_similarity_between_steps_is_that_of_the_same_tokens(
+    made: tuple[Path, Path], text: Path, tmp_path: Path
+) -> None:
+    sweep(made[0], revisions="checkpoint-0,checkpoint-100", out=tmp_path / "run", text=text, **SMALL)
+    rows: dict[int, dict[int, torch.Tensor]] = {}
+    for step in (0, 100):
+        kept = load_file(tmp_path / "run" / "paired" / f"{step}.safetensors")
+        table, x = kept["resid.1~no-sink~Sample/table"], kept["resid.1~no-sink~Sample/x"]
+        rows[step] = dict(zip(table[:, 0].tolist(), x, strict=True))
+    shared = sorted(rows[0].keys() & rows[100].keys())
+    assert len(shared) > 300
+    now, then = (torch.stack([rows[step][key] for key in shared]).double().numpy() for step in (100, 0))
+    run = anisoscope.Run.open(tmp_path / "run")
+    found = {r.metric: r.value for r in run.records() if (r.step, r.site) == (100, "resid.1") and not r.variant}
+    assert found["cka"] == pytest.approx(drift.cka(now, then), abs=1e-6)
+
+
+def test_a_whole_sweep_is_not_measured_again_and_a_longer_series_only_where_it_is_new(
+    train: Path, text: Path, tmp_path: Path
+) -> None:
+    shutil.move(train / "checkpoint-300", tmp_path / "later")
+    first = sweep(train, out=tmp_path / "run", text=text, engine=canned_engine, **SMALL)
+    assert first.measured == 3
+    again = sweep(train, out=tmp_path / "run", text=text, engine=canned_engine, **SMALL)
+    assert (again.measured, again.skipped) == (0, 3)
+    shutil.move(tmp_path / "later", train / "checkpoint-300")
+    longer = sweep(train, out=tmp_path / "run", text=text, engine=canned_engine, **SMALL)
+    assert (longer.measured, longer.skipped) == (1, 3)
+    with pytest.raises(StoreError, match="different: tokens"):
+        sweep(train, out=tmp_path / "run", text=text, engine=canned_engine, **SMALL | {"tokens": 300})
+
+
+class Killed(Exception):
+    """The driver's end, where nothing can be cleaned up."""
+
+
+@pytest.mark.parametrize("after", range(11))
+def test_a_sweep_that_is_killed_anywhere_repeats_nothing_that_was_done(
+    train: Path, text: Path, tmp_path: Path, after: int
+) -> None:
+    measured: list[str] = []
+
+    def engine(pull: Pull) -> Iterator[Outcome]:
+        for number, outcome in enumerate(canned_engine(pull)):
+            if isinstance(outcome.job, Measure):
+                measured.append(outcome.job.task.name)
+            if number == after and after >= 0:
+                raise Killed
+            yield outcome
+
+    with pytest.raises(Killed):
+        sweep(train, out=tmp_path / "run", text=text, engine=engine, **SMALL)
+    in_flight = measured[-1] if measured else None
+    after = -1
+    sweep(train, out=tmp_path / "run", text=text, engine=engine, **SMALL)
+    assert sorted(set(measured)) == [f"checkpoint-{step}" for step in STEPS]
+    assert {name for name in measured if measured.count(name) > 1} <= {in_flight}
+    keys = [line["key"] for line in lines_of(tmp_path / "run")]
+    assert len(keys) == len(set(keys)) == 4 + 4 + 3  # steps, against the reference, against the step before
+    assert steps_of(tmp_path / "run") == list(STEPS)
+
+
+def failing(broken: str, times: int, *, hopeless: bool = False) -> Any:
+    """An engine whose worker fails on one checkpoint so many times."""
+    left = [times]
+
+    def engine(pull: Pull) -> Iterator[Outcome]:
+        while (job := pull()) is not None:
+            if isinstance(job, Measure) and job.task.checkpoint.label == broken and left[0] > 0:
+                left[0] -= 1
+                yield Outcome(job, Answer(error="the disk is on fire", hopeless=hopeless))
+            else:
+                yield Outcome(job, canned(job))
+
+    return engine
+
+
+def test_what_fails_is_tried_again_then_reported_and_the_rest_goes_on(train: Path, text: Path, tmp_path: Path) -> None:
+    said: list[str] = []
+    swept = sweep(
+        train, out=tmp_path / "a", text=text, engine=failing("checkpoint-100", 2), saying=said.append, **SMALL
+    )
+    assert (swept.measured, swept.failed) == (4, {})
+    assert sum("tried again" in line for line in said) == 2
+    swept = sweep(train, out=tmp_path / "b", text=text, engine=failing("checkpoint-100", 9), **SMALL)
+    assert swept.measured == 3
+    assert swept.failed == {"train, checkpoint-100": "the disk is on fire"}
+    info = anisoscope.Run.open(tmp_path / "b").info
+    assert info["failed"] == {"checkpoint-100": "the disk is on fire"}
+    assert not info["complete"]
+    swept = sweep(train, out=tmp_path / "b", text=text, engine=canned_engine, **SMALL)
+    assert (swept.measured, swept.skipped, swept.failed) == (1, 3, {})
+    assert anisoscope.Run.open(tmp_path / "b").info["complete"]
+    calls = failing("checkpoint-100", 2, hopeless=True)
+    swept = sweep(train, out=tmp_path / "c", text=text, engine=calls, **SMALL)
+    assert set(swept.failed) == {"train, checkpoint-100"}  # the same mistake would be made again
+
+
+def test_a_checkpoint_that_cannot_be_opened_fails_alone(train: Path, text: Path, tmp_path: Path) -> None:
+    config = train / "checkpoint-100" / "config.json"
+    config.write_text(json.dumps(json.loads(config.read_text()) | {"n_embd": 24}))
+    swept = sweep(train, revisions="checkpoint-0,checkpoint-100", out=tmp_path / "run", text=text, **SMALL)
+    assert swept.measured == 1
+    [reason] = swept.failed.values()
+    assert "checkpoint-100" in reason
+
+
+def test_broken_and_copied_checkpoints_are_said_and_never_drawn(train: Path, text: Path, tmp_path: Path) -> None:
+    whole = (train / "checkpoint-200" / "model.safetensors").read_bytes()
+    (train / "checkpoint-100" / "model.safetensors").write_bytes(whole[: len(whole) // 2])
+    (train / "checkpoint-300" / "model.safetensors").write_bytes(whole)
+    (train / "checkpoint-200" / "trainer_state.json").write_text('{"global_step": 250}')
+    swept = sweep(train, out=tmp_path / "run", text=text, engine=canned_engine, **SMALL)
+    assert steps_of(tmp_path / "run") == [0, 200]
+    text_of = "\n".join(swept.findings)
+    assert "step 100 (checkpoint-100) is left out" in text_of
+    assert "is not whole" in text_of
+    assert "step 300 (checkpoint-300) is left out: its weights are those of step 200 (checkpoint-200)" in text_of
+    assert "checkpoint-200 says of itself that it is step 250" in text_of
+    assert anisoscope.Run.open(tmp_path / "run").info["integrity"] == [
+        finding.removeprefix("train: ") for finding in swept.findings
+    ]
+
+
+def test_copies_that_only_a_download_shows_are_left_out_too(train: Path, text: Path, tmp_path: Path) -> None:
+    def engine(pull: Pull) -> Iterator[Outcome]:
+        for outcome in canned_engine(pull):
+            if isinstance(outcome.job, Measure) and outcome.job.task.checkpoint.step >= 200:
+                about = {"model": {"digest": "same", "commit": None}}
+                answer = Answer(outcome.answer.measured, about=about, sketch=outcome.answer.sketch)
+                yield Outcome(outcome.job, answer)
+            else:
+                yield outcome
+
+    swept = sweep(train, out=tmp_path / "run", text=text, engine=engine, **SMALL)
+    assert steps_of(tmp_path / "run") == [0, 100, 200]
+    assert any("its weights are those of step 200" in finding for finding in swept.findings)
+    again = sweep(train, out=tmp_path / "run", text=text, engine=engine, **SMALL)
+    assert (again.measured, again.skipped) == (0, 4)
+
+
+def series(*steps: int) -> list[Checkpoint]:
+    return [Checkpoint(f"checkpoint-{step}", None, step, f"checkpoint-{step}") for step in steps]
+
+
+@pytest.mark.parametrize(
+    ("steps", "missing"),
+    [
+        ((1000, 2000, 4000, 5000), ["3000"]),
+        ((0, 1000, 4000, 5000, 6000), ["2000, 3000"]),
+        ((1000, 3000, 4000, 5000), ["2000"]),
+        ((1, 2, 4, 16, 32, 64), ["8"]),
+        ((0, 1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1000, 2000, 3000), []),
+        ((5, 17, 80), []),
+        ((0,), []),
+    ],
+)
+def test_steps_that_a_regular_series_lacks_are_found(steps: tuple[int, ...], missing: list[str]) -> None:
+    found = gaps(series(*steps))
+    assert len(found) == len(missing)
+    assert all(names in finding.text for names, finding in zip(missing, found, strict=True))
+
+
+def test_checkpoints_out_of_order_are_found_by_their_weights() -> None:
+    chance = torch.Generator().manual_seed(0)
+    walk = torch.randn(8, 512, generator=chance).cumsum(0)
+    sound = {100 * place: walk[place].tolist() for place in range(8)}
+    assert out_of_order(sound) == []
+    swapped = sound | {300: sound[400], 400: sound[300]}
+    assert any("step 300" in finding.text for finding in out_of_order(swapped))
+    foreign = sound | {500: torch.randn(512, generator=chance).mul(9).tolist()}
+    assert any("step 500" in finding.text for finding in out_of_order(foreign))
+
+
+def test_a_list_file_names_models_and_their_checkpoints(train: Path, text: Path, tmp_path: Path) -> None:
+    shutil.copytree(train / "checkpoint-0", tmp_path / "plain")
+    listed = tmp_path / "models.txt"
+    listed.write_text("train/checkpoint-100\ntrain/checkpoint-0\nplain\norg/model step1\norg/model step2\n")
+    found = {model.name: [c.step for c in model.checkpoints] for model in models_of(listed)}
+    assert found == {"train": [0, 100], "plain": [0], "model": [1, 2]}
+    listed.write_text("train\nplain\n")
+    swept = sweep(listed, out=tmp_path / "runs", text=text, engine=canned_engine, seeds=(0, 1), **SMALL)
+    names = {path.name for path in swept.runs}
+    assert names == {"train-seed0", "train-seed1", "plain-seed0", "plain-seed1"}
+    assert steps_of(tmp_path / "runs" / "train-seed1") == list(STEPS)
+
+
+def test_a_key_names_all_that_the_numbers_depend_on(text: Path) -> None:
+    request = {"text": text, **SMALL}
+    [checkpoint] = series(100)
+    key = content_key("weights", checkpoint, request, "data", 0)
+    assert key == content_key("weights", checkpoint, request | {"batch": 3}, "data", 0)
+    others = [
+        content_key("other", checkpoint, request, "data", 0),
+        content_key("weights", checkpoint, request, "more", 0),
+        content_key("weights", checkpoint, request, "data", 1),
+        content_key("weights", checkpoint, request | {"sites": ["embed"]}, "data", 0),
+        content_key("weights", checkpoint, request | {"metrics": ["isoscore"]}, "data", 0),
+    ]
+    assert len({key, *others}) == 6
+    assert policy_of(request)["metrics"] == {"mean_cosine": 1}
+
+
+def test_mistakes_say_what_to_do(train: Path, text: Path, tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="nothing to measure: give text"):
+        sweep(train, out=tmp_path / "run")
+    with pytest.raises(InputError, match="cannot come from standard input"):
+        sweep(train, out=tmp_path / "run", text="-")
+    with pytest.raises(InputError, match="has no step 5 to measure drift from; it has 0, 100"):
+        sweep(train, out=tmp_path / "run", text=text, reference=5, **SMALL)
+    for place in train.iterdir():
+        (place / "model.safetensors").unlink()
+    with pytest.raises(InputError, match=r"has no checkpoint to measure: step 0 .* is left out: no weights"):
+        sweep(train, out=tmp_path / "other", text=text, **SMALL)
