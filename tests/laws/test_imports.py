@@ -19,7 +19,7 @@ MAY_IMPORT = {
     "__main__": {"cli"},
     "cli": EVERYTHING,
     "demo": {"offline", "records", "synthetic"},
-    "offline": {"capture", "models", "stats", "metrics", "survey", "store", "records", "tangent", "transform"},
+    "offline": {"capture", "disk", "models", "stats", "metrics", "survey", "store", "records", "tangent", "transform"},
     "survey": {"__init__", "capture", "models", "stats", "metrics", "store", "records"},
     "tracker": {
         "__init__",
