@@ -128,6 +128,8 @@ def test_twins_start_from_the_same_numbers() -> None:
         for name in shared:
             shrunk = name.endswith(("o_proj.weight", "down.weight"))
             torch.testing.assert_close(base[name] * (math.sqrt(6) if shrunk else 1), twin[name])
+    matrices = [base[f"blocks.{i}.attn.{name}.weight"] for i in range(3) for name in ("q_proj", "k_proj", "v_proj")]
+    assert len({tuple(matrix[0].tolist()) for matrix in matrices}) == 9  # no two parts share their numbers
     assert not torch.equal(base["tokens.weight"], Transformer(Config(**SMALL), seed=4).state_dict()["tokens.weight"])
 
 

@@ -586,6 +586,19 @@ def test_the_published_frequency_correlation_is_partly_mechanical_and_the_contro
     assert calls <= 5
 
 
+def test_the_control_does_not_take_a_wide_spread_for_a_distance() -> None:
+    """Rare types scatter more, about one common centre: two halves of a type share no noise, so nothing is left."""
+    control = []
+    for seed in range(30):
+        token = zipfian(400 + seed)
+        spread = (400 / torch.bincount(token, minlength=60).clamp(min=1)).sqrt()
+        x = normal(500 + seed, 3000, 12) * spread[token][:, None]
+        found = frequency_distance(x, token, token_counts(token), keys(600 + seed, 3000), torch.arange(3000) // 375)
+        assert found is not None
+        control.append(found.split_half)
+    assert abs(np.mean(control)) < 4 * np.std(control) / np.sqrt(30)
+
+
 def test_frequent_types_near_the_centre_are_found_by_both_forms() -> None:
     token = zipfian(76)
     count = token_counts(token)

@@ -129,6 +129,36 @@ def test_the_whole_battery_speaks_of_every_gradient_by_every_null_that_applies()
     assert all(abs(r.value or 0.0) < 1e-6 for r in own if r.variant["proxy"] == "pca")
 
 
+@pytest.mark.parametrize(
+    ("name", "sites", "weights"),
+    [("bert", 3, 7), ("albert", 3, 1), ("t5", 5, 10), ("home_made", 3, 7), ("vit", 3, 6)],
+)
+def test_every_kind_of_model_is_tested_at_every_layer(name: str, sites: int, weights: int) -> None:
+    """Readers and writers of each block and the table; shared blocks have neither, two stacks share a table."""
+    model, example = build(name)
+
+    def several(seed: int) -> list[dict[str, Tensor]]:
+        draw = torch.Generator().manual_seed(seed)
+        out: dict[str, Tensor] = {}
+        for key, x in example.items():
+            shape = (16, *x.shape[1:])
+            if x.is_floating_point():
+                out[key] = torch.randn(shape, generator=draw)
+            else:
+                out[key] = torch.randint(3, 99, shape, generator=draw) if "ids" in key else torch.ones(shape).long()
+        return [out]
+
+    def spread(output: Any, labels: Tensor) -> Tensor:
+        state: Tensor = output if isinstance(output, Tensor) else output.last_hidden_state
+        return state.square().sum()
+
+    asked = Tangent(proxies=["pca"], ranks=[2], nulls=["orientation", "error_shuffle"])
+    run = anisoscope.tangent_test(model, fit=several(1), test=several(2), loss=spread, tangent=asked)
+    seen = {r.site for r in run.records() if r.metric == "gradient_energy"}
+    assert len([site for site in seen if "resid" in site]) == sites
+    assert len([site for site in seen if "weight" in site]) == weights
+
+
 def test_frozen_frames_are_tested_instead_of_refreshed_ones() -> None:
     model, _ = build("llama")
     early, _ = build("llama")

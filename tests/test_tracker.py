@@ -16,6 +16,8 @@ from anisoscope.schedule import at, every
 from anisoscope.stats.moments import Moments
 from tests.training import held_out, hooks_of, records, small_model, tracked, train, value, words
 
+CHEAP: dict[str, Any] = {"metrics": ["mean_cosine"]}  # where it does not matter what is measured
+
 
 def state_of(model: nn.Module, optimiser: torch.optim.Optimizer) -> dict[str, Tensor]:
     state = {f"weight {name}": x for name, x in model.state_dict().items()}
@@ -37,7 +39,7 @@ def test_weights_optimiser_and_random_numbers_are_the_same_with_and_without_a_tr
         tracker = tracked(tmp_path, model, weights=["transformer.h.1.mlp.c_fc.weight"]) if follow else None
         random.seed(3)
         np.random.seed(3)
-        optimiser = train(model, tracker, micro=micro)
+        optimiser = train(model, tracker, range(4), micro=micro)
         states.append({**state_of(model, optimiser), "python": random.random(), "numpy": float(np.random.rand())})
     plain, followed = states
     assert plain.keys() == followed.keys()
@@ -62,7 +64,7 @@ def test_modes_gradients_and_hooks_are_untouched_by_a_probe(tmp_path: Path) -> N
 
 def test_hooks_are_there_only_between_probe_and_watch_of_a_due_step(tmp_path: Path) -> None:
     model = small_model()
-    tracker = tracked(tmp_path, model)
+    tracker = tracked(tmp_path, model, **CHEAP)
     for step in range(4):
         tracker.probe(step)
         assert (hooks_of(model) > 0) == (step % 2 == 0)
@@ -87,7 +89,7 @@ class Running(nn.Module):
 
 def test_buffers_that_a_forward_writes_to_are_put_back(tmp_path: Path) -> None:
     model = Running()
-    tracker = tracked(tmp_path, model)
+    tracker = tracked(tmp_path, model, **CHEAP)
     tracker.probe(0)
     assert int(model.calls) == 0
 
@@ -135,7 +137,7 @@ def test_an_exception_in_the_model_during_a_probe_leaves_it_as_it_was(tmp_path: 
 
 def test_a_live_forward_that_fails_takes_the_hooks_along(tmp_path: Path) -> None:
     model = small_model()
-    tracker = tracked(tmp_path, model)
+    tracker = tracked(tmp_path, model, **CHEAP)
     tracker.probe(0)
     with pytest.raises(IndexError):
         model(torch.full((1, 4), 10**6))
@@ -148,7 +150,7 @@ def test_hooks_that_ctrl_c_left_behind_go_with_the_next_probe_or_the_tracker(tmp
     def interrupt(*_: Any) -> None:
         raise KeyboardInterrupt
 
-    with tracked(tmp_path, model) as tracker:
+    with tracked(tmp_path, model, **CHEAP) as tracker:
         tracker.probe(0)
         handle = model.transformer.h[2].register_forward_hook(interrupt)
         with pytest.raises(KeyboardInterrupt):
@@ -191,14 +193,14 @@ def test_steps_are_paired_and_nothing_has_moved_at_the_reference_itself(tmp_path
 
 def test_the_reference_can_be_a_later_step(tmp_path: Path) -> None:
     model = small_model()
-    with tracked(tmp_path, model, reference=2) as tracker:
+    with tracked(tmp_path, model, reference=2, gradients=False, metrics=["cka"]) as tracker:
         train(model, tracker, range(5))
     assert {r.step for r in records(tmp_path, metric="cka")} == {2, 4}
 
 
 def test_error_bars_come_at_every_tenth_probe_only(tmp_path: Path) -> None:
     model = small_model()
-    with tracked(tmp_path, model, schedule=every(1), bars_every=2, gradients=False) as tracker:
+    with tracked(tmp_path, model, schedule=every(1), bars_every=2, gradients=False, metrics=["isoscore"]) as tracker:
         for step in range(4):
             tracker.probe(step)
     found = records(tmp_path, site="resid.1", metric="isoscore", tokens="no-sink")
@@ -233,7 +235,7 @@ def test_watch_without_probe_says_what_to_call(tmp_path: Path) -> None:
 
 def test_calls_around_no_forward_or_no_backward_say_so(tmp_path: Path) -> None:
     model = small_model()
-    tracker = tracked(tmp_path, model)
+    tracker = tracked(tmp_path, model, **CHEAP)
     tracker.probe(0)
     with pytest.raises(CaptureError, match="no forward of GPT2LMHeadModel ran"):
         tracker.watch(0)
@@ -246,7 +248,7 @@ def test_calls_around_no_forward_or_no_backward_say_so(tmp_path: Path) -> None:
 
 def test_a_silent_step_later_in_training_is_noted_and_training_goes_on(tmp_path: Path) -> None:
     model = small_model()
-    with tracked(tmp_path, model) as tracker:
+    with tracked(tmp_path, model, **CHEAP) as tracker:
         train(model, tracker, range(1))
         tracker.probe(2)
         tracker.watch(2)
@@ -287,7 +289,7 @@ def test_a_logger_that_fails_does_not_end_the_training(tmp_path: Path, caplog: p
         raise ConnectionError("no network")
 
     model = small_model()
-    with tracked(tmp_path, model, log=[lost, lambda records: told.append(len(records))]) as tracker:
+    with tracked(tmp_path, model, **CHEAP, log=[lost, lambda records: told.append(len(records))]) as tracker:
         train(model, tracker, range(1))
     assert "no network" in caplog.text
     assert len(told) == 2  # the probe and the watch
@@ -325,6 +327,13 @@ def test_a_restarted_training_continues_its_run_and_no_step_appears_twice(tmp_pa
     assert value(tmp_path, step=4, site="resid.2", metric="mean_direction_drift") < 0.9
 
 
+def test_a_run_is_not_continued_with_other_held_out_tokens(tmp_path: Path) -> None:
+    tracked(tmp_path, small_model()).close()
+    with pytest.raises(InputError, match="other held-out tokens"):
+        Tracker(small_model(), words(5), tmp_path / "run", resume=1)
+    tracked(tmp_path, small_model(), resume=1).close()  # the run is free again
+
+
 def test_an_existing_run_is_not_overwritten_by_accident(tmp_path: Path) -> None:
     tracked(tmp_path, small_model()).close()
     with pytest.raises(StoreError, match="resume=step"):
@@ -336,7 +345,7 @@ def test_an_existing_run_is_not_overwritten_by_accident(tmp_path: Path) -> None:
 
 def test_the_tracker_reports_its_own_time(tmp_path: Path) -> None:
     model = small_model()
-    with tracked(tmp_path, model) as tracker:
+    with tracked(tmp_path, model, **CHEAP) as tracker:
         train(model, tracker, range(3))
         assert tracker.overhead > 0
     facts = Run.open(tmp_path / "run").info["tracker"]
@@ -346,7 +355,7 @@ def test_the_tracker_reports_its_own_time(tmp_path: Path) -> None:
 
 def test_a_budget_that_is_spent_stretches_the_schedule(tmp_path: Path) -> None:
     model = small_model()
-    with tracked(tmp_path, model, schedule=every(1), max_overhead=1e-6, gradients=False) as tracker:
+    with tracked(tmp_path, model, schedule=every(1), max_overhead=1e-6, gradients=False, **CHEAP) as tracker:
         train(model, tracker, range(4))
     assert {r.step for r in records(tmp_path)} == {0}
     assert Run.open(tmp_path / "run").info["tracker"]["skipped to stay within max_overhead"] == 3
@@ -354,6 +363,6 @@ def test_a_budget_that_is_spent_stretches_the_schedule(tmp_path: Path) -> None:
 
 def test_a_budget_that_is_not_spent_leaves_the_schedule_alone(tmp_path: Path) -> None:
     model = small_model()
-    with tracked(tmp_path, model, schedule=at(0, 1), max_overhead=1e6, gradients=False) as tracker:
+    with tracked(tmp_path, model, schedule=at(0, 1), max_overhead=1e6, gradients=False, **CHEAP) as tracker:
         train(model, tracker, range(2))
     assert {r.step for r in records(tmp_path)} == {0, 1}

@@ -18,7 +18,20 @@ from anisoscope.tangent import Tangent
 from anisoscope.tangent.test import ENERGY_NULLS
 from tests.oracles.hidden_gradients import hidden_gradients, isoscore, pca_energy
 from tests.tiny_models import build
-from tests.training import LAYERS, WIDTH, Stack, held_out, hooks_of, records, small_model, tracked, train, value, words
+from tests.training import (
+    LAYERS,
+    WIDTH,
+    Stack,
+    held_out,
+    hf,
+    hooks_of,
+    records,
+    small_model,
+    tracked,
+    train,
+    value,
+    words,
+)
 
 FEW: dict[str, Any] = {"metrics": ["mean_cosine"], "bars_every": None}  # what these tests do not look at, cheaply
 
@@ -159,6 +172,25 @@ def test_two_stacks_and_shared_layers_have_gradients_at_every_layer(tmp_path: Pa
     )
     assert set(found) == expected
     assert all(size is not None and size > 0 for size in found.values())
+
+
+def test_rows_of_a_decoder_are_counted_by_its_own_padding(tmp_path: Path) -> None:
+    model, batch = build("t5")
+    labels = torch.randint(3, 90, (2, 7), generator=torch.Generator().manual_seed(1))
+    labels[1, 4:] = -100
+    mask = torch.ones_like(batch["input_ids"])
+    mask[0, 9:] = 0
+    live = {"input_ids": batch["input_ids"].roll(1, 1), "attention_mask": mask, "labels": labels}
+    model.config.decoder_start_token_id = 0
+    full = hf.T5ForConditionalGeneration(model.config)
+    with Tracker(full, {**live, "input_ids": batch["input_ids"]}, tmp_path / "run", **FEW) as tracker:
+        tracker.probe(0)
+        full(**live).loss.backward()
+        tracker.watch(0)
+    (encoder,) = records(tmp_path, site="grad.enc.resid.1", metric="gradient_norm")
+    (decoder,) = records(tmp_path, site="grad.dec.resid.1", metric="gradient_norm")
+    assert encoder.n == int(mask.sum())
+    assert decoder.n == int((labels >= 0).sum())
 
 
 # --- compiled models ----------------------------------------------------------------------------------------------

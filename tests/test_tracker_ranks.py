@@ -80,8 +80,8 @@ def work(rank: int, port: int, make: Callable[[], nn.Module], folder: Path) -> N
     tracker = follow(followed, folder, rank, alerts=[stop(say_stop)])
     assert all(torch.equal(a, b) for a, b in zip(weights_of(plain), weights_of(followed), strict=True))
     assert tracker.should_stop  # on every rank, though rank 0 alone asks the rules
-    # clocks differ between ranks; what they leave out must not, or one waits for the other for ever
-    follow(make(), folder / "budget", rank, max_overhead=1e-9 if rank else 1e9, metrics=["mean_cosine"])
+    if make is in_copies:  # clocks differ between ranks; what they leave out must not, or one waits for ever
+        follow(make(), folder / "budget", rank, max_overhead=1e-9 if rank else 1e9, metrics=["mean_cosine"])
     dist.destroy_process_group()
 
 
@@ -106,4 +106,5 @@ def test_two_ranks_record_what_one_process_does_and_train_as_if_unwatched(tmp_pa
         tolerance = 1e-6 if a.step == 0 else 1e-4
         assert a.n == b.n, (a.site, a.metric)
         assert a.value == pytest.approx(b.value, rel=tolerance, abs=tolerance), (a.step, a.site, a.metric)
-    assert {r.step for r in records(tmp_path / "two" / "budget")} == {0, 2}
+    if make is in_copies:
+        assert {r.step for r in records(tmp_path / "two" / "budget")} == {0, 2}

@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import transformers
 from torch import Tensor, nn
 
 from anisoscope.claims.bench import SHAPE, Bench, Given, kept
@@ -23,7 +22,6 @@ from anisoscope.models import Opened
 from anisoscope.offline import measure
 from anisoscope.store import Run
 
-hf: Any = transformers  # its configurations take far more than their signatures say
 TEXT, CHARACTER, IMAGE, AUDIO, CONVOLUTION = "text", "character", "image", "audio", "convolution"
 TRANSFORMERS = (TEXT, CHARACTER, IMAGE, AUDIO)
 _WIDTH, _LAYERS, _HEADS, _PIXELS, _SAMPLES = 64, 6, 4, 64, 4000
@@ -115,7 +113,15 @@ def _random_look(bench: Bench, name: str, make: Callable[[int], Made]) -> Units:
     return Units(tuple(Reading.of(run.records()) for run in runs))
 
 
+def _transformers() -> Any:
+    """The library, imported when a model of it is wanted; its configurations take more than their signatures say."""
+    import transformers
+
+    return transformers
+
+
 def _vit(seed: int) -> Made:
+    hf = _transformers()
     config = hf.ViTConfig(
         hidden_size=_WIDTH,
         num_hidden_layers=_LAYERS,
@@ -128,11 +134,13 @@ def _vit(seed: int) -> Made:
 
 
 def _resnet(seed: int) -> Made:
+    hf = _transformers()
     config = hf.ResNetConfig(embedding_size=16, hidden_sizes=[16, 32, 64], depths=[2, 2, 2], layer_type="basic")
     return hf.ResNetModel(config), {"pixel_values": images(seed)}
 
 
 def _wav2vec(seed: int) -> Made:
+    hf = _transformers()
     config = hf.Wav2Vec2Config(
         hidden_size=_WIDTH,
         num_hidden_layers=_LAYERS,

@@ -54,7 +54,7 @@ class Size:
 EARLY = 0.3  # of training, by steps
 
 _SMALL = {"layers": 6, "width": 64, "heads": 4, "context": 64, "batch": 8, "steps": 240, "learning_rate": 0.004}
-_TINY = {"layers": 4, "width": 16, "heads": 2, "context": 16, "batch": 4, "steps": 12, "learning_rate": 0.01}
+_TINY = {"layers": 3, "width": 16, "heads": 2, "context": 16, "batch": 4, "steps": 6, "learning_rate": 0.01}
 SIZES: Mapping[str, Size] = {
     size.name: size
     for size in (
@@ -62,7 +62,7 @@ SIZES: Mapping[str, Size] = {
             "tiny",
             seeds=3,
             switches={**_TINY, "masking": 0.3, "rank": 3, "refresh": 4},
-            windows=48,
+            windows=32,
             sample=256,
             draws=4,
             block=(32, 2, 32),

@@ -7,7 +7,7 @@ from statistics import fmean
 from typing import Any
 
 import numpy as np
-from scipy.stats import rankdata, t
+from scipy.special import stdtr
 
 Curve = Sequence[float]
 
@@ -81,10 +81,15 @@ def spearman(x: Sequence[float], y: Sequence[float]) -> float:
     >>> spearman([1, 2, 3], [1.0, 3.0, 2.0])
     0.5
     """
-    a, b = rankdata(x), rankdata(y)
+    a, b = _ranks(x), _ranks(y)
     if a.std() == 0 or b.std() == 0:
         return 0.0
     return float(np.corrcoef(a, b)[0, 1])
+
+
+def _ranks(x: Sequence[float]) -> Any:
+    _, place, count = np.unique(np.asarray(x, dtype=float), return_inverse=True, return_counts=True)
+    return (count.cumsum() - (count - 1) / 2)[place]
 
 
 def spearman_p(x: Sequence[float], y: Sequence[float]) -> float:
@@ -94,7 +99,7 @@ def spearman_p(x: Sequence[float], y: Sequence[float]) -> float:
         return 1.0
     if abs(rho) >= 1 - 1e-12:
         return 0.0
-    return float(2 * t.sf(abs(rho) * ((n - 2) / (1 - rho**2)) ** 0.5, n - 2))
+    return float(2 * stdtr(n - 2, -abs(rho) * ((n - 2) / (1 - rho**2)) ** 0.5))
 
 
 def slope(x: Sequence[float], y: Sequence[float]) -> float:

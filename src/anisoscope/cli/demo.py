@@ -33,10 +33,13 @@ def demo(
     if clouds:
         _clouds(out)
         return
+    import torch
+
     from anisoscope.lab.story import SWITCHES, findings, grow, rows
     from anisoscope.report.page import write_report
     from anisoscope.store import Run
 
+    torch.set_num_threads(1)  # models this small gain little from a second one, and lose much where others work too
     console = Console()
     console.print(opening(int(SWITCHES["steps"])))
     grown = grow(out, partial(training_bar, stays=True))

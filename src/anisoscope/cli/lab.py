@@ -189,7 +189,8 @@ def training_bar(what: str, total: int, stays: bool = False) -> Iterator[Told]:
     """A bar on stderr with the loss, the speed and the time left; it disappears when done, unless it `stays`."""
     speed = TextColumn("{task.fields[loss]}  {task.fields[speed]}")
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), speed, TimeRemainingColumn())
-    with Progress(*columns, console=stderr(), transient=not stays) as bar:
+    # speed over the whole training: probes come in between, and a short memory would see only one of them
+    with Progress(*columns, console=stderr(), transient=not stays, speed_estimate_period=1e6) as bar:
         task = bar.add_task(escape(what), total=total, loss="", speed="")
 
         def told(step: int, loss: float) -> None:

@@ -205,8 +205,8 @@ def tangent_table(records: list[Any], info: dict[str, Any], rank: int, title: st
         "E unit: each gradient scaled to length one. chance: r/d. normal: 20 random subspaces orthogonal to the basis; "
         "E/normal is a transform of E. ceiling: the gradients' own directions from other documents. random: Haar "
         "subspaces, for weight_in errors shuffled over tokens. coord.: coordinates permuted. β: slope of gradient "
-        "energy on variance over axes. local: excess of the own patch's basis. p and q (Benjamini–Hochberg) are the larger of "
-        f"plain and unit rows. Loss {facts['loss']}; fitted on {facts['fit tokens']:,} tokens, tested on "
+        "energy on variance over axes. local: excess of the own patch's basis. p and q (Benjamini–Hochberg) are the "
+        f"larger of plain and unit rows. Loss {facts['loss']}; fitted on {facts['fit tokens']:,} tokens, tested on "
         f"{facts['test tokens']:,} others."
     )
     return Group(energies, tests, says, Text(note, style="dim"))

@@ -22,7 +22,7 @@ from anisoscope.survey.inputs import device_of
 
 @dataclass(frozen=True)
 class Places:
-    """Where to look: sites of the stream, linear maps (inputs and errors), and a table of embeddings."""
+    """Where to look: sites of the stream; linear maps (inputs and errors) and an embedding table as `weight.<path>`."""
 
     sites: tuple[Site, ...]
     linears: tuple[str, ...] = ()
@@ -33,8 +33,8 @@ class Places:
 class Seen:
     """The tensors of one forward, still part of the graph; rows are made of them, and of their gradients, by `rows`."""
 
-    inputs: dict[str, Tensor] = field(default_factory=dict)  # what enters a linear map
-    outputs: dict[str, Tensor] = field(default_factory=dict)  # sites by name, linear maps and tables by path
+    inputs: dict[str, Tensor] = field(default_factory=dict)  # what enters a linear map, by `weight.<path>`
+    outputs: dict[str, Tensor] = field(default_factory=dict)  # sites by name; linear maps and tables by `weight.<path>`
     shapes: dict[str, tuple[int | None, bool]] = field(default_factory=dict)  # width and order of axes
     calls: dict[str, int] = field(default_factory=dict)
 
@@ -76,10 +76,8 @@ def watching(model: nn.Module, layout: Layout, places: Places) -> Iterator[Seen]
         for stack in layout.stacks:
             for path, layer in {block.path: layer for layer, block in enumerate(stack.blocks)}.items():
                 _hook_block(model.get_submodule(path), stack, layer, wanted, seen, cleanup)
-        for path in places.linears:
-            _hook_module(model.get_submodule(path), path, seen, cleanup)
-        if places.embedding is not None:
-            _hook_module(model.get_submodule(places.embedding), places.embedding, seen, cleanup)
+        for name in (*places.linears, *([] if places.embedding is None else [places.embedding])):
+            _hook_module(model.get_submodule(name.removeprefix("weight.")), name, seen, cleanup)
         yield seen
 
 
@@ -108,23 +106,28 @@ def gradients(
 
 
 def reader_and_writer(model: nn.Module, stack: Stack, layer: int) -> tuple[str | None, str | None]:
-    """The first linear map of a block's feed-forward layer that reads the stream, and the last that writes to it."""
+    """A block's first linear map that reads the stream and its last that writes to it, of the feed-forward layer.
+
+    Where that shows none (fused experts), those of the attention stand in. Blocks that are called more than once have
+    one gradient for all their calls, which belongs to no single layer: None.
+    """
     block = stack.blocks[layer]
-    inner = model.get_submodule(block.mlp or block.path)
-    prefix = block.mlp or block.path
-    linears = [(name, module) for name, module in inner.named_modules(prefix=prefix) if _sizes(module) is not None]
-    if not linears:  # the site of a feed-forward layer may be its last projection itself
-        outer = model.get_submodule(block.path).named_modules(prefix=block.path)
-        linears = [(name, module) for name, module in outer if _sizes(module) is not None]
-    readers = [name for name, module in linears if (_sizes(module) or (0, 0))[0] == block.width]
-    writers = [name for name, module in linears if (_sizes(module) or (0, 0))[1] == block.width]
-    return (readers[0] if readers else None), (writers[-1] if writers else None)
+    if stack.shared:
+        return None, None
+    found = [
+        (path, _sizes(module)) for path, module in model.get_submodule(block.path).named_modules(prefix=block.path)
+    ]
+    linears = [(path, sizes) for path, sizes in found if sizes is not None]
+    outside = [(path, sizes) for path, sizes in linears if "att" not in path.removeprefix(block.path).lower()]
+    readers = [path for part in (outside, linears) for path, (taken, _) in part if taken == block.width]
+    writers = [path for part in (linears, outside) for path, (_, given) in part if given == block.width]
+    return (f"weight.{readers[0]}" if readers else None), (f"weight.{writers[-1]}" if writers else None)
 
 
 def input_embedding(model: nn.Module) -> str | None:
-    """The path of the table that token ids are looked up in: the largest one."""
+    """The table that token ids are looked up in, the largest one, as `weight.<path>`."""
     tables = [(m.num_embeddings, path) for path, m in model.named_modules() if isinstance(m, nn.Embedding)]
-    return max(tables)[1] if tables else None
+    return f"weight.{max(tables)[1]}" if tables else None
 
 
 def _sizes(module: nn.Module) -> tuple[int, int] | None:
@@ -161,12 +164,12 @@ def _hook_block(module: nn.Module, stack: Stack, layer: int, wanted: set[str], s
     cleanup.callback(module.register_forward_hook(leave).remove)
 
 
-def _hook_module(module: nn.Module, path: str, seen: Seen, cleanup: ExitStack) -> None:
+def _hook_module(module: nn.Module, name: str, seen: Seen, cleanup: ExitStack) -> None:
     def leave(_module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
         x = hidden_input(args, kwargs)
         if x is not None:
-            seen.inputs[path] = x
-        seen.outputs[path] = hidden_state(output)
+            seen.inputs[name] = x
+        seen.outputs[name] = hidden_state(output)
 
     cleanup.callback(module.register_forward_hook(leave, with_kwargs=True).remove)
 

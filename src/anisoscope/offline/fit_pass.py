@@ -11,7 +11,7 @@ from torch import Tensor
 
 from anisoscope.offline.backward import Places, Seen, forward, watching
 from anisoscope.offline.splits import Side
-from anisoscope.offline.task import Task, linears_of, stack_of
+from anisoscope.offline.task import Task, linears_of, stacks_of
 from anisoscope.records import Record
 from anisoscope.tangent.concepts import read_concepts
 from anisoscope.tangent.frame import Frame, fit_frame
@@ -52,12 +52,13 @@ def fit_pass(
     """One pass over the fit tokens: a keyed sample of rows at every place, and the frames that are fitted on them."""
     share = min(1.0, task.sample / max(1, len(side)))
     readers = {reader for reader, _ in linears_of(task, places.sites).values() if reader is not None}
+    stacks = stacks_of(task, places)
     kept: dict[str, _Kept] = {}
     with torch.no_grad(), watching(task.model, task.layout, places) as seen:
         for number, batch in enumerate(side.batches):
             forward(task.model, task.objective.prepare(batch)[0], seen)
             for name, x in _activations(places, readers, seen):
-                _keep(kept.setdefault(name, _Kept([], [])), side, number, name, x, share)
+                _keep(kept.setdefault(name, _Kept([], [])), side, number, stacks[name], x, share)
             if progress is not None:
                 progress(int(batch.counts.sum()))
     frames, records, concepts = {}, [], {}
@@ -101,9 +102,9 @@ def _activations(places: Places, readers: set[str], seen: Seen) -> Iterator[tupl
         yield places.embedding, seen.rows(places.embedding, seen.outputs[places.embedding])
 
 
-def _keep(kept: _Kept, side: Side, number: int, name: str, x: Tensor, share: float) -> None:
+def _keep(kept: _Kept, side: Side, number: int, stack: str, x: Tensor, share: float) -> None:
     """The tokens with the smallest keys: the same ones at every place."""
-    place, tokens = side.chosen(number, stack_of(name), x.shape[1])
+    place, tokens = side.chosen(number, stack, x.shape[1])
     few = (tokens.key.double() <= share * 2**63).nonzero()[:, 0]
     flat = x.detach().reshape(-1, x.shape[-1])  # (b·T, d)
     kept.x.append(flat[place[few].to(flat.device)].float().cpu())

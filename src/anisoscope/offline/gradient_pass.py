@@ -13,7 +13,7 @@ from torch import Tensor
 from anisoscope.offline.backward import Places, Seen, forward, gradients, require, watching
 from anisoscope.offline.objectives import IGNORED, shuffled
 from anisoscope.offline.splits import Side
-from anisoscope.offline.task import Task, linears_of, stack_of
+from anisoscope.offline.task import Task, linears_of, stacks_of
 from anisoscope.records import Site
 from anisoscope.tangent.displacement import DISPLACEMENT
 from anisoscope.tangent.facts import EMBEDDING, HIDDEN, WEIGHT_IN, WEIGHT_OUT
@@ -36,82 +36,70 @@ def gradient_pass(
     progress: Callable[[int], None] | None,
 ) -> Iterator[Subject]:
     """One pass over the test tokens, forward and backward; then the gradients of every place, one after another."""
-    strata, names = _strata(task, side, counts)
-    sums: dict[str, Gradients] = {}
-    relabelled: dict[str, Gradients] = {}
-    linears = linears_of(task, places.sites)
-    weights = {path: _Weights([], [], []) for path in places.linears}
-    table = _Weights([], [], [])
-    at = 0
+    marks, names = _strata(task, side, counts)
+    hidden = [str(site) for site in places.sites] if HIDDEN in task.kinds else []
+    true, relabelled = _Streams(side, frames, {}), _Streams(side, frames, {})
+    stacks = stacks_of(task, places)
+    weights = {name: _Weights(stacks[name], [], [], []) for name in places.linears}
+    table = _Weights("", [], [], [])
     with watching(task.model, task.layout, places) as seen:
         for number, batch in enumerate(side.batches):
             found = gradients(task.model, task.objective, batch, seen)
             require(seen, places, list(found))
-            n = len(side.chosen(number, "", batch.counts.shape[1])[1])
-            marks = None if strata is None else strata[at : at + n]
-            at += n
-            for site in places.sites if HIDDEN in task.kinds else ():
-                _add(sums, frames, side, number, str(site), seen, found[str(site)], marks)
-            for path, part in weights.items():
-                if path in found and path in seen.inputs:
-                    part.add(
-                        side, number, seen.rows(path, seen.inputs[path]), seen.rows(path, found[path]), WEIGHT_TOKENS
-                    )
-            if places.embedding in found:
-                assert places.embedding is not None
-                g = seen.rows(places.embedding, found[places.embedding])
-                table.add(side, number, g, g, task.sample)
-            if "shuffled_labels" in chosen and HIDDEN in task.kinds:
+            for name in hidden:
+                here = None if marks is None or stacks[name] == "dec" else marks[number]
+                true.add(number, name, stacks[name], seen, found[name], here)
+            for name, part in weights.items():
+                if name in found and name in seen.inputs:
+                    inputs, errors = seen.rows(name, seen.inputs[name]), seen.rows(name, found[name])
+                    part.add(side, number, inputs, errors, WEIGHT_TOKENS)
+            if places.embedding is not None and places.embedding in found:
+                at_table = seen.rows(places.embedding, found[places.embedding])
+                table.add(side, number, at_table, at_table, task.sample)
+            if "shuffled_labels" in chosen and hidden:
                 labels = shuffled(task.objective.prepare(batch)[1], task.seed + number + 1)
                 found = gradients(task.model, task.objective, batch, seen, labels)
-                for site in places.sites:
-                    _add(relabelled, frames, side, number, str(site), seen, found[str(site)], None)
+                for name in hidden:
+                    relabelled.add(number, name, stacks[name], seen, found[name], None)
             if progress is not None:
                 progress(int(batch.counts.sum()))
     about: dict[str, Any] = {"unit": side.unit, "seed": task.seed}
-    for name in list(sums):
-        yield Subject(
-            f"grad.{name}",
-            HIDDEN,
-            frames[name],
-            sums.pop(name),
-            relabelled=relabelled.pop(name, None),
-            names=names if "." not in name or not name.startswith(("enc", "dec")) else (),
-            **about,
-        )
-    yield from _weightgradient_pass(linears, weights, frames, about)
+    for name in hidden:
+        sums, again = true.sums.pop(name), relabelled.sums.pop(name, None)
+        shown = names if sums.strata_size.shape[2] else ()
+        yield Subject(f"grad.{name}", HIDDEN, frames[name], sums, relabelled=again, names=shown, **about)
+    yield from _weight_subjects(linears_of(task, places.sites), weights, frames, about)
     if places.embedding is not None and table.x:
         x, _, block, token = table.all()
         grad = WeightGradients.embedding(x, token, block)
-        yield Subject(f"grad.weight.{places.embedding}", EMBEDDING, frames[places.embedding], grad, **about)
+        yield Subject(f"grad.{places.embedding}", EMBEDDING, frames[places.embedding], grad, **about)
 
 
-def _add(
-    sums: dict[str, Gradients],
-    frames: Mapping[str, Frame],
-    side: Side,
-    number: int,
-    name: str,
-    seen: Seen,
-    gradient: Tensor,
-    marks: Tensor | None,
-) -> None:
-    """Adds the gradients (or any rows shaped like the site's output) of one batch at one site."""
-    g, h = seen.rows(name, gradient), seen.rows(name, seen.outputs[name].detach())
-    place, tokens = side.chosen(number, stack_of(name), g.shape[1])
-    rows = place.to(g.device)
-    g, h = g.reshape(-1, g.shape[-1])[rows], h.reshape(-1, h.shape[-1])[rows]
-    light = (torch.linalg.vector_norm(h, dim=1) <= frames[name].longest).nonzero()[:, 0]
-    here = light.cpu()
-    strata = marks[here] if marks is not None and len(marks) == len(place) else None
-    more = Gradients.of(frames[name], g[light], h[light], tokens.block[here], strata=strata)
-    sums[name] = sums[name] + more if name in sums else more
+@dataclass(frozen=True)
+class _Streams:
+    """Sums of rows at the sites of the stream, batch after batch."""
+
+    side: Side
+    frames: Mapping[str, Frame]
+    sums: dict[str, Gradients]
+
+    def add(self, number: int, name: str, stack: str, seen: Seen, rows: Tensor, marks: Tensor | None) -> None:
+        """Adds a batch's rows that are shaped like the site's output; `marks` says which stratum each token is in."""
+        g, h = seen.rows(name, rows), seen.rows(name, seen.outputs[name].detach())
+        place, tokens = self.side.chosen(number, stack, g.shape[1])
+        at = place.to(g.device)
+        g, h = g.reshape(-1, g.shape[-1])[at], h.reshape(-1, h.shape[-1])[at]
+        light = (torch.linalg.vector_norm(h, dim=1) <= self.frames[name].longest).nonzero()[:, 0]
+        here = light.cpu()
+        strata = marks[here] if marks is not None and len(marks) == len(place) else None
+        more = Gradients.of(self.frames[name], g[light], h[light], tokens.block[here], strata=strata)
+        self.sums[name] = self.sums[name] + more if name in self.sums else more
 
 
 def displacements(task: Task, places: Places, side: Side, frames: Mapping[str, Frame]) -> Iterator[Subject]:
     """How the test tokens' activations have changed since the earlier model, site by site."""
     assert task.earlier is not None
-    sums: dict[str, Gradients] = {}
+    changes = _Streams(side, frames, {})
     stream = Places(places.sites)
     with torch.no_grad(), ExitStack() as hooks:
         now = hooks.enter_context(watching(task.model, task.layout, stream))
@@ -120,17 +108,19 @@ def displacements(task: Task, places: Places, side: Side, frames: Mapping[str, F
             inputs = task.objective.prepare(batch)[0]
             forward(task.model, inputs, now)
             forward(task.earlier, inputs, then)
-            for site in map(str, places.sites):
-                change = now.outputs[site] - then.outputs[site].to(now.outputs[site])
-                _add(sums, frames, side, number, site, now, change, None)
-    for site, found in sums.items():
-        yield Subject(site, DISPLACEMENT, frames[site], found, unit=side.unit, seed=task.seed)
+            for site in places.sites:
+                name = str(site)
+                change = now.outputs[name] - then.outputs[name].to(now.outputs[name])
+                changes.add(number, name, site.stack, now, change, None)
+    for name, found in changes.sums.items():
+        yield Subject(name, DISPLACEMENT, frames[name], found, unit=side.unit, seed=task.seed)
 
 
 @dataclass
 class _Weights:
-    """Inputs and errors of one linear map over the first test tokens, whole batches until there are enough."""
+    """Inputs and errors of one linear map of a stack over the first test tokens."""
 
+    stack: str
     x: list[Tensor]
     delta: list[Tensor]
     tokens: list[Tensor]  # (n, 2) block and token id
@@ -139,7 +129,7 @@ class _Weights:
         left = most - sum(map(len, self.x))
         if left <= 0:
             return
-        place, tokens = side.chosen(number, "", x.shape[1])
+        place, tokens = side.chosen(number, self.stack, x.shape[1])
         rows = place[:left].to(x.device)
         self.x.append(x.detach().reshape(-1, x.shape[-1])[rows].float().cpu())
         self.delta.append(delta.reshape(-1, delta.shape[-1])[rows].float().cpu())
@@ -150,7 +140,7 @@ class _Weights:
         return torch.cat(self.x), torch.cat(self.delta), tokens[:, 0], tokens[:, 1]
 
 
-def _weightgradient_pass(
+def _weight_subjects(
     linears: Mapping[Site, tuple[str | None, str | None]],
     weights: Mapping[str, _Weights],
     frames: Mapping[str, Frame],
@@ -161,15 +151,15 @@ def _weightgradient_pass(
         if reader is not None and weights[reader].x and reader in frames:
             x, delta, block, _ = weights[reader].all()
             grad = WeightGradients.weight_in(x, delta, block)
-            yield Subject(f"grad.weight.{reader}", WEIGHT_IN, frames[reader], grad, errors=(x, delta), **about)
+            yield Subject(f"grad.{reader}", WEIGHT_IN, frames[reader], grad, errors=(x, delta), **about)
         if writer is not None and weights[writer].x:
             x, delta, block, _ = weights[writer].all()
             grad = WeightGradients.weight_out(x, delta, block)
-            yield Subject(f"grad.weight.{writer}", WEIGHT_OUT, frames[str(site)], grad, **about)
+            yield Subject(f"grad.{writer}", WEIGHT_OUT, frames[str(site)], grad, **about)
 
 
-def _strata(task: Task, side: Side, counts: Mapping[int, int] | None) -> tuple[Tensor | None, list[str]]:
-    """Marks (n, 6) of all test tokens: rare, middle, frequent, by the input token and by the target token."""
+def _strata(task: Task, side: Side, counts: Mapping[int, int] | None) -> tuple[list[Tensor] | None, list[str]]:
+    """Marks (n, 6) of each batch's tokens: rare, middle, frequent, by the input token and by the target token."""
     inputs, targets, keys = [], [], []
     for number, batch in enumerate(side.batches):
         place, tokens = side.chosen(number, "", batch.counts.shape[1])
@@ -179,12 +169,12 @@ def _strata(task: Task, side: Side, counts: Mapping[int, int] | None) -> tuple[T
         inputs.append(tokens.token)
         targets.append(labels.flatten()[place].masked_fill(labels.flatten()[place] == IGNORED, -1))
         keys.append(tokens.key)
-    key = torch.cat(keys)
     marks = []
     for token in (torch.cat(inputs), torch.cat(targets)):
         known = token[token >= 0]
         if not len(known):
             return None, []
         table = counts or dict(zip(*(part.tolist() for part in known.unique(return_counts=True)), strict=True))
-        marks.append(frequency_strata(token, token_counts(token, {-1: 0, **table}), key))
-    return torch.cat(marks, 1).float(), [f"{by}.{name}" for by in ("input", "target") for name in STRATA]
+        marks.append(frequency_strata(token, token_counts(token, {-1: 0, **table}), torch.cat(keys)))
+    by_batch = torch.cat(marks, 1).float().split([len(key) for key in keys])
+    return list(by_batch), [f"{by}.{name}" for by in ("input", "target") for name in STRATA]

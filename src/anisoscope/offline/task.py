@@ -41,7 +41,9 @@ def groups(task: Task, sites: Sequence[Site]) -> Iterator[Places]:
     width = max(block.width or 1024 for stack in task.layout.stacks for block in stack.blocks)
     tensors = 1 + (WEIGHT_IN in task.kinds)  # kept rows a site
     each = max(1, _BYTES // (4 * tensors * (task.sample * width + 16 * width**2)))
-    embedding = input_embedding(task.model) if EMBEDDING in task.kinds else None
+    # an encoder and a decoder look up one table twice in a forward: its gradient belongs to neither side
+    one = len(task.layout.stacks) == 1 and EMBEDDING in task.kinds
+    embedding = input_embedding(task.model) if one else None
     for start in range(0, len(sites), each):
         group = tuple(sites[start : start + each])
         linears = dict.fromkeys(path for pair in linears_of(task, group).values() for path in pair if path is not None)
@@ -49,7 +51,7 @@ def groups(task: Task, sites: Sequence[Site]) -> Iterator[Places]:
 
 
 def linears_of(task: Task, sites: Sequence[Site]) -> dict[Site, tuple[str | None, str | None]]:
-    """The reader and the writer of each residual site's block, where weights are tested."""
+    """The reader and the writer of each residual site's block, where their gradients are tested."""
     stacks = {stack.name: stack for stack in task.layout.stacks}
     found = {}
     for site in sites:
@@ -59,5 +61,9 @@ def linears_of(task: Task, sites: Sequence[Site]) -> dict[Site, tuple[str | None
     return found
 
 
-def stack_of(name: str) -> str:
-    return Site.parse(name).stack if name.partition(".")[0] in ("embed", "resid", "enc", "dec") else ""
+def stacks_of(task: Task, places: Places) -> dict[str, str]:
+    """Which stack (encoder, decoder or the only one) each place is in, by its name."""
+    found = {str(site): site.stack for site in places.sites}
+    for site, pair in linears_of(task, places.sites).items():
+        found.update({name: site.stack for name in pair if name is not None})
+    return found if places.embedding is None else {**found, places.embedding: ""}

@@ -49,7 +49,12 @@ def in_pool(pull: Pull, *, workers: int) -> Iterator[Outcome]:
         while True:
             while idle and (job := pull()) is not None:
                 worker = idle.pop()
-                running[worker.pool.submit(work, job)] = job, worker
+                try:
+                    future = worker.pool.submit(work, job)
+                except BrokenProcessPool:  # it died while it had nothing to do
+                    worker = _Worker(threads)
+                    future = worker.pool.submit(work, job)
+                running[future] = job, worker
             if not running:
                 return
             for future in wait(running, return_when=FIRST_COMPLETED).done:

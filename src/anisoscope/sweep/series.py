@@ -158,7 +158,7 @@ def _missing(steps: Sequence[int], place: int) -> list[int]:
 def _missing_ratio(steps: Sequence[int], place: int) -> list[int]:
     ratios = [b // a if a > 0 and b % a == 0 else 0 for a, b in pairwise(steps)]
     ratio = _shared(ratios, place)
-    if ratio is None or ratio < 2 or ratios[place] == ratio:
+    if ratio is None or ratio < 2 or ratios[place] in (0, ratio):  # 0: no whole ratio, as after step 0
         return []
     missing, step = [], steps[place] * ratio
     while step < steps[place + 1]:

@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from itertools import groupby
 from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
-from anisoscope.errors import StoreError
+import torch
+
+from anisoscope.errors import InputError, StoreError
 from anisoscope.records import Record
+from anisoscope.stats.blocks import Cloud, from_arrays
 from anisoscope.store import Run
+from anisoscope.survey.runs import save_cloud
 
 Log = Callable[[list[Record]], object]
 Rule = Callable[[Sequence[Record]], Iterable[Record]]
@@ -53,6 +58,21 @@ class Journal:
             for rule in self._rules:
                 self._ask(rule, past)
 
+    def keep(self, clouds: Mapping[str, Cloud], step: int, name: str) -> None:
+        """Put clouds by site into the run under a name, for a training that starts again."""
+        for site, cloud in clouds.items():
+            self._carefully(
+                f"keeping {site}",
+                partial(save_cloud, self.run, cloud, site=site, step=step, tokens=name),
+            )
+
+    def kept(self, name: str) -> Iterator[tuple[int, str, Cloud]]:
+        """Step, site and cloud of what the run keeps under this name."""
+        for step, site, tokens, _ in self.run.statistics():
+            if tokens == name:
+                arrays = self.run.load_statistics(step, site, tokens)
+                yield step, site, Cloud(from_arrays({at: torch.from_numpy(array) for at, array in arrays.items()}))
+
     def tell(self, **info: Any) -> None:
         """Facts for the run's own card."""
         self._carefully("the run's info", lambda: self.run.update_info(**info))
@@ -60,7 +80,7 @@ class Journal:
     def _write(self, records: Sequence[Record], replicates: Sequence[Any] | None) -> None:
         self._carefully("the run", lambda: self.run.append(records, replicates))
         for log in self._loggers:
-            self._carefully(f"the logger {log!r}", lambda log=log: log(list(records)))  # type: ignore[misc]
+            self._carefully(f"the logger {log!r}", partial(log, list(records)))
 
     def _ask(self, rule: Rule, records: Sequence[Record]) -> list[Record]:
         found: list[Record] = []
@@ -89,6 +109,12 @@ def open_run(out: str | Path, info: Mapping[str, Any], resume: int | None) -> Ru
             f"{out} exists already; choose another folder, or pass resume=step, the step training starts again at"
         )
     run = Run.create(out, info, resume=resume is not None)
+    if run.info.get("probe") != info.get("probe"):
+        run.close()
+        raise InputError(
+            f"{out} was measured on other held-out tokens, with which these steps cannot be compared; give the same "
+            "probe, or another folder"
+        )
     if resume is not None:
         run.rewind(resume)
     return run

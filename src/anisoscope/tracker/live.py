@@ -101,8 +101,14 @@ class Live:
         """Run the forwards whose blocks were silent again, eagerly, for the gradients at their sites."""
         for forward in self._silent:
             if forward.outputs:
-                for site, gradient in replayed(self._model, self._layout, forward):
-                    self._add(site, forward, gradient)
+                try:
+                    for site, gradient in replayed(self._model, self._layout, forward):
+                        self._add(site, forward, gradient)
+                except Exception as error:
+                    if self._strict:
+                        raise
+                    why = f"the eager replay failed with {type(error).__name__}: {error}"
+                    self._reasons |= {site: why for site in self._layout.sites() if site.kind == "resid"}
 
     def _keep(self, hook: Any) -> None:
         self._hooks.callback(hook.remove)

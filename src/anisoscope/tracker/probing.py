@@ -7,7 +7,6 @@ from dataclasses import replace
 from functools import wraps
 from typing import Any
 
-import torch
 from torch import nn
 
 from anisoscope.capture import Layout, expand
@@ -15,13 +14,11 @@ from anisoscope.errors import AnisoscopeError, CaptureError
 from anisoscope.metrics import Metric, Undefined, find
 from anisoscope.metrics.evaluate import Measured, evaluate
 from anisoscope.models import Batch
-from anisoscope.stats.blocks import Cloud, Stats, from_arrays
+from anisoscope.stats.blocks import Cloud, Stats
 from anisoscope.stats.derived import Groups, resolve
 from anisoscope.stats.pack import pack, unpack
 from anisoscope.stats.pairs import Axes, PairedAxes, beside
-from anisoscope.store import Run
 from anisoscope.survey import Evaluated, Survey
-from anisoscope.survey.runs import save_cloud
 from anisoscope.tracker.unseen import unseen
 
 SITES = ("embed", "resid", "pattern", "final")
@@ -107,25 +104,6 @@ class Probe:
                 pair = beside(Cloud(_compared(cloud), derived=cloud.derived), self.reference[site])
                 more = evaluate(pair, metrics, site=site, run=run, step=step, tokens=tokens, errors=False)
             yield replace(done, measured=[*done.measured, *more])
-
-    def keep_reference(self, run: Run) -> None:
-        """Put the reference into the run, for a training that starts again."""
-        for site, cloud in self.reference.items():
-            save_cloud(run, cloud, site=site, step=self.reference_step or 0, tokens="reference")
-
-    def take_reference(self, run: Run) -> None:
-        """Take the reference from the run that is continued, if it keeps one."""
-        for step, site, cloud in kept_clouds(run, "reference"):
-            self.reference[site] = cloud
-            self.reference_step = step
-
-
-def kept_clouds(run: Run, tokens: str) -> Iterator[tuple[int, str, Cloud]]:
-    """Step, site and cloud of what a run keeps under this name."""
-    for step, site, name, _ in run.statistics():
-        if name == tokens:
-            arrays = run.load_statistics(step, site, tokens)
-            yield step, site, Cloud(from_arrays({at: torch.from_numpy(array) for at, array in arrays.items()}))
 
 
 def default_policy(done: Evaluated) -> str:

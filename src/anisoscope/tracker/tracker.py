@@ -23,7 +23,7 @@ from anisoscope.stats.ranks import add_over_ranks
 from anisoscope.stats.sample import Sample
 from anisoscope.survey import Survey
 from anisoscope.survey.inputs import device_of, first_item
-from anisoscope.survey.runs import run_info, save_cloud
+from anisoscope.survey.runs import run_info
 from anisoscope.tangent import Tangent
 from anisoscope.tracker.clock import Clock
 from anisoscope.tracker.gradients import (
@@ -38,10 +38,10 @@ from anisoscope.tracker.gradients import (
 )
 from anisoscope.tracker.journal import Journal, Log, Rule, open_run
 from anisoscope.tracker.live import Live
-from anisoscope.tracker.probing import Probe, default_policy, kept_clouds
+from anisoscope.tracker.probing import Probe, default_policy
 from anisoscope.tracker.ranks import agree, bare, gather, is_sharded, rank, world
 from anisoscope.tracker.unseen import unseen
-from anisoscope.tracker.windows import covered, probe_batches
+from anisoscope.tracker.windows import covered, fingerprint, probe_batches
 
 
 class Tracker:
@@ -211,14 +211,13 @@ class Tracker:
             measured.append(Measured(Record(self._probe.sites[0], "probe", None, step=step, note=why)))
         journal.publish([m.record for m in measured], [m.replicates or None for m in measured])
         if known != self._probe.reference_step:
-            self._probe.keep_reference(journal.run)
+            journal.keep(self._probe.reference, step, "reference")
         journal.tell(tracker=self._own_facts())
 
     def _fit(self, journal: Journal, site: Site, cloud: Cloud, step: int) -> None:
         """The bases of a site from its held-out rows; those that freeze go to the run, for a training that restarts."""
         if self._bases.fit(site, cloud, step):
-            rows = Cloud({"Sample": cloud.get(Sample)})
-            save_cloud(journal.run, rows, site=str(site), step=step, tokens="frozen")
+            journal.keep({str(site): Cloud({"Sample": cloud.get(Sample)})}, step, "frozen")
 
     # --- gradients ------------------------------------------------------------------------------------------------
 
@@ -228,8 +227,9 @@ class Tracker:
         if self._live is not None:
             self._live.disarm()
             self._clock.add(self._live.seconds, more=True)  # of the hooks, inside the user's own backward
-            if why := self._silence(self._live, step):
-                self._report_silence(why, step)
+            silent = gather(self._silence(self._live, step))
+            if silent[0] is not None and all(silent):
+                self._report_silence(silent[0], step)
                 return
             self._live.replay()
             found = self._summed(self._live)
@@ -243,7 +243,12 @@ class Tracker:
             for site, moments in found.items():
                 hidden = scale * (world() if self._average else 1)  # each rank's loss is a mean of its own
                 by = hidden if site.kind == "resid" else weight_scale
-                records += self._of_site(site, moments, overlap, by, make)
+                try:
+                    records += self._of_site(site, moments, overlap, by, make)
+                except Exception as error:
+                    if self._strict:
+                        raise
+                    records.append(make(str(site), "gradient_norm", None, note=f"{type(error).__name__}: {error}"))
             self._journal.publish(records)
         self._agree_to_stop()
 
@@ -297,8 +302,9 @@ class Tracker:
     def _continue(self) -> None:
         """Take up a run where training starts again: its reference, its count of probes, the rules' memory."""
         assert self._journal is not None
-        self._probe.take_reference(self._journal.run)
-        for step, site, cloud in kept_clouds(self._journal.run, "frozen"):
+        for step, site, cloud in self._journal.kept("reference"):
+            self._probe.reference[site], self._probe.reference_step = cloud, step
+        for step, site, cloud in self._journal.kept("frozen"):
             self._bases.fit(Site.parse(site), cloud, step)
         self._probes = int(self._journal.run.info.get("tracker", {}).get("probes", 0))
         self._journal.catch_up()
@@ -318,6 +324,7 @@ class Tracker:
             "kind": "training",
             "model": {"architecture": type(self._model).__name__},
             "data": {"source": "held-out tokens", "tokens": self._probe.tokens, "windows": len(self._covered)},
+            "probe": fingerprint(self._covered),
             "unit": batches[0].documents_are,
             "seed": seed,
             "sample": sample,

@@ -12,7 +12,8 @@ import torch
 from torch import Tensor, nn
 
 from anisoscope.errors import InputError
-from anisoscope.models import Batch
+from anisoscope.models import Batch, Table
+from anisoscope.models.tables import item_table
 from anisoscope.survey.inputs import as_batch
 
 
@@ -46,6 +47,7 @@ def windows_of(inputs: dict[str, Any], first_document: int = 0) -> Batch:
     Position ids that do not grow say where the next part begins: 0 1 2 0 1 are two windows, of three and two tokens.
     """
     batch = as_batch(inputs, first_document)
+    batch = replace(batch, decoder=_decoder_side(inputs, batch))
     places = inputs.get("position_ids")
     if not isinstance(places, Tensor) or places.ndim != 2 or places.shape[1] != batch.counts.shape[1]:
         return batch
@@ -62,6 +64,18 @@ def windows_of(inputs: dict[str, Any], first_document: int = 0) -> Batch:
     return replace(batch, document=document, position=offset, offset=offset, documents_are="windows")
 
 
+def _decoder_side(inputs: dict[str, Any], batch: Batch) -> Table | None:
+    """The table of a decoder's own tokens, where a model has one beside its encoder."""
+    ids, labels, mask = (inputs.get(name) for name in ("decoder_input_ids", "labels", "decoder_attention_mask"))
+    own = ids if isinstance(ids, Tensor) else labels
+    if not isinstance(own, Tensor) or own.ndim != 2 or len(own) != len(batch.document):
+        return None
+    counts = own >= 0  # labels of −100 are padding
+    if isinstance(mask, Tensor):
+        counts = counts & mask.bool()
+    return item_table(batch.document[:, 0], counts.cpu())
+
+
 def digests(batch: Batch) -> set[bytes]:
     """A digest of what each window says: of its token ids, or of the numbers of an item without any."""
     if bool((batch.token >= 0).any()):
@@ -76,6 +90,11 @@ def digests(batch: Batch) -> set[bytes]:
 def covered(batches: Iterable[Batch]) -> set[bytes]:
     """The digests of all windows of these batches."""
     return set().union(*(digests(batch) for batch in batches))
+
+
+def fingerprint(windows: Iterable[bytes]) -> str:
+    """One short text for a set of windows, the same for the same windows."""
+    return hashlib.blake2b(b"".join(sorted(windows)), digest_size=8).hexdigest()
 
 
 def _bytes(x: Tensor) -> bytes:

@@ -1,0 +1,106 @@
+"""Data-parallel measuring: processes that share the documents of a text record what one process records."""
+
+from __future__ import annotations
+
+import json
+import socket
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch.distributed as dist
+from torch.multiprocessing.spawn import spawn
+
+import anisoscope
+from anisoscope.errors import InputError
+from tests import model_folders
+from tests.sweep_folders import documents
+
+WORLD = 3
+REQUEST: dict[str, Any] = {
+    "window": 32,
+    "batch": 2,
+    "sites": ["embed", "resid", "pattern"],
+    "metrics": ["mean_cosine", "isoscore", "two_nn", "massive_tokens", "mean_cosine_across_documents", "sink_mass"],
+}
+CASES: dict[str, dict[str, Any]] = {
+    "uneven": {"tokens": 700, "weights": False},
+    "with the weights": {"tokens": 200, "weights": True},
+    "fewer documents than ranks": {"tokens": 40, "weights": False},
+}
+
+
+def measure(folder: Path, case: str, out: Path | None, *, distributed: bool) -> anisoscope.Run:
+    number = 2 if case.startswith("fewer") else 60
+    text = folder / f"text-{number}.jsonl"
+    options = {**REQUEST, **CASES[case], "keep_statistics": True, "out": out, "distributed": distributed}
+    return anisoscope.measure(folder / "model", text=text, **options)
+
+
+def work(rank: int, port: int, folder: Path) -> None:
+    dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=WORLD)
+    for case in CASES:
+        run = measure(folder, case, folder / case, distributed=True)
+        again = measure(folder, case, folder / case, distributed=True)  # it is whole: returned as it is
+        assert numbers(again) == numbers(run)
+        found = [[*key, *value] for key, value in numbers(run).items()]
+        (folder / f"{case}-{rank}.json").write_text(json.dumps(found))
+    with pytest.raises(InputError, match="measured by one process"):
+        anisoscope.measure(folder / "model", text=folder / "text-60.jsonl", generate=4, distributed=True)
+    dist.destroy_process_group()
+
+
+def numbers(run: anisoscope.Run) -> dict[tuple[Any, ...], tuple[Any, ...]]:
+    return {
+        (r.site, r.metric, r.tokens, r.index, json.dumps(dict(r.variant))): (r.value, r.error, r.n, r.error_kind)
+        for r in run.records()
+    }
+
+
+def close(found: Any, wanted: Any, rel: float) -> bool:
+    return bool(found == (wanted if not isinstance(wanted, float) else pytest.approx(wanted, rel=rel, abs=1e-7)))
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What three ranks have recorded of every case."""
+    place = tmp_path_factory.mktemp("ranks")
+    model_folders.gpt2(place / "model")
+    for number in (2, 60):
+        documents(place / f"text-{number}.jsonl", number)
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    spawn(work, args=(port, place), nprocs=WORLD)
+    return place
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_ranks_record_together_what_one_process_records(folder: Path, case: str) -> None:
+    alone = measure(folder, case, None, distributed=False)
+    wanted = numbers(alone)
+    together = anisoscope.Run.open(folder / case)
+    found = numbers(together)
+    assert found.keys() == wanted.keys()
+    for key, (value, error, n, kind) in wanted.items():
+        assert close(found[key][0], value, 1e-6), key
+        assert close(found[key][1], error, 1e-3), key
+        assert found[key][2:] == (n, kind), key
+    for name in ("data", "unit", "removed"):
+        assert together.info[name] == alone.info[name]
+    assert together.statistics() == alone.statistics()
+    for rank in range(WORLD):  # every rank was given the records
+        rows = json.loads((folder / f"{case}-{rank}.json").read_text())
+        assert {tuple(row[:5]): tuple(row[5:]) for row in rows} == found
+
+
+@pytest.mark.slow
+def test_torchrun_writes_one_run_and_prints_one_table(folder: Path, tmp_path: Path) -> None:
+    launch = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-port", "0"]
+    options = ["--text", str(folder / "text-60.jsonl"), "--tokens", "200", "--window", "32", "--metrics", "mean_cosine"]
+    command = [*launch, "-m", "anisoscope", "measure", str(folder / "model"), *options, "--out", str(tmp_path / "run")]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert done.stdout.count("resid.1") == 1
+    assert anisoscope.Run.open(tmp_path / "run").info["complete"]
