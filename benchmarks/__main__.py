@@ -1,6 +1,6 @@
 """Runs the benchmarks: all, or those named.
 
-    python -m benchmarks [--quick] [--threads 1] [spectrum cosine stream neighbours measure peers]
+    python -m benchmarks [--quick] [--threads 1] [spectrum cosine stream neighbours measure tracker lab tangent peers]
 
 Results go to benchmarks/results/, one file a benchmark, with a table and a chart over all of them.
 """
@@ -16,8 +16,11 @@ import torch
 from benchmarks import neighbours as search
 from benchmarks.core import cosine, spectrum, stream
 from benchmarks.harness import SCRATCH, Outcome, Settings, draw, figure_of, load, markdown, save, show
+from benchmarks.lab import lab
 from benchmarks.measure import measure
 from benchmarks.peers import peers, search_commands
+from benchmarks.tangent import tangent
+from benchmarks.tracker import tracker
 
 
 def neighbours(settings: Settings) -> Outcome:
@@ -37,6 +40,9 @@ BENCHMARKS: dict[str, Callable[[Settings], Outcome]] = {
     "stream": stream,
     "neighbours": neighbours,
     "measure": measure,
+    "tracker": tracker,
+    "lab": lab,
+    "tangent": tangent,
     "peers": peers,
 }
 

@@ -62,7 +62,9 @@ class Figure:
         """
         if self.value is None or not self.target:
             return None
-        return self.target / self.value if self.at_least else self.value / self.target
+        if self.at_least:
+            return self.target / self.value if self.value > 0 else float("inf")
+        return self.value / self.target
 
     @property
     def verdict(self) -> str:

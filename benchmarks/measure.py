@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import json
-import resource
 import statistics
 import subprocess
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -54,8 +54,9 @@ def measure(settings: Settings) -> Outcome:
     )
 
 
-def _beyond(memory: dict[str, float]) -> float:
-    return (memory["stored"] - memory["forward"]) / max(memory["stream"] - memory["forward"], 1.0)
+def _beyond(memory: dict[str, float]) -> float | None:
+    more = memory["stored"] - memory["forward"]
+    return more / max(memory["stream"] - memory["forward"], 1.0) if more > 0 else None
 
 
 def _model() -> Any:
@@ -130,7 +131,16 @@ def _memory(job: str, windows: int) -> float:
     return float(json.loads(subprocess.run(command, capture_output=True, text=True, check=True).stdout))
 
 
+def _peak() -> float:
+    """The highest resident memory since the last reset, in bytes (Linux)."""
+    line = next(line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("VmHWM"))
+    return float(line.split()[1]) * 1024
+
+
 if __name__ == "__main__":
     torch.set_num_threads(1)
-    _JOBS[sys.argv[1]](_model(), _batches(int(sys.argv[2])))
-    print(json.dumps(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024))
+    model, batches = _model(), _batches(int(sys.argv[2]))
+    _forward(model, batches[:1])
+    Path("/proc/self/clear_refs").write_text("5")  # forget the peak of building the model
+    kept = _JOBS[sys.argv[1]](model, batches)
+    print(json.dumps(_peak()))

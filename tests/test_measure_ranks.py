@@ -27,7 +27,7 @@ REQUEST: dict[str, Any] = {
 }
 CASES: dict[str, dict[str, Any]] = {
     "uneven": {"tokens": 700, "weights": False},
-    "with the weights": {"tokens": 200, "weights": True},
+    "with the weights": {"tokens": 200, "weights": True, "metrics": ["mean_cosine"]},
     "fewer documents than ranks": {"tokens": 40, "weights": False},
 }
 

@@ -266,7 +266,7 @@ def test_a_weights_gradient_is_the_sum_over_tokens() -> None:
 
 def test_an_embeddings_gradient_sums_over_a_types_occurrences() -> None:
     g, token = normal(34, 30, 4), torch.arange(30) % 7
-    found = WeightGradients.embedding(g, token, torch.arange(30) // 4)
+    found = WeightGradients.embedding(g, token, torch.arange(30) // 15)
     for t in range(7):
         assert torch.allclose(found.parts.sum(0)[t].double(), g[token == t].sum(0), atol=1e-5)
 
@@ -400,11 +400,25 @@ def test_the_energy_matrix_of_patches_is_that_of_the_rows() -> None:
     assert patches is not None
     sums = Gradients.of(frame, g, h, block)
     own = patches.assign(h.float()).numpy()
+    unit = g / g.norm(dim=1, keepdim=True)
     for at, rank in enumerate(frame.ranks):
         bases = [patches.bases[k][:, :rank].double().numpy() for k in range(len(patches.centres))]
-        matrix = oracle.energy_matrix(g.numpy(), own, bases)
-        found = sums.local[0, ..., at].sum(0) / sums.local_size[0].sum(0)[:, None]
-        assert torch.allclose(found, torch.tensor(matrix), rtol=1e-4)
+        for kind, rows in enumerate((g, unit)):
+            matrix = oracle.energy_matrix(rows.numpy(), own, bases)
+            found = sums.local[kind, ..., at].sum(0) / sums.local_size[kind].sum(0)[:, None]
+            assert torch.allclose(found, torch.tensor(matrix), rtol=1e-4)
+
+
+def test_the_energy_of_a_stratum_is_that_of_its_tokens() -> None:
+    frame, g, h, block = made()
+    strata = (torch.arange(240)[:, None] % 3 == torch.arange(2)).float()
+    sums = Gradients.of(frame, g, h, block, strata=strata)
+    unit = g / g.norm(dim=1, keepdim=True)
+    for s in range(2):
+        for kind, rows in enumerate((g, unit)):
+            found = sums.strata[kind, :, s].sum(0) / sums.strata_size[kind, :, s].sum()
+            exact = [oracle.energy(rows[s::3].numpy(), basis.q.numpy()) for basis in frame.bases]
+            assert found.tolist() == pytest.approx(exact, rel=1e-4)
 
 
 def test_the_local_test_finds_a_diagonal_and_no_rows_or_columns() -> None:

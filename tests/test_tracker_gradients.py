@@ -145,7 +145,7 @@ def test_a_look_without_learning_in_the_middle_of_a_step_does_not_count(tmp_path
     with tracked(tmp_path, model, **FEW) as tracker:
         tracker.probe(0)
         with torch.no_grad():
-            model(**words(5))
+            model(**held_out())
         loss = model(**words(0)).loss
         with torch.no_grad():
             model(**words(6, items=2))
@@ -153,6 +153,7 @@ def test_a_look_without_learning_in_the_middle_of_a_step_does_not_count(tmp_path
         tracker.watch(0)
     (found,) = records(tmp_path, site="grad.resid.1", metric="gradient_norm")
     assert found.n == words(0)["input_ids"].numel()
+    assert all(r.value is not None for r in records(tmp_path, metric="gradient_energy"))
 
 
 @pytest.mark.parametrize("name", ["t5", "albert"])

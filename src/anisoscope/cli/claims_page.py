@@ -1,0 +1,111 @@
+"""The page of claims: every claim with its verdicts, its reasons and its figures, in one file without scripts."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from html import escape
+from pathlib import Path
+
+from anisoscope.claims.claim import Claim, Evidence, Verdict, judge
+from anisoscope.claims.runner import CLAIMS, evidence_run, kept_evidence
+from anisoscope.errors import InputError
+from anisoscope.report.charts import plot
+from anisoscope.report.page import asset
+from anisoscope.report.parts import paper_said
+from anisoscope.report.shapes import choose, colours_of, shape_of
+from anisoscope.report.tidy import of_metric, table_of
+from anisoscope.store import Run
+
+_STYLE = """
+.claim { border-top: 1px solid var(--line); padding: .6rem 0 1.2rem; }
+.claim .figures { display: flex; flex-wrap: wrap; gap: 1rem; }
+.claim .figures svg { max-width: 100%; height: auto; background: #fff; border-radius: 6px; }
+table.summary td { white-space: nowrap; } table.summary td:nth-child(2) { white-space: normal; }
+"""
+_WIDTH, _HEIGHT = 420, 240
+_MOST = 3  # figures a claim
+_OF = "v_of"  # the field that says what a record is of
+
+
+def write_claims_page(folder: Path, page: Path) -> Path:
+    """The page of a run of claims as a file."""
+    if page.suffix.lower() not in (".html", ".htm"):
+        raise InputError(f"a report is an .html file; {page.name!r} is not one")
+    run = Run.open(folder)
+    told = [(claim, evidence) for claim in CLAIMS if (evidence := kept_evidence(folder, claim.id)) is not None]
+    if not told:
+        raise InputError(f"{folder} holds no evidence yet; gather some with: anisoscope claims run --out {folder}")
+    page.write_text(_page(run, told), encoding="utf-8")
+    return page
+
+
+def _page(run: Run, told: Sequence[tuple[Claim, Evidence]]) -> str:
+    asked = ", ".join(f"{name} {value}" for name, value in run.info["asked"].items() if value not in (None, []))
+    versions = ", ".join(f"{name} {value}" for name, value in run.info["versions"].items())
+    judged = [(claim, evidence, judge(claim, evidence)) for claim, evidence in told]
+    missing = [claim.id for claim in CLAIMS if claim.id not in {each.id for each, _ in told}]
+    left = f"<p class='quiet'>Not run here: {', '.join(missing)}.</p>" if missing else ""
+    sections = "".join(_section(run.path, claim, evidence, verdicts) for claim, evidence, verdicts in judged)
+    return (
+        "<!doctype html><html lang='en'><head><meta charset='utf-8'>"
+        "<meta http-equiv='Content-Security-Policy' content=\"default-src 'none'; style-src 'unsafe-inline'\">"
+        "<meta name='viewport' content='width=device-width, initial-scale=1'>"
+        f"<title>Claims: {escape(run.name)}</title><style>{asset('page.css')}{_STYLE}</style></head><body>"
+        f"<header><div><h1>Four papers, claim by claim</h1><p class='quiet'>{escape(asked)} · {escape(versions)} · "
+        f"made {datetime.now(UTC):%Y-%m-%d}</p></div></header>"
+        f"{_summary([(claim, verdicts) for claim, _, verdicts in judged])}{left}{sections}</body></html>"
+    )
+
+
+def _summary(judged: Sequence[tuple[Claim, tuple[Verdict, Verdict]]]) -> str:
+    rows = "".join(
+        f"<tr><td><a href='#{claim.id}'>{claim.id}</a></td><td>{escape(claim.statement)}</td>"
+        f"<td>{_badge(verdicts[0])}</td><td>{_badge(verdicts[1])}</td></tr>"
+        for claim, verdicts in judged
+    )
+    head = "<tr><th></th><th>claim</th><th>as published</th><th>strongest control</th></tr>"
+    return f"<section><div class='scroll'><table class='summary'>{head}{rows}</table></div></section>"
+
+
+def _section(folder: Path, claim: Claim, evidence: Evidence, verdicts: tuple[Verdict, Verdict]) -> str:
+    lines = "".join(
+        f"<p>{_badge(verdict)} <b>{verdict.line}</b>{_effect(verdict)}<br><span class='quiet'>"
+        f"{escape(verdict.reason)}</span></p>"
+        for verdict in verdicts
+    )
+    figures = "".join(_figures(folder, claim))
+    return (
+        f"<section class='claim' id='{claim.id}'><h2>{claim.id} · {escape(claim.statement)}</h2>"
+        f"<p class='quiet'>{escape(paper_said(claim.paper))}</p>{lines}<div class='figures'>{figures}</div></section>"
+    )
+
+
+def _badge(verdict: Verdict) -> str:
+    return f'<span class="verdict {verdict.outcome.replace(" ", "-")}">{verdict.outcome}</span>'
+
+
+def _effect(verdict: Verdict) -> str:
+    return "" if verdict.effect is None else f" · {escape(str(verdict.effect))}"
+
+
+def _figures(folder: Path, claim: Claim) -> list[str]:
+    """The charts of the metrics that a claim rests on, as drawings."""
+    import vl_convert
+
+    run = evidence_run(folder, claim.id)
+    if run is None:
+        return []
+    there = run.metrics()
+    drawn = [metric for metric in claim.figure if metric in there][:_MOST]
+    charts = [plot([run], metric, width=_WIDTH, height=_HEIGHT, **_how(run, metric)) for metric in drawn]
+    return [vl_convert.vegalite_to_svg(chart.to_dict()) for chart in charts]
+
+
+def _how(run: Run, metric: str) -> dict[str, str]:
+    """The first kind of chart that tells apart what the records are of, where there are several such things."""
+    shape = shape_of(of_metric(table_of([run]), metric))
+    if not shape.has(_OF):
+        return {}
+    kinds = [kind for kind in choose(shape) if _OF in colours_of(kind, shape)]
+    return {"kind": kinds[0], "colour": _OF} if kinds else {}
