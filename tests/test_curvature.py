@@ -120,6 +120,6 @@ def test_the_command_prints_the_study() -> None:
     line = ["curvature", "--seeds", "4", "--tokens", "400"]
     done = CliRunner().invoke(app, line)
     assert done.exit_code == 0, done.output
-    assert "pinning γ" in done.stdout
+    assert "same n_eff" in done.stdout
     done = CliRunner().invoke(app, [*line, "--json"])
     assert {r["metric"] for r in json.loads(done.stdout)} >= {"curvature_snr", "curvature_slope"}

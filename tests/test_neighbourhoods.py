@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 
@@ -29,7 +31,7 @@ def cloud_with_firsts(copies: bool, window: int) -> Cloud:
 @pytest.mark.parametrize("copies", [False, True])
 @pytest.mark.parametrize("window", [10, 150])
 @pytest.mark.parametrize("kind", [Neighbours, TwoNeighbours])
-def test_neighbours_without_tokens_are_those_of_a_new_search(copies: bool, window: int, kind: type) -> None:
+def test_neighbours_without_tokens_are_those_of_a_new_search(copies: bool, window: int, kind: Any) -> None:
     cloud = cloud_with_firsts(copies, window)
     cloud.carried[kind.__name__] = kind.derive(cloud)
     without = cloud.without_tokens(torch.zeros(0, dtype=torch.int64), first=True)

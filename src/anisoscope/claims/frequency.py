@@ -109,9 +109,7 @@ def curvature_evidence(bench: Bench) -> Evidence:
         "reweighting": Estimate.over([1 - b / a for (a, _), (b, _) in zip(flat, plain, strict=True)]),
     }
     records = [
-        replace(
-            record, variant={**record.variant, "of": f"s = {record.variant['s']:g}, γ = {record.variant['gamma']:g}"}
-        )
+        replace(record, variant={"of": f"s = {record.variant['s']:g}, γ = {record.variant['gamma']:g}"})
         for record in curvature_records(surface, seeds=seeds)
         if {"s", "gamma"} <= record.variant.keys() and "kappa" not in record.variant
     ]

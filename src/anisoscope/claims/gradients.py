@@ -12,14 +12,15 @@ from typing import Any
 import torch
 
 from anisoscope.claims.bench import Given, Lab, kept
-from anisoscope.claims.readings import Entry, Reading, Units
+from anisoscope.claims.readings import Entry, Missing, Reading, Units, drawn, estimate
 from anisoscope.claims.states import states
 from anisoscope.offline.tangent import fit_frames, tangent_test
+from anisoscope.records import Record
 from anisoscope.store import Run
 from anisoscope.tangent import Tangent, energy, fit_bases, haar
-from anisoscope.tangent.facts import GRADIENTS, HIDDEN
+from anisoscope.tangent.facts import EMBEDDING, GRADIENTS, HIDDEN, WEIGHT_IN, WEIGHT_OUT
 
-NULLS = ("normal_control", "orientation", "coordinates", "transfer_slope", "local_test")
+NULLS = ("normal_control", "orientation", "coordinates", "transfer_slope", "local_test", "error_shuffle")
 TOKENS = "no-sink"  # the policy of every test: first tokens and massive ones are left out
 RANK = 32  # of a basis in a model given
 GROUPS = 4  # of documents of a model given, each tested on its own: its units
@@ -141,6 +142,39 @@ def removal_wins(reading: Reading, null: str, dimension: str) -> float:
     """The share of layers in which taking the basis out makes gradients rounder than taking a control out."""
     found = hidden(reading, "anisotropy_share", null=null, dimension=dimension, proxy="pca")
     return sum(entry.value > (entry.null or 0.0) for entry in found) / len(found)
+
+
+# Which null stands beside which gradient: a weight's gradient lies in the span of its inputs by construction.
+_BESIDE = (
+    *((HIDDEN, null) for null in ("normal_control", "orientation", "coordinates")),
+    (WEIGHT_IN, "error_shuffle"),
+    (WEIGHT_OUT, "orientation"),
+    (EMBEDDING, "orientation"),
+)
+
+
+def objects_table(units: Units, step: int) -> list[Record]:
+    """Energy of every kind of gradient, mean over places, beside the level that its null expects."""
+    out = []
+    for gradient, null in _BESIDE:
+        for proxy in ("pca", "semi_nmf"):
+            which = {"gradient": gradient, "null": null, "rows": "plain", "proxy": proxy}
+            try:
+                energies = estimate(partial(_mean_energy, which), units)
+                level = estimate(partial(_mean_level, which), units).value
+            except Missing:
+                continue
+            of = f"{gradient}, {proxy}, step {step}, beside {null}"
+            out.append(drawn(energies, "energy_by_gradient", of=of, null=level))
+    return out
+
+
+def _mean_energy(which: dict[str, str], reading: Reading) -> float:
+    return fmean(entry.value for entry in reading.find("gradient_energy", TOKENS, **which))
+
+
+def _mean_level(which: dict[str, str], reading: Reading) -> float:
+    return fmean(entry.null or 0.0 for entry in reading.find("gradient_energy", TOKENS, **which))
 
 
 # --- the change of activations ------------------------------------------------------------------------------------

@@ -170,6 +170,7 @@ def figure_records(units: Units, metrics: Sequence[str], *, of: str, step: int =
             tokens=tokens,
             index=entry.index,
             variant=entry.variant,
+            null=entry.null,
         )
         for (metric, tokens), entries in whole.entries.items()
         if metric in metrics

@@ -35,9 +35,9 @@ Statistic = Callable[[Reading], float]
 # λ1/Σλ over hidden states as the paper's figures have it, the embedding first.
 _FIGURES = {
     "GPT-2, published": (0.06, 0.30, 0.97, *[0.98] * 9, 0.83),
-    "BERT, published (middle of 0.01–0.04)": (0.025,) * 13,
-    "OPT-125m, published (first, middle, last)": (0.98, *[0.995] * 11, 0.96),
-    "Llama-2-7B, published (middle and last)": (*[1.0] * 31, 0.06),
+    "BERT, published": (0.025,) * 13,  # between 0.01 and 0.04
+    "OPT-125m, published": (0.98, *[0.995] * 11, 0.96),
+    "Llama-2-7B, published": (*[1.0] * 32, 0.06),
 }
 
 
@@ -74,12 +74,23 @@ def _profiles(look: Units, tyler: Units, of: str) -> list[Record]:
     return out
 
 
-def _published() -> list[Record]:
+def _published(places: int) -> list[Record]:
+    """The published profiles at as many depths as the models here have."""
     return [
-        Record("embed" if place == 0 else f"resid.{place - 1}", _SHARE, value, variant={"of": name})
+        Record(
+            "embed" if place == 0 else f"resid.{place - 1}",
+            _SHARE,
+            values[round(place * (len(values) - 1) / (places - 1))],
+            variant={"of": name},
+            note="at equal relative depth",
+        )
         for name, values in _FIGURES.items()
-        for place, value in enumerate(values)
+        for place in range(places)
     ]
+
+
+def _places(looks: Sequence[Units]) -> int:
+    return max(len((look.whole or look.parts[0]).profile(_SHARE)) for look in looks)
 
 
 def _bell_on_lab(bench: Bench) -> Evidence:
@@ -88,7 +99,8 @@ def _bell_on_lab(bench: Bench) -> Evidence:
     found = _bells("bell", bell, *looks["decoder"]) | _bells("range", span, *looks["encoder"])
     records = [record for cell, pair in looks.items() for record in _profiles(*pair, cell)]
     records += figure_records(lab.last("decoder", REMOVAL), REMOVAL.metrics, of="decoder")
-    return Evidence(bench.said(), LAB, found, records=(*records, *_published()))
+    records += _published(_places([look for look, _ in looks.values()]))
+    return Evidence(bench.said(), LAB, found, records=tuple(records))
 
 
 def _bell_on_models(bench: Bench) -> Evidence:
@@ -103,7 +115,8 @@ def _bell_on_models(bench: Bench) -> Evidence:
     left_out = {
         f"{name}{kind}": why for name, why in absent.items() if name not in found for kind in ("", "_no_sink", "_tyler")
     }
-    return Evidence(ran_on(bench.models), MODEL, found, left_out, (*records, *_published()))
+    records += _published(_places([model.look(SHAPE) for model in bench.models]))
+    return Evidence(ran_on(bench.models), MODEL, found, left_out, tuple(records))
 
 
 def _mask_on_lab(bench: Bench) -> Evidence:

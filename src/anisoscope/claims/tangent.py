@@ -20,6 +20,7 @@ from anisoscope.claims.gradients import (
     log_enrichment,
     log_ratio,
     mean_of,
+    objects_table,
     removal_wins,
 )
 from anisoscope.claims.readings import Reading, Units, difference, drawn, estimate, estimates, figure_records
@@ -52,10 +53,11 @@ def _energy(tests: Sequence[Units]) -> dict[str, Estimate]:
 def _energy_on_lab(bench: Bench) -> Evidence:
     lab, size = bench.lab, bench.size
     found = _energy([gradients_of(lab, "decoder", step) for step in size.early])
-    records = []
+    records: list[Record] = []
     for step in (size.frozen, size.steps):
         units = gradients_of(lab, "decoder", step, every_gradient=True)
-        records += figure_records(units, ("gradient_energy", "transfer_slope", "local_excess"), of="decoder", step=step)
+        records += objects_table(units, step)
+        records += figure_records(units, ("transfer_slope", "local_excess"), of="decoder", step=step)
     return Evidence(f"{bench.said()}; steps {_steps(size.early)}", LAB, found, records=tuple(records))
 
 
@@ -148,9 +150,8 @@ def _fading(
         "forward": estimate(lambda ahead, back: energy_of(ahead) - energy_of(back), *across),
     }
     records = [
-        record
+        drawn(estimate(log_enrichment, units), "log_enrichment", of="refreshed", step=step)
         for step, units in refreshed.items()
-        for record in figure_records(units, ("gradient_enrichment",), of="refreshed", step=step)
     ]
     return found, records
 
@@ -165,9 +166,8 @@ def _fading_on_lab(bench: Bench) -> Evidence:
     ahead = gradients_of(lab, "decoder", size.steps, fitted_at=size.frozen)
     back = gradients_of(lab, "decoder", size.frozen, fitted_at=size.steps)
     found, records = _fading((frozen[0], frozen[1]), refreshed, (ahead, back))
-    for name, steps, tests in (("early", size.early, frozen[0]), ("late", size.late, frozen[1])):
-        for step, units in zip(steps, tests, strict=True):
-            records += figure_records(units, ("gradient_enrichment",), of=f"frozen, {name}", step=step)
+    for step, units in zip((*size.early, *size.late), (*frozen[0], *frozen[1]), strict=True):
+        records.append(drawn(estimate(log_enrichment, units), "log_enrichment", of="frozen", step=step))
     return Evidence(f"{bench.said()}; frozen at step {size.frozen}", LAB, found, records=tuple(records))
 
 
@@ -225,7 +225,7 @@ CLAIMS = (
             above("beyond_coordinates", 0.0, "energy − that of permuted coordinates"),
         ),
         settle="--model HuggingFaceTB/SmolLM2-360M --text FILE, best with early checkpoints (--revisions)",
-        figure=("gradient_energy", "transfer_slope", "local_excess"),
+        figure=("energy_by_gradient", "gradient_energy", "transfer_slope", "local_excess"),
         cells=("decoder",),
         seconds=12,
     ),
@@ -268,7 +268,7 @@ CLAIMS = (
             above("forward", 0.0, "energy: fitted early and tested late − fitted late and tested early"),
         ),
         settle="checkpoints: --model EleutherAI/pythia-160m --revisions 'step*' --text FILE",
-        figure=("gradient_enrichment",),
+        figure=("log_enrichment",),
         cells=("decoder",),
         seconds=16,
     ),

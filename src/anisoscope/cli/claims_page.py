@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from datetime import UTC, datetime
 from html import escape
 from pathlib import Path
+from typing import Any
 
 from anisoscope.claims.claim import Claim, Evidence, Verdict, judge
 from anisoscope.claims.runner import CLAIMS, evidence_run, kept_evidence
@@ -71,7 +72,7 @@ def _summary(judged: Sequence[tuple[Claim, tuple[Verdict, Verdict]]]) -> str:
 def _section(folder: Path, claim: Claim, evidence: Evidence, verdicts: tuple[Verdict, Verdict]) -> str:
     lines = "".join(
         f"<p>{_badge(verdict)} <b>{verdict.line}</b>{_effect(verdict)}<br><span class='quiet'>"
-        f"{escape(verdict.reason)}</span></p>"
+        f"{_broken(verdict.reason)}</span></p>"
         for verdict in verdicts
     )
     figures = "".join(_figures(folder, claim))
@@ -79,6 +80,11 @@ def _section(folder: Path, claim: Claim, evidence: Evidence, verdicts: tuple[Ver
         f"<section class='claim' id='{claim.id}'><h2>{claim.id} · {escape(claim.statement)}</h2>"
         f"<p class='quiet'>{escape(paper_said(claim.paper))}</p>{lines}<div class='figures'>{figures}</div></section>"
     )
+
+
+def _broken(reason: str) -> str:
+    """A reason with every condition on a line of its own."""
+    return escape(reason).replace("; ", ";<br>").replace(". Run:", ".<br>Run:").replace(". To settle", ".<br>To settle")
 
 
 def _badge(verdict: Verdict) -> str:
@@ -98,14 +104,13 @@ def _figures(folder: Path, claim: Claim) -> list[str]:
         return []
     there = run.metrics()
     drawn = [metric for metric in claim.figure if metric in there][:_MOST]
-    charts = [plot([run], metric, width=_WIDTH, height=_HEIGHT, **_how(run, metric)) for metric in drawn]
-    return [vl_convert.vegalite_to_svg(chart.to_dict()) for chart in charts]
+    return [vl_convert.vegalite_to_svg(_chart(run, metric).to_dict()) for metric in drawn]
 
 
-def _how(run: Run, metric: str) -> dict[str, str]:
+def _chart(run: Run, metric: str) -> Any:
     """The first kind of chart that tells apart what the records are of, where there are several such things."""
     shape = shape_of(of_metric(table_of([run]), metric))
-    if not shape.has(_OF):
-        return {}
     kinds = [kind for kind in choose(shape) if _OF in colours_of(kind, shape)]
-    return {"kind": kinds[0], "colour": _OF} if kinds else {}
+    if not kinds:
+        return plot([run], metric, width=_WIDTH, height=_HEIGHT)
+    return plot([run], metric, kind=kinds[0], colour=_OF, width=_WIDTH, height=_HEIGHT)

@@ -133,20 +133,20 @@ def curvature(
 def curvature_table(records: list[Any]) -> RenderableType:
     """One row a setting; then the slope and both forms of the bound."""
     names = ("curvature_visibility", "pca_residual", "curvature_snr", "effective_tokens", "curvature_drop")
-    table = _table("Curvature in a sample", "zipf s", "pinning γ", "V", "PCA residual", "SNR", "n_eff")
-    table.add_column("SNR, fixed n_eff", justify="right")
-    table.add_column("drop", justify="right")
+    table = _table("Curvature in a sample", "s", "γ", "V", "PCA", "SNR", "n_eff", "same n_eff", "drop")
     rows: dict[tuple[Any, ...], dict[str, Any]] = {}
     for record in records:
         if record.metric in names:
             rows.setdefault(tuple(record.variant.items()), {})[record.metric] = record
     for variant, found in rows.items():
         setting = dict(variant)
-        about = f"{setting['gamma']:g}" + (" (κ = 0)" if "kappa" in setting else "")
+        about = f"{setting['gamma']:g}" + (", κ = 0" if "kappa" in setting else "")
         table.add_row(
             f"{setting['s']:g}",
             about,
-            *(_with_error(found[name]) for name in names[:3]),
+            _with_error(found["curvature_visibility"]),
+            _short(found["pca_residual"].value),
+            _with_error(found["curvature_snr"]),
             f"{found['effective_tokens'].value:.0f}",
             _short(found["curvature_snr"].null),
             _with_error(found["curvature_drop"]) if "curvature_drop" in found else "[dim]–[/]",
@@ -159,10 +159,11 @@ def curvature_table(records: list[Any]) -> RenderableType:
         if record.metric == "gradient_bound" and record.variant["moment"] == "second":
             bounds.add_row(f"{record.variant['t']:g}", _short(record.value), "unbounded")
     note = (
-        f"Slope of log(tr Σ_N/tr Σ_T) on log t: {slope.value:.3f} ± {slope.error:.3f} (theory: 2). V: tr Σ_N/tr Σ in "
-        "the true frame. SNR: normal variance that a quadratic of the tangent part explains, over what it leaves. "
-        "fixed n_eff: an unpinned cloud of as many tokens as count in the pinned one; drop: against it, in pairs of "
-        "seeds. The bound falls as t² for second moments and does not exist for the mean."
+        f"Slope of log(tr Σ_N/tr Σ_T) on log t: {slope.value:.3f} ± {slope.error:.3f} (theory: 2). s: types are drawn "
+        "with p ∝ k^−s; γ: frequent types are pinned, t ∝ k^γ. V: tr Σ_N/tr Σ in the true frame; PCA: the share "
+        "outside its leading axes. SNR: normal variance that a quadratic of the tangent part explains, over what it "
+        "leaves. same n_eff: the SNR of an unpinned cloud of as many tokens as count in the pinned one; drop: against it, in "
+        "pairs of seeds. The bound falls as t² for second moments and does not exist for the mean."
     )
     return Group(table, bounds, Text(note, style="dim"))
 
@@ -215,7 +216,8 @@ def tangent_table(records: list[Any], info: dict[str, Any], rank: int, title: st
 def _table(title: str, *columns: str) -> Table:
     table = Table(title=title, box=box.SIMPLE_HEAD, title_justify="left", title_style="bold", padding=(0, 1, 0, 0))
     for name in columns:
-        table.add_column(name, justify="left" if name in ("site", "proxy", "") else "right", overflow="fold")
+        text = name in ("site", "proxy", "")
+        table.add_column(name, justify="left" if text else "right", overflow="fold", no_wrap=not text)
     return table
 
 
@@ -259,8 +261,11 @@ def _short(value: float | None) -> str:
 
 
 def _with_error(record: Any) -> str:
-    error = "" if record.error is None else f"[dim]±{record.error:.3f}[/]".replace("±0.", "±.")
-    return _short(record.value) + error
+    """The value and its error, as many decimals as the value has."""
+    if record.error is None:
+        return _short(record.value)
+    error = f"{record.error:.3f}" if abs(record.value) < 10 else f"{record.error:.1f}"
+    return f"{_short(record.value)}[dim]±{error.removeprefix('0')}[/]"
 
 
 def _chance(reading: Any, null: str) -> str:

@@ -103,7 +103,8 @@ def split_batches(batches: Iterable[Batch]) -> tuple[list[Batch], list[Batch]]:
     every = list(batches)
     if len(every) < 2:
         raise InputError(
-            f"the text fills {len(every)} batch; a test needs two at least: give more text, or a smaller --batch"
+            f"the text fills {len(every)} batch; a test needs two at least: give more text or tokens, or a smaller "
+            "batch or window"
         )
     fit, rest = every[: len(every) // 2], every[len(every) // 2 :]
     known = {int(d) for batch in fit for d in batch.document[batch.counts].unique()}

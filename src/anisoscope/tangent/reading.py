@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from anisoscope.records import Record, Site
+from anisoscope.records import Record
 from anisoscope.tangent.facts import WEIGHT_IN
 
 ALPHA = 0.05
@@ -77,7 +77,12 @@ def readings(records: Iterable[Record]) -> list[Reading]:
                 q=_worst(every, "gradient_q", here, proxy, rank),
             )
         )
-    return sorted(out, key=lambda r: (r.step, r.gradient != "hidden", r.gradient, Site.parse(r.site), r.proxy, r.rank))
+    return sorted(out, key=lambda r: (r.step, r.gradient != "hidden", r.gradient, _depth(r.site), r.proxy, r.rank))
+
+
+def _depth(site: str) -> tuple[Any, ...]:
+    """Sites in the order of a forward pass; modules by the number of their block, 2 before 10."""
+    return (*(int(part) for part in site.split(".") if part.isdigit()), site)
 
 
 def _address(record: Record) -> tuple[Any, ...]:
