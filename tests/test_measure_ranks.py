@@ -10,7 +10,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 import torch.distributed as dist
+import transformers
 from torch.multiprocessing.spawn import spawn
 
 import anisoscope
@@ -104,3 +106,47 @@ def test_torchrun_writes_one_run_and_prints_one_table(folder: Path, tmp_path: Pa
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     assert done.stdout.count("without first tokens") == 1
     assert anisoscope.Run.open(tmp_path / "run").info["complete"]
+
+
+@pytest.mark.slow
+def test_layers_that_are_split_over_processes_give_the_numbers_of_the_whole_model(folder: Path, tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    shape = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2}
+    config = transformers.LlamaConfig(**shape, intermediate_size=32, vocab_size=320, max_position_embeddings=64)  # type: ignore[arg-type]
+    model_folders.save(tmp_path / "llama", transformers.LlamaForCausalLM(config), model_folders.byte_pairs())
+    names = ["mean_cosine", "isoscore"]
+    options = [
+        "--text",
+        str(folder / "text-60.jsonl"),
+        "--tokens",
+        "300",
+        "--window",
+        "32",
+        "--metrics",
+        ",".join(names),
+    ]
+    launch = [
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        "--standalone",
+        "--nproc-per-node",
+        "2",
+        "-m",
+        "anisoscope",
+    ]
+    command = [
+        *launch,
+        "measure",
+        str(tmp_path / "llama"),
+        *options,
+        "--tensor-parallel",
+        "--out",
+        str(tmp_path / "run"),
+    ]
+    subprocess.run(command, capture_output=True, check=True)
+    request: dict[str, Any] = {"tokens": 300, "window": 32, "metrics": names}
+    alone = numbers(anisoscope.measure(tmp_path / "llama", text=folder / "text-60.jsonl", **request))
+    found = numbers(anisoscope.Run.open(tmp_path / "run"))
+    assert found.keys() == alone.keys()
+    assert all(close(found[key][0], value[0], 1e-5) for key, value in alone.items())

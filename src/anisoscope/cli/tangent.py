@@ -162,8 +162,8 @@ def curvature_table(records: list[Any]) -> RenderableType:
         f"Slope of log(tr Σ_N/tr Σ_T) on log t: {slope.value:.3f} ± {slope.error:.3f} (theory: 2). s: types are drawn "
         "with p ∝ k^−s; γ: frequent types are pinned, t ∝ k^γ. V: tr Σ_N/tr Σ in the true frame; PCA: the share "
         "outside its leading axes. SNR: normal variance that a quadratic of the tangent part explains, over what it "
-        "leaves. same n_eff: the SNR of an unpinned cloud of as many tokens as count in the pinned one; drop: against it, in "
-        "pairs of seeds. The bound falls as t² for second moments and does not exist for the mean."
+        "leaves. same n_eff: the SNR of an unpinned cloud of as many tokens as count in the pinned one; drop: against "
+        "it, in pairs of seeds. The bound falls as t² for second moments and does not exist for the mean."
     )
     return Group(table, bounds, Text(note, style="dim"))
 

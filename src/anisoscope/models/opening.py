@@ -58,6 +58,7 @@ class _Wish:
     allow_pickle: bool
     head: bool
     modality: str | None
+    tensor_parallel: bool = False
 
 
 def open_model(
@@ -71,11 +72,13 @@ def open_model(
     allow_pickle: bool = False,
     head: bool = False,
     modality: str | None = None,
+    tensor_parallel: bool = False,
 ) -> Opened:
     """A model and its processor from a hub id, a folder, a .gguf or .safetensors file, or a LoRA adapter's folder.
 
     `head` asks for the output head too, where the checkpoint has one (`info["head"]` says); `modality` picks the part
     of a model that pairs two encoders. Weights keep their stored dtype, except that a CPU gets float32 for halves.
+    `tensor_parallel` splits every layer over the ranks of `torch.distributed`, by the plan that the model comes with.
 
     Example: `open_model("smollm2.gguf", head=True).model(**batch.inputs).logits`.
     """
@@ -89,6 +92,7 @@ def open_model(
         allow_pickle=allow_pickle,
         head=head,
         modality=modality,
+        tensor_parallel=tensor_parallel,
     )
     place = locate(source, revision, allow_pickle=allow_pickle, remote_code=trust_remote_code)
     with _one_line_errors(wish.source), _quiet():
@@ -114,7 +118,9 @@ def _open_plain(wish: _Wish, place: Located) -> Opened:
         options["dtype"] = wish.dtype or "auto"
     else:
         options["dtype"] = choose_dtype(wish.dtype, stored, wish.device)
-    if wish.device_map is not None or wish.device.type != "cpu":
+    if wish.tensor_parallel:
+        options["tp_plan"] = "auto"
+    elif wish.device_map is not None or wish.device.type != "cpu":
         options["device_map"] = wish.device_map or {"": str(wish.device)}
     whole, random = _load(wish, place, config, options)
     model, modality = _part(whole, wish.modality)

@@ -28,6 +28,7 @@ from anisoscope.survey import Evaluated, Survey
 from anisoscope.survey.inputs import device_of, first_item, peek
 from anisoscope.survey.ranks import Ranks, all_ranks
 from anisoscope.survey.runs import create_run, run_info, save_cloud, save_measured
+from anisoscope.survey.shares import Share
 
 TOKENS = 65_536
 GENERATED = 16_384  # tokens that are generated at most: each costs a forward pass
@@ -87,8 +88,8 @@ def measure(
     if batch_tokens is not None and tokens is not None and tokens < 2 * batch_tokens:
         raise InputError(f"{tokens} tokens hold no two batches of {batch_tokens}; measure at least {2 * batch_tokens}")
     ranks = all_ranks() if distributed else Ranks()
-    if ranks.world > 1 and (generate is not None or batch_tokens is not None):
-        raise InputError("generated tokens and batches of tokens are measured by one process; leave torchrun out")
+    split = bool(opening and opening.get("tensor_parallel"))
+    _require_shareable(ranks, split, sites, weights, generate, batch_tokens)
     opened = open_for(model, sources, head=weights or generate is not None, opening=opening or {})
     module = opened.model if opened is not None else model
     assert isinstance(module, nn.Module)
@@ -119,7 +120,8 @@ def measure(
     def read() -> Iterable[Any]:
         if batches is not None:
             return batches
-        return read_data(opened, given, tokens, window, batch * ranks.world, dict(reading or {}))
+        size = batch if split else batch * ranks.world
+        return read_data(opened, given, tokens, window, size, dict(reading or {}))
 
     first = ranks.rank == 0
     with _start(out if first else None, info, command, resumable=resumable) as run, _memory_explained():
@@ -127,7 +129,8 @@ def measure(
             return _shared(run, ranks)
         partial = Partial(_partial_folder(out, ranks) if out is not None and resumable else None)
         telling = (progress, saying or (lambda _: None), seeing or (lambda _: None))
-        measuring = _Measuring(asked, module, opened, run, partial, keep_statistics, ranks, *telling)
+        share = Share(ranks.rank, ranks.world, forward_all=split)
+        measuring = _Measuring(asked, module, opened, run, partial, keep_statistics, ranks, share, *telling)
         if batches is not None or given:
             measuring.data(read())
         if weights and first:
@@ -170,6 +173,7 @@ class _Measuring:
     partial: Partial
     keep_statistics: bool
     ranks: Ranks
+    share: Share
     progress: Progress | None
     saying: Saying
     seeing: Seeing
@@ -190,6 +194,7 @@ class _Measuring:
             tokens=asked.tokens if self.opened is not None else None,  # nobody knows how many bare batches hold
             batch_tokens=asked.batch_tokens,
             ranks=self.ranks,
+            share=self.share,
         )
         if self.partial.load(survey):
             run.rewind(0)
@@ -284,6 +289,22 @@ def _start(out: str | Path | None, info: dict[str, Any], command: str | None, *,
         differs = ", ".join(_differences(before, info["settings"])) if isinstance(before, dict) else "all of it"
         raise StoreError(f"{out} holds another measurement (different: {differs}); choose another --out, or delete it")
     return Run.create(out, run_info(info, []), command=command, resume=True)
+
+
+def _require_shareable(
+    ranks: Ranks, split: bool, sites: Sequence[str], weights: bool, generate: int | None, batch_tokens: int | None
+) -> None:
+    """What several processes cannot measure together is refused before anything is opened."""
+    if split and ranks.world == 1:
+        raise InputError("tensor parallel needs several processes: start them with torchrun")
+    if ranks.world > 1 and (generate is not None or batch_tokens is not None):
+        raise InputError("generated tokens and batches of tokens are measured by one process; leave torchrun out")
+    heads = [site for site in sites if site.split(".")[0] in ("q", "k", "pattern")]
+    if split and (weights or heads):
+        what = heads[0] if heads else "a weight"
+        raise InputError(
+            f"{what} lies in pieces where layers are split over processes; leave it out, or use device_map"
+        )
 
 
 def _partial_folder(out: str | Path, ranks: Ranks) -> Path:

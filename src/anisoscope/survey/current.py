@@ -26,6 +26,7 @@ class Current:
 
     batch: Batch
     block: Tensor  # (b,) the block of each item
+    own: Tensor  # (b,) whether this process counts it
     special: bool
     seed: int
     _tokens: dict[tuple[str, int], tuple[Tensor | None, Tokens]] = field(default_factory=dict)
@@ -36,8 +37,8 @@ class Current:
         return table_at(whole, length)
 
     def counts(self, stack: str, length: int) -> Tensor:
-        """Which tokens count, (b, T) bool."""
-        return counted(self.table(stack, length), self.special)
+        """Which tokens count here, (b, T) bool."""
+        return counted(self.table(stack, length), self.special) & self.own[:, None]
 
     def tokens(self, stack: str, length: int) -> tuple[Tensor | None, Tokens]:
         """The flat places of the tokens that count (None: all of them), and their table."""

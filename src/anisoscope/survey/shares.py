@@ -26,13 +26,18 @@ class Share:
 
     place: int = 0
     of: int = 1
+    forward_all: bool = False  # every process runs the model on all the data (its layers are split over them)
+
+    def owns(self, block: Tensor) -> Tensor:
+        """Which items are this share's, by the blocks that they lie in, (b,) -> (b,) bool."""
+        return block % self.of == self.place
 
     def pieces(self, block: Tensor) -> Iterator[Tensor]:
         """The places of this share's items in a batch whose items lie in these blocks, (b,) -> (k,), …
 
         A batch is read `of` times as large as a forward pass may be, so a share that holds more of it is cut.
         """
-        mine = (block % self.of == self.place).nonzero()[:, 0]
+        mine = self.owns(block).nonzero()[:, 0]
         size = max(1, len(block) // self.of)
         yield from (mine[first : first + size] for first in range(0, len(mine), size))
 

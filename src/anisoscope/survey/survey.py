@@ -150,7 +150,7 @@ class Survey:
         self._first_document += len(batch.document)
         counts = counted(batch, self._special)
         block = blocks_of(batch, counts, self._block_numbers(counts))  # (b,)
-        if self._share.of == 1:
+        if self._share.of == 1 or self._share.forward_all:
             self._forward(batch, given, block)
         else:
             for places in self._share.pieces(block):
@@ -163,7 +163,7 @@ class Survey:
         return more
 
     def _forward(self, batch: Batch, given: Any, block: Tensor) -> None:
-        self._batch = Current(batch, block, self._special, self._seed)
+        self._batch = Current(batch, block, self._share.owns(block), self._special, self._seed)
         # only this forward is watched: making the batches may run the model too, as generation does
         # no_grad, not inference_mode: what a model caches in there could not take part in training afterwards
         with torch.no_grad(), capture(self.model, self.sites, self._sink, layout=self.layout) as seen:
@@ -192,6 +192,8 @@ class Survey:
 
     def _count(self, site: Site, x: Tensor) -> None:
         place, tokens = self._batch.tokens(site.stack, x.shape[1])
+        if not len(tokens):
+            return
         flat = x.reshape(-1, x.shape[-1])  # (b · T, d)
         rows = Rows(flat if place is None else flat[place.to(flat.device)], tokens)
         self._collector(site).add(rows, self._batch.priority(site, rows.x))
