@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-import transformers
 from torch.multiprocessing.spawn import spawn
 
 import anisoscope
@@ -98,13 +97,18 @@ def test_ranks_record_together_what_one_process_records(folder: Path, case: str)
         assert {tuple(row[:5]): tuple(row[5:]) for row in rows} == found
 
 
+def torchrun(model: Path, text: Path, out: Path, *more: str) -> str:
+    """What `measure` prints when two processes are launched."""
+    launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    command = [*launch, "-m", "anisoscope", "measure", str(model), "--text", str(text), "--out", str(out)]
+    command += ["--tokens", "300", "--window", "32", "--metrics", "mean_cosine,isoscore", *more]
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout
+
+
 @pytest.mark.slow
 def test_torchrun_writes_one_run_and_prints_one_table(folder: Path, tmp_path: Path) -> None:
-    launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    options = ["--text", str(folder / "text-60.jsonl"), "--tokens", "200", "--window", "32", "--metrics", "mean_cosine"]
-    command = [*launch, "-m", "anisoscope", "measure", str(folder / "model"), *options, "--out", str(tmp_path / "run")]
-    done = subprocess.run(command, capture_output=True, text=True, check=True)
-    assert done.stdout.count("without first tokens") == 1
+    printed = torchrun(folder / "model", folder / "text-60.jsonl", tmp_path / "run")
+    assert printed.count("without first tokens") == 1
     assert anisoscope.Run.open(tmp_path / "run").info["complete"]
 
 
@@ -112,41 +116,13 @@ def test_torchrun_writes_one_run_and_prints_one_table(folder: Path, tmp_path: Pa
 def test_layers_that_are_split_over_processes_give_the_numbers_of_the_whole_model(folder: Path, tmp_path: Path) -> None:
     torch.manual_seed(0)
     shape = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2}
-    config = transformers.LlamaConfig(**shape, intermediate_size=32, vocab_size=320, max_position_embeddings=64)  # type: ignore[arg-type]
-    model_folders.save(tmp_path / "llama", transformers.LlamaForCausalLM(config), model_folders.byte_pairs())
-    names = ["mean_cosine", "isoscore"]
-    options = [
-        "--text",
-        str(folder / "text-60.jsonl"),
-        "--tokens",
-        "300",
-        "--window",
-        "32",
-        "--metrics",
-        ",".join(names),
-    ]
-    launch = [
-        sys.executable,
-        "-m",
-        "torch.distributed.run",
-        "--standalone",
-        "--nproc-per-node",
-        "2",
-        "-m",
-        "anisoscope",
-    ]
-    command = [
-        *launch,
-        "measure",
-        str(tmp_path / "llama"),
-        *options,
-        "--tensor-parallel",
-        "--out",
-        str(tmp_path / "run"),
-    ]
-    subprocess.run(command, capture_output=True, check=True)
-    request: dict[str, Any] = {"tokens": 300, "window": 32, "metrics": names}
-    alone = numbers(anisoscope.measure(tmp_path / "llama", text=folder / "text-60.jsonl", **request))
+    sizes = {"intermediate_size": 32, "vocab_size": 320, "max_position_embeddings": 64}
+    model = model_folders.hf.LlamaForCausalLM(model_folders.hf.LlamaConfig(**shape, **sizes))
+    llama = model_folders.save(tmp_path / "llama", model, model_folders.byte_pairs())
+    text = folder / "text-60.jsonl"
+    torchrun(llama, text, tmp_path / "run", "--tensor-parallel")
+    request: dict[str, Any] = {"tokens": 300, "window": 32, "metrics": ["mean_cosine", "isoscore"]}
+    alone = numbers(anisoscope.measure(llama, text=text, **request))
     found = numbers(anisoscope.Run.open(tmp_path / "run"))
     assert found.keys() == alone.keys()
     assert all(close(found[key][0], value[0], 1e-5) for key, value in alone.items())

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -183,8 +183,10 @@ class Given:
 
     @property
     def name(self) -> str:
-        at_revision = "" if self.checkpoint.revision is None else f" at {self.checkpoint.revision}"
-        return f"{Path(self.checkpoint.source).name}{at_revision}"
+        """A hub id with its revision, or the end of a path."""
+        source, revision = self.checkpoint.source, self.checkpoint.revision
+        name = "/".join(Path(source).parts[-3:]) if Path(source).exists() else source
+        return name if revision is None else f"{name} at {revision}"
 
     @property
     def step(self) -> int:
@@ -203,7 +205,8 @@ class Given:
     def look(self, kind: Kind, half: int | None = None) -> Units:
         """A look whose units are blocks of documents; `half` 0 or 1 takes one half of the documents."""
         name = kind.name if half is None else f"{kind.name}-half-{half}"
-        return by_documents(kept(self.folder / name, lambda folder: self._measured(kind, folder, half)))
+        units = by_documents(kept(self.folder / name, lambda folder: self._measured(kind, folder, half)))
+        return replace(units, unit="blocks of rows") if kind.weights else units
 
     def halves(self, opened: Opened) -> tuple[list[Batch], list[Batch]]:
         """The text in two halves that share no document."""

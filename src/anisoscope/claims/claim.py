@@ -238,6 +238,8 @@ def _line(claim: Claim, line: str, rule: Rule, evidence: Evidence) -> Verdict:
     effect = None if decider is None else evidence.estimates.get(decider.name)
     shown = rule if outcome == NOT_REPRODUCED and len(rule) > 1 else (rule[place],)
     reason = "; or ".join(_in_words(conditions, evidence) for conditions in shown)
+    if any(c.name in evidence.left_out for conditions in shown for c in conditions):
+        reason = f"As far as was given: {reason}"
     if claim.large and evidence.scale == LAB:
         return Verdict(claim.id, line, INCONCLUSIVE, effect, f"{reason}. The lab cannot settle it: {claim.settle}")
     if outcome == INCONCLUSIVE:

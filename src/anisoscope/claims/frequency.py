@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from anisoscope.claims.bench import Bench, ran_on
 from anisoscope.claims.claim import LAB, MODEL, SIMULATION, Estimate, Evidence
-from anisoscope.claims.gradients import GROUPS, RANK, energy_of, gradients_of, gradients_of_model
+from anisoscope.claims.gradients import GROUPS, energy_of, gradients_of, gradients_of_model
 from anisoscope.claims.readings import Reading, Units, drawn, estimate, figure_records
 from anisoscope.claims.states import Batches, states
 from anisoscope.records import Record
@@ -78,7 +78,7 @@ def frequency_on_model(bench: Bench) -> Evidence:
         group = [*fit, *test][start::GROUPS]
         tokens = torch.cat([batch.token[batch.counts] for batch in group])
         distances.append(_distances(opened.model, group, tokens, 512))
-    found, records = _frequency(gradients_of_model(model, RANK), distances, model.name)
+    found, records = _frequency(gradients_of_model(model), distances, model.name)
     return Evidence(ran_on([model]), MODEL, found, records=tuple(records))
 
 

@@ -15,6 +15,7 @@ from anisoscope.claims.bench import Given, Lab, kept
 from anisoscope.claims.readings import Entry, Missing, Reading, Units, drawn, estimate
 from anisoscope.claims.states import states
 from anisoscope.offline.tangent import fit_frames, tangent_test
+from anisoscope.offline.weights import vocabulary_matrices
 from anisoscope.records import Record
 from anisoscope.store import Run
 from anisoscope.tangent import Tangent, energy, fit_bases, haar
@@ -22,7 +23,7 @@ from anisoscope.tangent.facts import EMBEDDING, GRADIENTS, HIDDEN, WEIGHT_IN, WE
 
 NULLS = ("normal_control", "orientation", "coordinates", "transfer_slope", "local_test", "error_shuffle")
 TOKENS = "no-sink"  # the policy of every test: first tokens and massive ones are left out
-RANK = 32  # of a basis in a model given
+RANK = 32  # of a basis in a model given, or a quarter of its width
 GROUPS = 4  # of documents of a model given, each tested on its own: its units
 PUBLISHED_P = 1 / 21  # the least that 20 draws can give
 
@@ -73,19 +74,27 @@ def _lab_test(lab: Lab, cell: str, seed: int, step: int, fitted_at: int | None, 
     return lab.kept_reading(cell, seed, step, name + ("-all" if every_gradient else ""), make)
 
 
-def gradients_of_model(model: Given, rank: int, fitted: Given | None = None) -> Units:
+def gradients_of_model(model: Given, fitted: Given | None = None) -> Units:
     """The test of a model given, on groups of documents that share none; `fitted` gives the bases instead of itself."""
     opened = model.open()
     fit, test = model.halves(opened)
     groups = [group for start in range(GROUPS) if (group := test[start::GROUPS])]
-    tangent = Tangent(ranks=(rank,), nulls=NULLS)
+    width = next(iter(vocabulary_matrices(opened.model).values())).shape[1]
+    tangent = Tangent(ranks=(min(RANK, width // 4),), nulls=NULLS)
     frozen = None if fitted is None else fit_frames(fitted.open(), fit, tangent=tangent)
     end = "" if fitted is None else f"-fitted-at-{fitted.step}"
 
     def make(number: int, folder: Path) -> Run:
         model.say(f"gradients of {model.name}, group {number + 1} of {len(groups)}")
         return tangent_test(
-            opened, fit=fit, test=groups[number], tangent=tangent, gradients=(HIDDEN,), frozen=frozen, out=folder
+            opened,
+            fit=fit,
+            test=groups[number],
+            loss="next_token" if model.decoder else "masked_token",
+            tangent=tangent,
+            gradients=(HIDDEN,),
+            frozen=frozen,
+            out=folder,
         )
 
     places = [model.folder / f"gradients{end}-{number}" for number in range(len(groups))]

@@ -127,13 +127,7 @@ def _sizes_on_models(bench: Bench) -> Evidence:
                 found[f"large{end}"] = min(found.get(f"large{end}", value), value, key=lambda e: e.value)
             elif parameters <= _SMALL:
                 found[f"small{end}"] = max(found.get(f"small{end}", value), value, key=lambda e: e.value)
-    left_out = {
-        f"{name}{end}": f"no {name} model was given"
-        for name in ("large", "small")
-        for end in _LENSES
-        if f"{name}{end}" not in found
-    }
-    return Evidence(ran_on(bench.models), MODEL, found, left_out, (*records, *_published()))
+    return Evidence(ran_on(bench.models), MODEL, found, records=(*records, *_published()))
 
 
 def _lateness(series: Sequence[Units], steps: Sequence[int], of: str) -> tuple[dict[str, Estimate], list[Record]]:

@@ -11,7 +11,6 @@ from anisoscope.claims.bench import SHAPE, Bench, Given, ran_on
 from anisoscope.claims.claim import LAB, MODEL, Claim, Estimate, Evidence, above, below, every
 from anisoscope.claims.frequency import curvature_evidence, frequency_on_lab, frequency_on_model
 from anisoscope.claims.gradients import (
-    RANK,
     change_in_basis,
     energy_of,
     enriched,
@@ -73,7 +72,7 @@ def _early(series: Sequence[Given]) -> Sequence[Given]:
 
 def _energy_on_model(bench: Bench) -> Evidence:
     models = _early(bench.given[0])
-    tests = [gradients_of_model(model, RANK) for model in models]
+    tests = [gradients_of_model(model) for model in models]
     records = [
         record
         for model, units in zip(models, tests, strict=True)
@@ -97,7 +96,7 @@ def _anisotropy_on_lab(bench: Bench) -> Evidence:
 
 def _anisotropy_on_model(bench: Bench) -> Evidence:
     model = _early(bench.given[0])[-1]
-    found, records = _anisotropy(gradients_of_model(model, RANK), model.name)
+    found, records = _anisotropy(gradients_of_model(model), model.name)
     return Evidence(ran_on([model]), MODEL, found, records=tuple(records))
 
 
@@ -122,7 +121,7 @@ def _families_on_models(bench: Bench) -> Evidence:
     ratios: dict[str, Estimate] = {}
     records: list[Record] = []
     for model in bench.models:
-        cell, units = "decoder" if model.decoder else "encoder", gradients_of_model(model, RANK)
+        cell, units = "decoder" if model.decoder else "encoder", gradients_of_model(model)
         found |= {f"{name}_{cell}": value for name, value in _energy([units]).items()}
         ratios[cell] = estimate(log_ratio, units)
         records += figure_records(units, ("gradient_enrichment", "local_excess"), of=model.name)
@@ -177,9 +176,9 @@ def _fading_on_checkpoints(bench: Bench) -> Evidence:
     fixed = min(series, key=lambda model: abs(model.step - 0.3 * last.step))
     early = [model for model in series if model.step <= fixed.step]
     late = [model for model in series if model.step > last.step / 2]
-    frozen = tuple([gradients_of_model(model, RANK, fixed) for model in part] for part in (early, late))
-    refreshed = {model.step: gradients_of_model(model, RANK) for model in series}
-    across = (gradients_of_model(last, RANK, fixed), gradients_of_model(fixed, RANK, last))
+    frozen = tuple([gradients_of_model(model, fixed) for model in part] for part in (early, late))
+    refreshed = {model.step: gradients_of_model(model) for model in series}
+    across = (gradients_of_model(last, fixed), gradients_of_model(fixed, last))
     found, records = _fading((frozen[0], frozen[1]), refreshed, across)
     return Evidence(ran_on(series), MODEL, found, records=tuple(records))
 

@@ -65,6 +65,9 @@ def measure(
     dtype: Annotated[str | None, typer.Option(help="float32, bfloat16, float16; as stored by default.")] = None,
     device: Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1, mps.")] = None,
     device_map: Annotated[str | None, typer.Option(help="For models larger than one device: auto.")] = None,
+    tensor_parallel: Annotated[
+        bool, typer.Option("--tensor-parallel", help="Split every layer over the processes that torchrun starts.")
+    ] = False,
     trust_remote_code: Annotated[bool, typer.Option("--trust-remote-code", help="Run the model's own code.")] = False,
     allow_pickle: Annotated[bool, typer.Option("--allow-pickle", help="Load weights that are pickles.")] = False,
     metrics: Metrics = None,
@@ -112,6 +115,7 @@ def measure(
             "dtype": dtype,
             "device": device,
             "device_map": device_map,
+            "tensor_parallel": tensor_parallel,
             "trust_remote_code": trust_remote_code,
             "allow_pickle": allow_pickle,
         },

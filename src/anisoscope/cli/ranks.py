@@ -30,9 +30,10 @@ def launched() -> Iterator[Launched]:
     import torch
     import torch.distributed as dist
 
-    # statistics are added on the host, so gloo does whatever the devices are
-    dist.init_process_group("gloo")
-    device = f"cuda:{os.environ['LOCAL_RANK']}" if torch.cuda.is_available() else None
+    # statistics are added on the host, through gloo; only layers that are split over GPUs need nccl
+    cuda = torch.cuda.is_available()
+    dist.init_process_group("cpu:gloo,cuda:nccl" if cuda else "gloo")
+    device = f"cuda:{os.environ['LOCAL_RANK']}" if cuda else None
     try:
         yield Launched(dist.get_rank(), dist.get_world_size(), device)
     finally:

@@ -119,11 +119,14 @@ class Collector:
         self._closed: list[Block] = []
         self._samples: list[Sample] = []
         self._scratch: Scratch | None = None
+        self._loaded = False  # from files, onto the host
 
     def add(self, rows: Rows, priority: Tensor | None = None) -> None:
         """Counts these rows; `priority` replaces their norm in choosing the extremes."""
         if not len(rows.tokens):
             return
+        if self._loaded:
+            self._move_to(rows.x.device)
         if self._sample_size:
             self._keep_sample(rows)
         self._raise_level(int(rows.tokens.block.max()))
@@ -153,7 +156,7 @@ class Collector:
             self._samples = [merge_samples(self._samples)]
 
     def _count(self, number: int, rows: Rows, priority: Tensor | None) -> None:
-        self._make_open(number)
+        self._make_open(number, rows.x.device)
         for name in self._make:
             if name not in OF_REST:
                 accumulate(self._open, name, self._make[name](rows))
@@ -195,12 +198,12 @@ class Collector:
                 joined.append(self._store(Block(number, block.load())))
         self._closed = joined
 
-    def _make_open(self, number: int) -> None:
-        """Makes the block of this number the open one."""
+    def _make_open(self, number: int, device: torch.device) -> None:
+        """Makes the block of this number the open one, on the device of its rows."""
         if self._number is not None and number != self._number:
             self._close()
         if self._number is None and self._closed and self._closed[-1].number == number:
-            self._open = dict(self._closed.pop().load())
+            self._open = on_device(dict(self._closed.pop().load()), device)  # a file is read onto the host
         self._number = number
 
     def _flush(self) -> None:
@@ -302,8 +305,8 @@ class Collector:
         state = {"level": self._level, "number": self._number, "closed": [block.number for block in self._closed]}
         (folder / "state.json").write_text(json.dumps(state))
 
-    def load(self, folder: Path, device: torch.device) -> None:
-        """Goes on from what `save` wrote, with rows on this device."""
+    def load(self, folder: Path) -> None:
+        """Goes on from what `save` wrote, on whatever device the next rows are."""
         state = json.loads((folder / "state.json").read_text())
         self._level, self._number = state["level"], state["number"]
         self._closed = []
@@ -315,13 +318,19 @@ class Collector:
             kind: {name.removeprefix(kind + "/"): x for name, x in arrays.items() if name.startswith(kind + "/")}
             for kind in ("open", "pending", "sample")
         }
-        self._open = on_device(from_arrays(part["open"]), device)
+        self._open = from_arrays(part["open"])
         if part["pending"]:
-            tokens = Tokens(*part["pending"]["table"].T)
-            self._pending = [Rows(part["pending"]["x"].to(device), tokens)]
+            self._pending = [Rows(part["pending"]["x"], Tokens(*part["pending"]["table"].T))]
         if part["sample"]:
-            sample: Sample = unpack(Sample, part["sample"])
-            self._samples = [replace(sample, x=sample.x.to(device))]
+            self._samples = [unpack(Sample, part["sample"])]
+        self._loaded = True
+
+    def _move_to(self, device: torch.device) -> None:
+        """Layers of one model may lie on several devices: where this one's is, its rows tell."""
+        self._open = on_device(self._open, device)
+        self._pending = [Rows(rows.x.to(device), rows.tokens) for rows in self._pending]
+        self._samples = [replace(sample, x=sample.x.to(device)) for sample in self._samples]
+        self._loaded = False
 
 
 def _on_host(stats: Stats) -> Stats:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from anisoscope.stats.attention import Attention, Heads, Scores, attention_rows
-from anisoscope.stats.blocks import Block, Cloud, Stats, from_arrays, join, to_arrays
+from anisoscope.stats.blocks import Block, Cloud, Stats, from_arrays, join, on_device, to_arrays
 from anisoscope.stats.cloud import BLOCKS
 from anisoscope.stats.collector import Part
 from anisoscope.stats.heads import HeadSums
@@ -24,12 +24,16 @@ class HeadBlocks:
     def __init__(self, level: int = 0, blocks: Mapping[int, Stats] | None = None) -> None:
         self.level = level
         self.blocks: dict[int, Stats] = dict(blocks or {})
+        self._given = blocks is not None  # from files, onto the host
 
     def add(self, pattern: Heads | Scores, counts: Tensor, block: Tensor) -> None:
         """Counts one batch: `counts` (b, t) says which queries count, `block` (b,) where each sequence belongs."""
         length = counts.shape[1]
         asked = torch.linspace(1, max(1, length - 1), min(_ASKED, length)).long().unique()
         rows = attention_rows(pattern, counts, asked)
+        if self._given:  # layers of one model may lie on several devices: where this one's is, its rows tell
+            self.blocks = {number: on_device(stats, rows.entropy.device) for number, stats in self.blocks.items()}
+            self._given = False
         for number in block.unique().tolist():
             own = block == number
             stats: Stats = {"Attention": Attention.of_rows(rows, counts & own[:, None])}

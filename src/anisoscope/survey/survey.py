@@ -20,7 +20,7 @@ from anisoscope.metrics.evaluate import Measured, evaluate
 from anisoscope.models import Batch
 from anisoscope.records import Site
 from anisoscope.stats.attention import Heads
-from anisoscope.stats.blocks import SECOND_LOOK, Cloud, from_arrays, on_device, to_arrays
+from anisoscope.stats.blocks import SECOND_LOOK, Cloud, from_arrays, to_arrays
 from anisoscope.stats.cloud import second_look_at_sample
 from anisoscope.stats.collector import BlockNumbers, Collector, Part
 from anisoscope.stats.neighbourhoods import LocalDimensions, Neighbours, TwoNeighbours
@@ -28,7 +28,7 @@ from anisoscope.stats.rows import Rows
 from anisoscope.survey.current import STREAM, Current, counted
 from anisoscope.survey.evaluated import Evaluated
 from anisoscope.survey.heads import HeadBlocks
-from anisoscope.survey.inputs import as_batch, call, device_of
+from anisoscope.survey.inputs import as_batch, call
 from anisoscope.survey.massive import described, massive
 from anisoscope.survey.ranks import Ranks
 from anisoscope.survey.runs import choose_metrics
@@ -345,19 +345,17 @@ class Survey:
     def load(self, folder: Path) -> None:
         """Goes on from what `save` wrote."""
         state = json.loads((folder / "state.json").read_text())
-        device = device_of(self.model)
         self._batches, self.counted = state["batches"], state["counted"]
         self._first_document, self.unit = state["first_document"], state["unit"]
         for name in state["collectors"]:
-            collector = self._collector(Site.parse(name))
-            collector.load(folder / name, device)
+            self._collector(Site.parse(name)).load(folder / name)
         for name, level in state["heads"]:
             arrays = load_file(folder / f"{name}.{level}.heads.safetensors")
             blocks: dict[int, dict[str, Tensor]] = {}
             for path, x in arrays.items():
                 number, rest = path.split("/", 1)
                 blocks.setdefault(int(number), {})[rest] = x
-            heads = {number: on_device(from_arrays(found), device) for number, found in blocks.items()}
+            heads = {number: from_arrays(found) for number, found in blocks.items()}
             self._heads[Site.parse(name)] = HeadBlocks(level, heads)
         self._numbers = None if state["numbers"] is None else BlockNumbers(*state["numbers"])
         if self._spread is not None:
