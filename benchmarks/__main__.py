@@ -19,6 +19,8 @@ from benchmarks.harness import SCRATCH, Outcome, Settings, draw, figure_of, load
 from benchmarks.lab import lab
 from benchmarks.measure import measure
 from benchmarks.peers import peers, search_commands
+from benchmarks.scale import scale
+from benchmarks.sweep import sweep
 from benchmarks.tangent import tangent
 from benchmarks.tracker import tracker
 
@@ -43,6 +45,8 @@ BENCHMARKS: dict[str, Callable[[Settings], Outcome]] = {
     "tracker": tracker,
     "lab": lab,
     "tangent": tangent,
+    "sweep": sweep,
+    "scale": scale,
     "peers": peers,
 }
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import shutil
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -304,9 +306,30 @@ def test_mistakes_say_what_to_do(train: Path, text: Path, tmp_path: Path) -> Non
         sweep(train, out=tmp_path / "run")
     with pytest.raises(InputError, match="cannot come from standard input"):
         sweep(train, out=tmp_path / "run", text="-")
+    with pytest.raises(InputError, match=r"no text at .*nope\.txt"):
+        sweep(train, out=tmp_path / "run", text=tmp_path / "nope.txt")
+    assert not (tmp_path / "run").exists()
     with pytest.raises(InputError, match="has no step 5 to measure drift from; it has 0, 100"):
         sweep(train, out=tmp_path / "run", text=text, reference=5, **SMALL)
     for place in train.iterdir():
         (place / "model.safetensors").unlink()
     with pytest.raises(InputError, match=r"has no checkpoint to measure: step 0 .* is left out: no weights"):
         sweep(train, out=tmp_path / "other", text=text, **SMALL)
+
+
+def test_the_command_prints_what_came_of_it_and_ends_with_an_error_where_something_failed(
+    train: Path, text: Path, tmp_path: Path
+) -> None:
+    shutil.copytree(train / "checkpoint-0", train / "checkpoint-50")
+    config = train / "checkpoint-100" / "config.json"
+    config.write_text(json.dumps(json.loads(config.read_text()) | {"n_embd": 24}))
+    options = ["--text", text, "--tokens", 200, "--window", 32, "--metrics", "mean_cosine", "--sites", "resid.0"]
+    options += ["--revisions", "checkpoint-0,checkpoint-50,checkpoint-100", "--out", tmp_path / "run", "--json"]
+    command = [sys.executable, "-m", "anisoscope", "sweep", *map(str, [train, *options])]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert {record["step"] for record in json.loads(done.stdout)} == {0}
+    said = " ".join(done.stderr.split())
+    assert "step 50 (checkpoint-50) is left out: its weights are those of step 0 (checkpoint-0)" in said
+    assert "checkpoint-100 failed:" in said
+    assert "a task failed, see above; the same command tries again" in said

@@ -252,7 +252,8 @@ CLAIMS = (
         + " with --text, --images and --audio",
         figure=("mean_cosine",),
         cells=("decoder", "words"),
-        seconds=6,
+        seconds=10,
+        sources=tuple(source for sources in SOURCES.values() for source in sources),
     ),
     Claim(
         "A2",
@@ -267,7 +268,8 @@ CLAIMS = (
         settle="more models: repeat --model",
         figure=("drift_norm", "mean_cosine", "mean_cosine_centred"),
         cells=("decoder", "words", "causal-masked", "encoder"),
-        seconds=6,
+        seconds=10,
+        sources=tuple(source for sources in SOURCES.values() for source in sources),
     ),
     Claim(
         "A3",
@@ -278,7 +280,7 @@ CLAIMS = (
         control=every(*map(_raising, SETTINGS)),
         settle="more seeds, or a wider block (--size paper)",
         figure=("block_cosine_out", "block_cosine_in", "block_norm_out"),
-        seconds=8,
+        seconds=1,
     ),
     Claim(
         "A4",
@@ -289,7 +291,7 @@ CLAIMS = (
         control=every(_sharpening(PUBLISHED), _sharpening(Setting("pre"))),
         settle="more seeds, or a wider block (--size paper)",
         figure=("block_entropy", "block_logit_std", "block_largest"),
-        seconds=8,
+        seconds=1,
     ),
     Claim(
         "A5",
@@ -301,10 +303,13 @@ CLAIMS = (
             above("budget", 0.0, "growth of the mean query's share in the logit budget"),
             above("ablation", 0.1, "relative rise of entropy without the mean query"),
         ),
-        settle="checkpoints of a model: --model google/multiberts-seed_0 --revisions 'step*' --text FILE",
+        settle="checkpoints of a model: --model LIST --text FILE, LIST a file of ids such as "
+        "google/multiberts-seed_0-step_20k, one a line",
         figure=("qk_cosine", "attention_entropy", "logit_budget"),
         cells=("decoder",),
         seconds=8,
+        sources=("EleutherAI/pythia-70m",),
+        revisions="step0,step1000,step8000,step43000,step143000",
     ),
     Claim(
         "A6",
@@ -316,6 +321,6 @@ CLAIMS = (
         settle="more seeds, or a longer training of the lab (--size paper)",
         figure=("attention_entropy", "q_drift", "k_drift"),
         cells=("decoder", *VARIANTS),
-        seconds=5,
+        seconds=4,
     ),
 )

@@ -38,6 +38,7 @@ class Kind:
     metrics: tuple[str, ...]
     sites: tuple[str, ...] = STREAM
     weights: bool = False
+    spread: bool = False  # whether the spread over batches, as papers report it, is wanted of a text
 
 
 SHAPE = Kind(
@@ -46,6 +47,7 @@ SHAPE = Kind(
         *("mean_cosine", "mean_cosine_centred", "mean_cosine_across_documents", "drift_norm", "relative_drift"),
         *("spectral_anisotropy", "isoscore"),
     ),
+    spread=True,
 )
 TYLER = Kind("tyler", ("tyler_share",))
 DIMENSION = Kind("dimension", ("two_nn", "two_nn_paper", "gride"))
@@ -204,9 +206,13 @@ class Given:
 
     def look(self, kind: Kind, half: int | None = None) -> Units:
         """A look whose units are blocks of documents; `half` 0 or 1 takes one half of the documents."""
-        name = kind.name if half is None else f"{kind.name}-half-{half}"
-        units = by_documents(kept(self.folder / name, lambda folder: self._measured(kind, folder, half)))
+        units = by_documents(self.run(kind, half))
         return replace(units, unit="blocks of rows") if kind.weights else units
+
+    def run(self, kind: Kind, half: int | None = None) -> Run:
+        """The run of a look."""
+        name = kind.name if half is None else f"{kind.name}-half-{half}"
+        return kept(self.folder / name, lambda folder: self._measured(kind, folder, half))
 
     def halves(self, opened: Opened) -> tuple[list[Batch], list[Batch]]:
         """The text in two halves that share no document."""
@@ -221,6 +227,8 @@ class Given:
             return measure(opened, weights=True, **options)
         if half is not None:
             return measure(opened, self.halves(opened)[half], **options)
+        if kind.spread and opened.modality == "text":
+            options["batch_tokens"] = self.size.batch_tokens
         return measure(opened, tokens=self.size.tokens, **self.data(opened), **options)
 
     def data(self, opened: Opened) -> dict[str, Any]:
@@ -257,9 +265,9 @@ def given_models(
 ) -> tuple[tuple[Given, ...], ...]:
     """The models given, each with its checkpoints in the order of training."""
     found = []
-    for number, source in enumerate(sources):
+    for source in sources:
+        place = folder / _plain(source)
         series = checkpoints(source, revisions)
-        place = folder / f"model-{number}"
         found.append(tuple(Given(c, place / f"{c.step}-{_plain(c.label)}", **template) for c in series))
     return tuple(found)
 

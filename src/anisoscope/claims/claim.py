@@ -183,6 +183,8 @@ class Claim:
     cells: tuple[str, ...] = ()
     seconds: float = 1.0  # a seed, besides training, in size small
     large: bool = False
+    sources: tuple[str, ...] = ()  # models by hub id that size paper runs it on
+    revisions: str | None = None  # and their checkpoints
 
     @property
     def needs(self) -> str:

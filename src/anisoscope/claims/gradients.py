@@ -35,23 +35,24 @@ def rank_of(lab: Lab) -> int:
 # --- tests --------------------------------------------------------------------------------------------------------
 
 
-def gradients_of(
-    lab: Lab, cell: str, step: int, *, fitted_at: int | None = None, every_gradient: bool = False
-) -> Units:
+# Kinds of test: which gradients against which proxy.
+_KINDS = {"gradients": ((HIDDEN,), "pca"), "objects": (GRADIENTS, "pca"), "concepts": ((HIDDEN,), "semi_nmf")}
+
+
+def gradients_of(lab: Lab, cell: str, step: int, *, kind: str = "gradients", fitted_at: int | None = None) -> Units:
     """The test of every seed of a cell at one step; `fitted_at` takes the bases of another step."""
-    readings = [_lab_test(lab, cell, seed, step, fitted_at, every_gradient) for seed in range(lab.seeds)]
-    return Units(tuple(readings))
+    return Units(tuple(_lab_test(lab, cell, seed, step, kind, fitted_at) for seed in range(lab.seeds)))
 
 
-def _lab_test(lab: Lab, cell: str, seed: int, step: int, fitted_at: int | None, every_gradient: bool) -> Reading:
-    name = "gradients" if fitted_at is None else f"gradients-fitted-at-{fitted_at}"
+def _lab_test(lab: Lab, cell: str, seed: int, step: int, kind: str, fitted_at: int | None) -> Reading:
+    gradients, proxy = _KINDS[kind]
+    name = kind if fitted_at is None else f"{kind}-fitted-at-{fitted_at}"
 
     def make(folder: Path) -> Run:
         lab.say(f"gradients of {cell}, seed {seed}, step {step}")
         opened = lab.opened(cell, seed, step)
         fit, test = lab.batches(cell, 0), lab.batches(cell, 1)
-        proxies = ("pca", "semi_nmf") if every_gradient else ("pca",)
-        tangent = Tangent(proxies=proxies, ranks=(rank_of(lab),), nulls=NULLS)
+        tangent = Tangent(proxies=(proxy,), ranks=(rank_of(lab),), nulls=NULLS)
         config: Any = opened.model.config
         loss = "next_token" if config.objective == "next" else "masked_token"
         frozen = None
@@ -63,7 +64,7 @@ def _lab_test(lab: Lab, cell: str, seed: int, step: int, fitted_at: int | None, 
             test=test,
             loss=loss,
             tangent=tangent,
-            gradients=GRADIENTS if every_gradient else (HIDDEN,),
+            gradients=gradients,
             frozen=frozen,
             mask=lab.data(cell, seed).mask_id,
             seed=seed,
@@ -71,7 +72,7 @@ def _lab_test(lab: Lab, cell: str, seed: int, step: int, fitted_at: int | None, 
             out=folder,
         )
 
-    return lab.kept_reading(cell, seed, step, name + ("-all" if every_gradient else ""), make)
+    return lab.kept_reading(cell, seed, step, name, make)
 
 
 def gradients_of_model(model: Given, fitted: Given | None = None) -> Units:

@@ -298,6 +298,8 @@ def _lenses_on_model(bench: Bench) -> Evidence:
 
 # --- the claims ---------------------------------------------------------------------------------------------------
 
+# Step 0 and 20 evenly spaced ones of 143,000, as published.
+_TWENTY = ",".join(f"step{1000 * round(143 * part / 20)}" for part in range(21))
 CLAIMS = (
     Claim(
         "N1",
@@ -318,6 +320,9 @@ CLAIMS = (
         cells=("narrow", "untied", "wide", "untied-sgd"),
         seconds=1,
         large=True,
+        sources=tuple(
+            f"EleutherAI/pythia-{size}" for size in ("70m", "160m", "410m", "1b", "1.4b", "2.8b", "6.9b", "12b")
+        ),
     ),
     Claim(
         "N2",
@@ -332,7 +337,9 @@ CLAIMS = (
         settle="checkpoints: --model EleutherAI/pythia-70m --revisions 'step*'",
         figure=("partition_isotropy", "embedding_cosine"),
         cells=("untied", "untied-sgd"),
-        seconds=1,
+        seconds=3,
+        sources=("EleutherAI/pythia-70m",),
+        revisions=_TWENTY,
     ),
     Claim(
         "N3",
@@ -344,7 +351,8 @@ CLAIMS = (
         settle="--model EleutherAI/pythia-410m --text FILE",
         figure=("final_cosine",),
         cells=("decoder",),
-        seconds=2,
+        seconds=1,
+        sources=("EleutherAI/pythia-410m",),
     ),
     Claim(
         "N4",
@@ -374,5 +382,6 @@ CLAIMS = (
         figure=("both_lenses",),
         cells=("decoder",),
         seconds=2,
+        sources=("EleutherAI/pythia-410m",),
     ),
 )

@@ -7,7 +7,7 @@ from statistics import fmean
 
 from anisoscope.claims.bench import SHAPE, Bench, ran_on
 from anisoscope.claims.claim import LAB, MODEL, Estimate, Evidence
-from anisoscope.claims.panel import CHARACTER, CONVOLUTION, TRANSFORMERS, Member, around_batch_norms, members
+from anisoscope.claims.panel import CHARACTER, CONVOLUTION, TRANSFORMERS, Member, around_batch_norms, items_of, members
 from anisoscope.claims.readings import Reading, difference, estimate, profile_records
 from anisoscope.claims.statistics import share, spearman_p
 from anisoscope.records import Record
@@ -131,6 +131,6 @@ def _records(bench: Bench, panel: Sequence[Member]) -> list[Record]:
         return records
     return records + [
         Record(f"resid.{place}", "mean_cosine", value, variant={"of": f"convolution: {side} BatchNorm"})
-        for place, pair in enumerate(around_batch_norms(seed=0))
+        for place, pair in enumerate(around_batch_norms(seed=0, items=items_of(bench)))
         for side, value in zip(("before", "after"), pair, strict=True)
     ]

@@ -116,7 +116,7 @@ CLAIMS = (
         settle="more seeds, a longer training of the lab (--size paper), or tasks of yours",
         figure=("validation_loss", "probe_accuracy", "reached_isoscore"),
         cells=(*_DOSES["isoscore"], *_DOSES["centring"][1:]),
-        seconds=8,
+        seconds=15,
     ),
     Claim(
         "P2",

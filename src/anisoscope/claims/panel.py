@@ -25,7 +25,6 @@ from anisoscope.store import Run
 TEXT, CHARACTER, IMAGE, AUDIO, CONVOLUTION = "text", "character", "image", "audio", "convolution"
 TRANSFORMERS = (TEXT, CHARACTER, IMAGE, AUDIO)
 _WIDTH, _LAYERS, _HEADS, _PIXELS, _SAMPLES = 64, 6, 4, 64, 4000
-_ITEMS = 32  # images or clips
 
 # What the paper measured, by hub id.
 SOURCES = {
@@ -98,19 +97,25 @@ def _untrained_run(model: Given, opened: Opened, folder: Path) -> Run:
 # --- random weights -----------------------------------------------------------------------------------------------
 
 Made = tuple[nn.Module, dict[str, Tensor]]
+Maker = Callable[[int, int], Made]  # from a seed and the number of images or clips
 
 
-def _random_look(bench: Bench, name: str, make: Callable[[int], Made]) -> Units:
+def _random_look(bench: Bench, name: str, make: Maker) -> Units:
     def run(seed: int, folder: Path) -> Run:
         bench.lab.say(f"{name} of random weights, seed {seed}")
         with torch.random.fork_rng():
             torch.manual_seed(seed)
-            model, inputs = make(seed)
+            model, inputs = make(seed, items_of(bench))
         return measure(model.eval(), [inputs], metrics=SHAPE.metrics, sites=SHAPE.sites, errors=False, out=folder)
 
     place = bench.lab.folder / "looks" / name.replace(" ", "-")
     runs = [kept(place / f"seed-{seed}", partial(run, seed)) for seed in range(bench.lab.seeds)]
     return Units(tuple(Reading.of(run.records()) for run in runs))
+
+
+def items_of(bench: Bench) -> int:
+    """How many images or clips a look reads: a quarter of the windows of text."""
+    return bench.size.windows // 4
 
 
 def _transformers() -> Any:
@@ -120,7 +125,7 @@ def _transformers() -> Any:
     return transformers
 
 
-def _vit(seed: int) -> Made:
+def _vit(seed: int, items: int) -> Made:
     hf = _transformers()
     config = hf.ViTConfig(
         hidden_size=_WIDTH,
@@ -130,16 +135,16 @@ def _vit(seed: int) -> Made:
         image_size=_PIXELS,
         patch_size=8,
     )
-    return hf.ViTModel(config, add_pooling_layer=False), {"pixel_values": images(seed)}
+    return hf.ViTModel(config, add_pooling_layer=False), {"pixel_values": images(seed, items)}
 
 
-def _resnet(seed: int) -> Made:
+def _resnet(seed: int, items: int) -> Made:
     hf = _transformers()
     config = hf.ResNetConfig(embedding_size=16, hidden_sizes=[16, 32, 64], depths=[2, 2, 2], layer_type="basic")
-    return hf.ResNetModel(config), {"pixel_values": images(seed)}
+    return hf.ResNetModel(config), {"pixel_values": images(seed, items)}
 
 
-def _wav2vec(seed: int) -> Made:
+def _wav2vec(seed: int, items: int) -> Made:
     hf = _transformers()
     config = hf.Wav2Vec2Config(
         hidden_size=_WIDTH,
@@ -153,17 +158,17 @@ def _wav2vec(seed: int) -> Made:
         num_conv_pos_embeddings=16,
         num_conv_pos_embedding_groups=4,
     )
-    return hf.Wav2Vec2Model(config), {"input_values": sounds(seed)}
+    return hf.Wav2Vec2Model(config), {"input_values": sounds(seed, items)}
 
 
-def images(seed: int) -> Tensor:
+def images(seed: int, items: int) -> Tensor:
     """Random fields whose power falls with frequency as that of photographs does, (items, 3, pixels, pixels)."""
-    return _coloured((_ITEMS, 3, _PIXELS, _PIXELS), 2, seed)
+    return _coloured((items, 3, _PIXELS, _PIXELS), 2, seed)
 
 
-def sounds(seed: int) -> Tensor:
+def sounds(seed: int, items: int) -> Tensor:
     """Pink noise, (items, samples)."""
-    return _coloured((_ITEMS, _SAMPLES), 1, seed)
+    return _coloured((items, _SAMPLES), 1, seed)
 
 
 def _coloured(shape: tuple[int, ...], axes: int, seed: int) -> Tensor:
@@ -177,11 +182,11 @@ def _coloured(shape: tuple[int, ...], axes: int, seed: int) -> Tensor:
     return field / field.std()
 
 
-def around_batch_norms(seed: int) -> list[tuple[float, float]]:
+def around_batch_norms(seed: int, items: int) -> list[tuple[float, float]]:
     """Mean cosine before and after every BatchNorm of the convolutional network, in the order of a forward pass."""
     with torch.random.fork_rng():
         torch.manual_seed(seed)
-        model, inputs = _resnet(seed)
+        model, inputs = _resnet(seed, items)
     model.train()  # so that a norm uses the batch's own mean: an untrained one knows no other
     found: list[tuple[float, float]] = []
 

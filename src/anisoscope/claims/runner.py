@@ -83,12 +83,16 @@ def run_claims(
     can be had stays inconclusive, with the reason.
     """
     folder = Path(out)
-    bench = _bench(folder, asked, say or (lambda _: None))
+    lab = Lab(
+        folder / _LAB, asked.size, asked.size.seeds, say or (lambda _: None), None if asked.models else asked.text
+    )
     info = {"kind": "claims", "asked": asked.to_json(), "versions": _versions()}
     with _opened(folder, info, command) as run:
         for claim in claims:
             try:
-                evidence = _evidence(claim, bench, folder)
+                evidence = kept_evidence(folder, claim.id) or _gathered(
+                    claim, _bench(claim, asked, lab, folder), folder
+                )
                 verdicts = judge(claim, evidence)
             except AnisoscopeError as why:
                 verdicts = unjudged(claim, str(why))
@@ -96,10 +100,13 @@ def run_claims(
             yield claim, verdicts
 
 
-def _bench(folder: Path, asked: Asked, say: Say) -> Bench:
-    lab = Lab(folder / _LAB, asked.size, asked.size.seeds, say, None if asked.models else asked.text)
-    template = {"size": asked.size, "text": asked.text, "say": say, "images": asked.images, "audio": asked.audio}
-    return Bench(asked.size, lab, given_models(asked.models, asked.revisions, folder / _MODELS, template))
+def _bench(claim: Claim, asked: Asked, lab: Lab, folder: Path) -> Bench:
+    """The models given, or in size paper those that the claim was made about; and the lab."""
+    models, revisions = asked.models, asked.revisions
+    if asked.size.name == "paper" and not models:
+        models, revisions = claim.sources, claim.revisions
+    template = {"size": asked.size, "text": asked.text, "say": lab.say, "images": asked.images, "audio": asked.audio}
+    return Bench(asked.size, lab, given_models(models, revisions, folder / _MODELS, template))
 
 
 def _versions() -> dict[str, str]:
@@ -125,16 +132,13 @@ def _opened(folder: Path, info: dict[str, Any], command: str | None) -> Run:
 # --- evidence -----------------------------------------------------------------------------------------------------
 
 
-def _evidence(claim: Claim, bench: Bench, folder: Path) -> Evidence:
-    """The evidence of a claim: as it is kept, or gathered in the best way that what is at hand allows."""
-    place = folder / _EVIDENCE / claim.id
-    found = kept_evidence(folder, claim.id)
-    if found is not None:
-        return found
+def _gathered(claim: Claim, bench: Bench, folder: Path) -> Evidence:
+    """The evidence of a claim, in the best way that what is at hand allows; it is kept."""
     way = next((way for way in bench.ways() if way in claim.ways), None)
     if way is None:
         raise InputError(f"it needs {claim.needs}")
     made = claim.ways[way](bench)
+    place = folder / _EVIDENCE / claim.id
     shutil.rmtree(place, ignore_errors=True)
     place.parent.mkdir(parents=True, exist_ok=True)
     with Run.create(place, {"kind": "evidence", "claim": claim.id}) as run:

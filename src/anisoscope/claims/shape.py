@@ -3,13 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from statistics import fmean
 
-from torch import nn
-
-from anisoscope.claims.bench import DIMENSION, LOCAL, REMOVAL, SHAPE, TYLER, Bench, ran_on
+from anisoscope.claims.bench import LOCAL, REMOVAL, SHAPE, TYLER, Bench, Given, ran_on
 from anisoscope.claims.claim import LAB, MODEL, Claim, Estimate, Evidence, above, below, every, gate
+from anisoscope.claims.dimension import (
+    HIGHEST,
+    SCALE,
+    dimension_on_checkpoints,
+    dimension_on_lab,
+    low_on_lab,
+    low_on_model,
+)
 from anisoscope.claims.readings import (
     Missing,
     Reading,
@@ -20,16 +27,11 @@ from anisoscope.claims.readings import (
     figure_records,
     profile_records,
 )
-from anisoscope.claims.states import Batches, gaussian_dimension, states
-from anisoscope.claims.statistics import bell, fall, peak, rise, span, spearman
+from anisoscope.claims.statistics import bell, span, spearman
 from anisoscope.records import Record
 
 PAPER = "razzhigaev2023"
 _SHARE, _TYLER = "spectral_anisotropy", "tyler_share"
-_HIGHEST = 60.0  # the dimension that decoders are said never to exceed
-_GAUSSIANS = 5  # draws of N(0, C) beside which a dimension is read
-_FEW = 4  # batches of a model given whose states are kept
-_SCALE = 4  # the smallest k of GRIDE that near-copies do not spoil
 Statistic = Callable[[Reading], float]
 
 # λ1/Σλ over hidden states as the paper's figures have it, the embedding first.
@@ -74,6 +76,16 @@ def _profiles(look: Units, tyler: Units, of: str) -> list[Record]:
     return out
 
 
+def _over_batches(model: Given) -> list[Record]:
+    """The mean over batches with its error, as published; pooled values are what is judged."""
+    of = f"{model.name}, mean over batches of {model.size.batch_tokens:,} tokens"
+    return [
+        replace(record, variant={"of": of}, run="")
+        for record in model.run(SHAPE).records()
+        if record.metric == _SHARE and record.variant.get("of batches") == "mean"
+    ]
+
+
 def _published(places: int) -> list[Record]:
     """The published profiles at as many depths as the models here have."""
     return [
@@ -109,7 +121,7 @@ def _bell_on_models(bench: Bench) -> Evidence:
     for model in bench.models:
         look, tyler = model.look(SHAPE), model.look(TYLER)
         found = (_bells("bell", bell, look, tyler) if model.decoder else _bells("range", span, look, tyler)) | found
-        records += _profiles(look, tyler, model.name)
+        records += _profiles(look, tyler, model.name) + _over_batches(model)
         records += figure_records(model.look(REMOVAL), REMOVAL.metrics, of=model.name)
     absent = {"bell": "no decoder was given", "range": "no encoder was given"}
     left_out = {
@@ -134,105 +146,6 @@ def _mask_on_lab(bench: Bench) -> Evidence:
     }
     records = [record for cell, look in looks.items() for record in profile_records(look, _SHARE, of=cell)]
     return Evidence(bench.said(), LAB, found, records=tuple(records))
-
-
-# --- S2, S3: intrinsic dimension ----------------------------------------------------------------------------------
-
-_DIMENSIONS: dict[str, Statistic] = {
-    "paper": _mean("two_nn_paper"),
-    "two_nn": lambda reading: fmean(reading.profile("two_nn", "no-sink", neighbours="all")),
-    "gride": lambda reading: fmean(e.value for e in reading.find("gride", "no-sink") if e.index == _SCALE),
-    "other_documents": lambda reading: fmean(reading.profile("two_nn", "no-sink", neighbours="other documents")),
-}
-
-
-def _rise_and_fall(whole: Sequence[Units], halves: Sequence[Sequence[Units]]) -> dict[str, Estimate]:
-    """Peak less first and peak less last: of the highest point itself, then of a peak that other documents chose."""
-    made: dict[str, Callable[[], Estimate]] = {}
-    for move in (rise, fall):
-        made[f"{move.__name__}_paper"] = partial(estimate, partial(_at_own_peak, move), *whole)
-        for name in ("two_nn", "gride", "other_documents"):
-            statistic = partial(_at_other_peak, move, _DIMENSIONS[name])
-            made[f"{move.__name__}_{name}"] = partial(estimate, statistic, *halves[0], *halves[1])
-    return estimates(made)
-
-
-def _at_own_peak(move: Callable[[Sequence[float], int], float], *readings: Reading) -> float:
-    curve = [_DIMENSIONS["paper"](reading) for reading in readings]
-    return move(curve, peak(curve))
-
-
-def _at_other_peak(move: Callable[[Sequence[float], int], float], dimension: Statistic, *readings: Reading) -> float:
-    """The first half of the readings chooses the peak, the second is asked how high it stands."""
-    curve = [dimension(reading) for reading in readings]
-    steps = len(curve) // 2
-    return move(curve[steps:], peak(curve[:steps]))
-
-
-def _dimension_records(whole: Sequence[Units], steps: Sequence[int]) -> list[Record]:
-    out = []
-    for units, step in zip(whole, steps, strict=True):
-        for name, dimension in _DIMENSIONS.items():
-            try:
-                out.append(drawn(estimate(dimension, units), "intrinsic_dimension", of=name, step=step))
-            except Missing:
-                continue
-    return out
-
-
-def _dimension_on_lab(bench: Bench) -> Evidence:
-    lab = bench.lab
-    whole = lab.series("decoder", DIMENSION)
-    found = _rise_and_fall(whole, [lab.series("decoder", DIMENSION, half) for half in (0, 1)])
-    return Evidence(bench.said(), LAB, found, records=tuple(_dimension_records(whole, bench.size.looks)))
-
-
-def _dimension_on_checkpoints(bench: Bench) -> Evidence:
-    whole = [model.look(DIMENSION) for model in bench.series]
-    found = _rise_and_fall(whole, [[model.look(DIMENSION, half) for model in bench.series] for half in (0, 1)])
-    records = _dimension_records(whole, [model.step for model in bench.series])
-    return Evidence(ran_on(bench.series), MODEL, found, records=tuple(records))
-
-
-def _highest(metric: str, tokens: str = "all", **variant: str) -> Statistic:
-    return lambda reading: max(reading.profile(metric, tokens, **variant))
-
-
-def _low_dimension(look: Units, gaussian: Estimate, of: str) -> tuple[dict[str, Estimate], list[Record]]:
-    found = estimates(
-        {
-            "highest_paper": lambda: estimate(_highest("two_nn_paper"), look),
-            "highest": lambda: estimate(_highest("two_nn", "no-sink", neighbours="all"), look),
-        }
-    )
-    records = profile_records(look, "two_nn_paper", of=of)
-    records.append(drawn(gaussian, "two_nn_paper", of=f"N(0, C) beside {of}, highest layer"))
-    return {**found, "gaussian": gaussian}, records
-
-
-def _dimension_of_gaussian(model: nn.Module, batches: Batches, sample: int) -> Estimate:
-    """What TwoNN reads of N(0, C) at the site where that is highest, over draws."""
-    rows = states(model, batches, ["resid"])
-    found = [
-        Estimate.over([gaussian_dimension(x[:sample], seed) for seed in range(_GAUSSIANS)], "draws")
-        for x in rows.values()
-    ]
-    return max(found, key=lambda each: each.value)
-
-
-def _low_on_lab(bench: Bench) -> Evidence:
-    lab, size = bench.lab, bench.size
-    gaussian = _dimension_of_gaussian(lab.model("decoder", 0, size.steps), lab.batches("decoder"), size.sample)
-    found, records = _low_dimension(lab.last("decoder", DIMENSION), gaussian, "decoder")
-    return Evidence(bench.said(), LAB, found, records=tuple(records))
-
-
-def _low_on_model(bench: Bench) -> Evidence:
-    model = bench.models[0]
-    opened = model.open()
-    gaussian = _dimension_of_gaussian(opened.model, model.halves(opened)[0][:_FEW], bench.size.sample)
-    found, records = _low_dimension(model.look(DIMENSION), gaussian, model.name)
-    return Evidence(ran_on([model]), MODEL, found, records=tuple(records))
 
 
 # --- S4, S5 -------------------------------------------------------------------------------------------------------
@@ -295,6 +208,7 @@ def _growth_on_checkpoints(bench: Bench) -> Evidence:
 
 # --- the claims ---------------------------------------------------------------------------------------------------
 
+_CHECKPOINTS = "step0,step128,step1000,step8000,step43000,step143000"
 _TYLERS = "of Tyler's matrix"
 CLAIMS = (
     Claim(
@@ -315,13 +229,14 @@ CLAIMS = (
         settle="give a decoder and an encoder: --model gpt2 --model bert-base-uncased --text FILE",
         figure=(_SHARE, _TYLER, "removal_curve"),
         cells=("decoder", "encoder"),
-        seconds=8,
+        seconds=12,
+        sources=("openai-community/gpt2", "google-bert/bert-base-uncased"),
     ),
     Claim(
         "S2",
         PAPER,
         "Intrinsic dimension rises early in training, then falls.",
-        {"lab": _dimension_on_lab, "checkpoints": _dimension_on_checkpoints},
+        {"lab": dimension_on_lab, "checkpoints": dimension_on_checkpoints},
         published=every(
             above("rise_paper", 0.0, "peak − first, published estimator"),
             above("fall_paper", 0.0, "peak − last, published estimator"),
@@ -331,7 +246,7 @@ CLAIMS = (
                 above(f"{move}_{name}", 0.0, f"{words}, {estimator}")
                 for name, estimator in (
                     ("two_nn", "duplicates removed"),
-                    ("gride", f"GRIDE k = {_SCALE}"),
+                    ("gride", f"GRIDE k = {SCALE}"),
                     ("other_documents", "neighbours in other documents"),
                 )
                 for move, words in (("rise", "peak − first"), ("fall", "peak − last"))
@@ -340,22 +255,25 @@ CLAIMS = (
         settle="give checkpoints of a long training: --model EleutherAI/pythia-70m --revisions 'step*' --text FILE",
         figure=("intrinsic_dimension",),
         cells=("decoder",),
-        seconds=25,
+        seconds=40,
+        sources=("EleutherAI/pythia-2.8b",),
+        revisions=_CHECKPOINTS,
     ),
     Claim(
         "S3",
         PAPER,
         "Intrinsic dimension is low: never above 60 in decoders.",
-        {"lab": _low_on_lab, "model": _low_on_model},
-        published=every(below("highest_paper", _HIGHEST, "highest dimension of a layer, published estimator")),
+        {"lab": low_on_lab, "model": low_on_model},
+        published=every(below("highest_paper", HIGHEST, "highest dimension of a layer, published estimator")),
         control=every(
-            gate("gaussian", _HIGHEST, "dimension read off N(0, C) at the same n"),
-            below("highest", _HIGHEST, "highest dimension of a layer, duplicates removed"),
+            gate("gaussian", HIGHEST, "dimension read off N(0, C) at the same n"),
+            below("highest", HIGHEST, "highest dimension of a layer, duplicates removed"),
         ),
         settle="a model whose Gaussian twin reads above 60 at this n: a wide one, on many tokens",
         figure=("two_nn_paper",),
         cells=("decoder",),
         seconds=3,
+        sources=("openai-community/gpt2",),
     ),
     Claim(
         "S4",
@@ -368,6 +286,7 @@ CLAIMS = (
         figure=("local_isotropy", "isoscore"),
         cells=("decoder",),
         seconds=3,
+        sources=("openai-community/gpt2",),
     ),
     Claim(
         "S5",
@@ -391,7 +310,9 @@ CLAIMS = (
         settle="give checkpoints of a long training: --model FOLDER --revisions 'step*' --text FILE",
         figure=(_SHARE, _TYLER),
         cells=("decoder",),
-        seconds=20,
+        seconds=35,
+        sources=("EleutherAI/pythia-2.8b",),
+        revisions=_CHECKPOINTS,
     ),
     Claim(
         "S6",
@@ -403,6 +324,6 @@ CLAIMS = (
         settle="more seeds, or a longer training of the lab (--size paper)",
         figure=(_SHARE,),
         cells=("decoder", "causal-masked", "encoder", "uniform", "no-attention"),
-        seconds=6,
+        seconds=8,
     ),
 )

@@ -53,7 +53,7 @@ class Size:
 
 EARLY = 0.3  # of training, by steps
 
-_SMALL = {"layers": 6, "width": 64, "heads": 4, "context": 64, "batch": 8, "steps": 240, "learning_rate": 0.004}
+_SMALL = {"layers": 6, "width": 64, "heads": 4, "context": 64, "batch": 8, "steps": 160, "learning_rate": 0.004}
 _TINY = {"layers": 3, "width": 16, "heads": 2, "context": 16, "batch": 4, "steps": 6, "learning_rate": 0.01}
 SIZES: Mapping[str, Size] = {
     size.name: size
@@ -73,12 +73,12 @@ SIZES: Mapping[str, Size] = {
         Size(
             "small",
             seeds=5,
-            switches={**_SMALL, "masking": 0.3, "rank": 8, "refresh": 60},
+            switches={**_SMALL, "masking": 0.3, "rank": 8, "refresh": 40},
             windows=64,
             sample=1024,
             draws=12,
             block=(256, 4, 128),
-            train_seconds=12,
+            train_seconds=11,
         ),
         Size(
             "paper",

@@ -54,8 +54,8 @@ def _energy_on_lab(bench: Bench) -> Evidence:
     found = _energy([gradients_of(lab, "decoder", step) for step in size.early])
     records: list[Record] = []
     for step in (size.frozen, size.steps):
-        units = gradients_of(lab, "decoder", step, every_gradient=True)
-        records += objects_table(units, step)
+        units = gradients_of(lab, "decoder", step, kind="objects")
+        records += objects_table(units, step) + objects_table(gradients_of(lab, "decoder", step, kind="concepts"), step)
         records += figure_records(units, ("transfer_slope", "local_excess"), of="decoder", step=step)
     return Evidence(f"{bench.said()}; steps {_steps(size.early)}", LAB, found, records=tuple(records))
 
@@ -209,6 +209,7 @@ def _moved_on_lab(bench: Bench) -> Evidence:
 
 # --- the claims ---------------------------------------------------------------------------------------------------
 
+_CHECKPOINTS = "step1000,step8000,step43000,step100000,step143000"
 _ENRICHED = "share of layers and early steps that beat all 20 normal controls"
 CLAIMS = (
     Claim(
@@ -226,7 +227,9 @@ CLAIMS = (
         settle="--model HuggingFaceTB/SmolLM2-360M --text FILE, best with early checkpoints (--revisions)",
         figure=("energy_by_gradient", "gradient_energy", "transfer_slope", "local_excess"),
         cells=("decoder",),
-        seconds=12,
+        seconds=20,
+        sources=("EleutherAI/pythia-160m",),
+        revisions=_CHECKPOINTS,
     ),
     Claim(
         "T2",
@@ -238,7 +241,9 @@ CLAIMS = (
         settle="--model HuggingFaceTB/SmolLM2-360M --text FILE",
         figure=("anisotropy_share",),
         cells=("decoder",),
-        seconds=2,
+        seconds=1,
+        sources=("EleutherAI/pythia-160m",),
+        revisions=_CHECKPOINTS,
     ),
     Claim(
         "T3",
@@ -254,7 +259,8 @@ CLAIMS = (
         settle="a decoder and an encoder: --model EleutherAI/pythia-160m --model EuroBERT/EuroBERT-210m --text FILE",
         figure=("gradient_enrichment", "local_excess"),
         cells=_CELLS,
-        seconds=18,
+        seconds=20,
+        sources=("EleutherAI/pythia-160m", "almanach/moderncamembert-base"),
     ),
     Claim(
         "T4",
@@ -270,6 +276,8 @@ CLAIMS = (
         figure=("log_enrichment",),
         cells=("decoder",),
         seconds=16,
+        sources=("EleutherAI/pythia-160m",),
+        revisions=_CHECKPOINTS,
     ),
     Claim(
         "T5",
@@ -288,7 +296,8 @@ CLAIMS = (
         settle="--model EleutherAI/pythia-160m --text FILE",
         figure=("frequency_correlation", "gradient_energy"),
         cells=("decoder",),
-        seconds=4,
+        seconds=2,
+        sources=("EleutherAI/pythia-160m",),
     ),
     Claim(
         "T6",
@@ -320,6 +329,6 @@ CLAIMS = (
         settle="more seeds, or a longer training of the lab (--size paper)",
         figure=("growth_of_anisotropy", "change_in_basis"),
         cells=("decoder", *_PROJECTED),
-        seconds=4,
+        seconds=6,
     ),
 )

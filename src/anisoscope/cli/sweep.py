@@ -113,7 +113,8 @@ def sweep(
         )
     _show(swept, as_json)
     if swept.failed:
-        raise InputError(f"{len(swept.failed)} tasks failed, see above; the same command tries them again")
+        what = "a task" if len(swept.failed) == 1 else f"{len(swept.failed)} tasks"
+        raise InputError(f"{what} failed, see above; the same command tries again")
 
 
 def _seeds(text: str) -> list[int]:

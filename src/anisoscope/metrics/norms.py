@@ -11,13 +11,13 @@ from anisoscope.stats.moments import Moments
 _INF = math.inf
 
 
-@metric(Moments, low=-_INF, high=_INF, keeps={"permutation"}, paper="machina2024", requires={"norm"}, bars=False)
+@metric(Moments, low=-_INF, high=_INF, keeps=set(), paper="machina2024", requires={"norm"}, bars=False)
 def norm_gain(entries: Moments) -> Iterator[Value]:
     """Mean and standard deviation of the entries of a norm's gain γ: 1 and 0 before training."""
     yield from _mean_and_deviation(entries)
 
 
-@metric(Moments, low=-_INF, high=_INF, keeps={"permutation"}, paper="machina2024", requires={"norm"}, bars=False)
+@metric(Moments, low=-_INF, high=_INF, keeps=set(), paper="machina2024", requires={"norm"}, bars=False)
 def norm_bias(entries: Moments) -> Iterator[Value]:
     """Mean and standard deviation of the entries of a norm's bias β: 0 and 0 before training."""
     yield from _mean_and_deviation(entries)

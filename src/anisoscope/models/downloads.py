@@ -60,7 +60,7 @@ def forget(source: str, revision: str | None) -> None:
 
     commit = _cached_commit(source, revision)
     if commit is not None:
-        hub.scan_cache_dir().delete_revisions(commit).execute()
+        hub.scan_cache_dir(hub.constants.HF_HUB_CACHE).delete_revisions(commit).execute()
 
 
 def _commits(repository: str) -> dict[str, str]:

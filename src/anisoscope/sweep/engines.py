@@ -40,9 +40,12 @@ def in_process(pull: Pull) -> Iterator[Outcome]:
         yield Outcome(job, work(job))
 
 
-def in_pool(pull: Pull, *, workers: int) -> Iterator[Outcome]:
-    """As many jobs at a time as there are worker processes, which share the cores of this machine evenly."""
-    threads = max(1, (os.cpu_count() or 1) // workers)
+def in_pool(pull: Pull, *, workers: int, threads: int | None = None) -> Iterator[Outcome]:
+    """As many jobs at a time as there are worker processes, which share the cores of this machine evenly.
+
+    `threads` gives each worker so many cores instead.
+    """
+    threads = threads or max(1, (os.cpu_count() or 1) // workers)
     idle = [_Worker(threads) for _ in range(workers)]
     running: dict[Future[Answer], tuple[Job, _Worker]] = {}
     try:
@@ -80,7 +83,8 @@ def on_ray(pull: Pull, *, address: str | None = None, cpus: float = 1, gpus: flo
     started = not ray.is_initialized()
     if started:
         try:
-            ray.init(address=address, include_dashboard=False if address is None else None, log_to_driver=False)
+            quiet: dict[str, Any] = {"log_to_driver": False, "logging_level": "ERROR"}
+            ray.init(address=address, include_dashboard=False if address is None else None, **quiet)
         except (ConnectionError, ValueError, RuntimeError) as error:
             raise InputError(f"no Ray cluster at {address!r} ({error}); start one with `ray start --head`") from error
     remote = ray.remote(work).options(num_cpus=cpus, num_gpus=gpus, max_retries=0)

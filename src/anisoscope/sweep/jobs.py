@@ -44,6 +44,7 @@ class Add:
     task: Task
     request: Mapping[str, Any]
     folders: tuple[Path, ...]
+    forget: bool = False
 
 
 @dataclass(frozen=True)
@@ -90,24 +91,30 @@ def _do(job: Job) -> Answer:
     if isinstance(job, Compare):
         return Answer(moved(job.now, job.then, step=job.step, against=job.against))
     opened = _open(job.task, job.request)
+    answer = _add(job, opened) if isinstance(job, Add) else _measure(job, opened)
+    if job.forget and is_remote(job.task.checkpoint.source):
+        forget(job.task.checkpoint.source, job.task.checkpoint.revision)
+    return answer
+
+
+def _measure(job: Measure, opened: Opened) -> Answer:
     seen: list[Kept] = []
-    if isinstance(job, Add):
-        about, measured = evaluate_shares(opened, job.request, job.folders, job.task.seed, partial(_see, seen))
-        return _answer(job.task, measured, seen, about, opened)
     with fetching(job.upcoming, dict(job.request.get("opening") or {})):
         if job.folder is not None:
             count_share(opened, job.request, job.task.share, job.task.seed, job.folder)
-            return Answer(about={"model": opened.info}, sketch=sketch(opened.model))
-        request = {**job.request, "seed": job.task.seed}
-        run = measure(opened, **request, seeing=partial(_see, seen))
+            return Answer()
+        run = measure(opened, **{**job.request, "seed": job.task.seed}, seeing=partial(_see, seen))
         if run.info["interrupted"]:
             raise KeyboardInterrupt  # half a measurement is none
     others = run.replicates()
     measured = [Measured(record, others.get(record_key(record), ())) for record in run.records()]
-    answer = _answer(job.task, measured, seen, run.info, opened)
-    if job.forget and is_remote(job.task.checkpoint.source):
-        forget(job.task.checkpoint.source, job.task.checkpoint.revision)
-    return answer
+    return _answer(job.task, measured, seen, run.info, opened)
+
+
+def _add(job: Add, opened: Opened) -> Answer:
+    seen: list[Kept] = []
+    about, measured = evaluate_shares(opened, job.request, job.folders, job.task.seed, partial(_see, seen))
+    return _answer(job.task, measured, seen, about, opened)
 
 
 def _open(task: Task, request: Mapping[str, Any]) -> Opened:

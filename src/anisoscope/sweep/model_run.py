@@ -83,12 +83,16 @@ class ModelRun:
         if isinstance(entry, Comparison):
             now, then = (load_kept(self._kept(step)) for step in (entry.step, entry.other))
             return Compare(entry.step, now, then, entry.against)
+        task = entry.task if isinstance(entry, Sum) else entry
+        forget = task.share.of == 1 and task.checkpoint.step in self.forget
         if isinstance(entry, Sum):
-            return Add(entry.task, self.request, tuple(self._share_folder(part) for part in self._shares(entry.task)))
-        folder = self._share_folder(entry) if entry.share.of > 1 else None
-        if folder is not None:
-            folder.parent.mkdir(exist_ok=True)
-        return Measure(entry, self.request, upcoming, entry.checkpoint.step in self.forget, folder)
+            folders = tuple(self._share_folder(part) for part in self._shares(task))
+            return Add(task, self.request, folders, forget)
+        if task.share.of == 1:
+            return Measure(task, self.request, upcoming, forget)
+        folder = self._share_folder(task)
+        folder.parent.mkdir(exist_ok=True)
+        return Measure(task, self.request, upcoming, folder=folder)
 
     def _parts(self, task: Task) -> list[Entry]:
         """A task, or those of its shares that were not counted yet; their sum where none is left."""
@@ -209,8 +213,9 @@ class ModelRun:
         stay = {self.reference, next(reversed(self.tasks))}
         for file in (self.run.path / _KEPT).glob("*.safetensors"):
             step = int(file.stem)
-            compared = step in self.tasks and all(each.key in self.ledger.done for each in self._involving(step))
-            if compared and step not in stay:
+            if step in stay or step not in self.tasks:
+                continue
+            if all(each.key in self.ledger.done for each in self._involving(step)):
                 file.unlink()
 
 
@@ -251,7 +256,7 @@ def open_model_run(
         chosen = _reference(run, tasks, reference, model.name)
         run.update_info(reference=chosen, integrity=[finding.text for finding in findings])
         downloads = [c for c, _ in found if is_remote(c.source) and not is_cached(c.source, c.revision)]
-        forget = frozenset(c.step for c in downloads) if not keep_downloads and shards == 1 else frozenset[int]()
+        forget = frozenset(c.step for c in downloads if not keep_downloads)
         return ModelRun(model.name, run, Ledger(run.path), request, tasks, chosen, shards, forget, findings)
     except BaseException:
         run.close()

@@ -11,9 +11,10 @@ from pathlib import Path
 from typing import Any
 
 from anisoscope.errors import InputError
-from anisoscope.models import Checkpoint, checkpoints
+from anisoscope.models import Checkpoint, checkpoints, text_documents
 from anisoscope.models.checkpoints import step_of
 from anisoscope.models.downloads import is_remote
+from anisoscope.models.sources import near_paths
 from anisoscope.survey.runs import choose_metrics
 from anisoscope.survey.shares import WHOLE, Share
 
@@ -107,22 +108,35 @@ def policy_of(request: Request) -> dict[str, Any]:
 
 def data_digest(request: Request) -> str:
     """A digest of the data's contents: of every file, or of the name of a dataset that is elsewhere."""
-    given = [request[kind] for kind in ("text", "images", "audio") if request.get(kind) is not None]
     digest = hashlib.blake2b(digest_size=16)
-    for source in given:
-        if str(source) == "-":
-            raise InputError("a sweep reads its data once a task, so it cannot come from standard input; give a file")
-        path = Path(source).expanduser()
-        files = sorted(p for p in path.rglob("*") if p.is_file()) if path.is_dir() else [path]
-        if not path.exists():
+    for kind in ("text", "images", "audio"):
+        source = request.get(kind)
+        if source is None:
+            continue
+        path = _require_readable(kind, source, dict(request.get("reading") or {}))
+        if path is None:
             digest.update(str(source).encode())
             continue
-        for file in files:
+        for file in sorted(p for p in path.rglob("*") if p.is_file()) if path.is_dir() else [path]:
             digest.update(str(file.relative_to(path)).encode())
             with file.open("rb") as stream:
                 while chunk := stream.read(_CHUNK):
                     digest.update(chunk)
     return digest.hexdigest()
+
+
+def _require_readable(kind: str, source: Any, reading: Mapping[str, Any]) -> Path | None:
+    """Where the data lies, or None where it is no file here; what cannot be read is said before the start."""
+    if not isinstance(source, str | Path):
+        raise InputError(f"workers read the data themselves: give {kind} as a path, got {type(source).__name__}")
+    if str(source) == "-":
+        raise InputError("a sweep reads its data once a task, so it cannot come from standard input; give a file")
+    if kind == "text":
+        text_documents(source, **reading)  # opens nothing yet, but knows what is there
+    path = Path(source).expanduser()
+    if kind != "text" and not path.exists():
+        raise InputError(f"no {kind} at {path}{near_paths(path)}; give a folder")
+    return path if path.exists() else None
 
 
 def _in_order(found: Sequence[Checkpoint]) -> tuple[Checkpoint, ...]:

@@ -1,0 +1,246 @@
+"""What measuring costs a token, a layer and a dimension; the model that fits; and what it says of a far larger job.
+
+python -m benchmarks scale          measures
+python -m benchmarks.scale          writes the measured part of docs/scale.md
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from anisoscope.capture import find_layout
+from anisoscope.survey import Survey
+from benchmarks.harness import RESULTS, ROOT, Figure, Outcome, Settings, load
+
+PAGE = ROOT / "docs" / "scale.md"
+_BEGIN, _END = "<!-- measured: python -m benchmarks.scale -->", "<!-- end of measured -->"
+_POINTS = "scale-points.json"
+_SAMPLE = 2048
+_WINDOW = 128
+
+
+@dataclass(frozen=True)
+class Point:
+    """One measured model: seconds of one core."""
+
+    width: int
+    layers: int
+    tokens: int
+    forward: float  # a token
+    statistics: float  # a token and site, beyond the forward pass
+    evaluation: float  # a site, both token policies, with error bars
+
+
+@dataclass(frozen=True)
+class Fit:
+    """statistics = a + b·d + c·d² a token and site; evaluation = e + f·d + g·d³ a site; both in seconds of one core."""
+
+    statistics: tuple[float, float, float]
+    evaluation: tuple[float, float, float]
+    worst: float  # the largest relative error over the points
+    product: float  # multiplications and additions a second of one core, in float32
+
+    def of_token(self, d: float) -> float:
+        a, b, c = self.statistics
+        return a + b * d + c * d * d
+
+    def of_site(self, d: float) -> float:
+        e, f, g = self.evaluation
+        return e + f * d + g * d**3
+
+    @property
+    def products(self) -> float:
+        """What the statistics of a site cost at large d, in full d × d products a token (2·d² operations)."""
+        return self.statistics[2] * self.product / 2
+
+
+@dataclass(frozen=True)
+class Hardware:
+    """What is assumed of machines that are not here; everything else is measured."""
+
+    gpus: int = 64
+    forward: float = 400e12  # operations a second and GPU that a forward pass in bfloat16 reaches
+    float32: float = 50e12  # the same for products in float32, which statistics are made of
+    memory: float = 80e9  # bytes a GPU
+    cores: int = 8  # of the host, a GPU
+    link: float = 1e9  # bytes a second and process that statistics travel with, packing included
+
+
+@dataclass(frozen=True)
+class Job:
+    """A model over a text: by default 70 billion parameters over a billion tokens."""
+
+    parameters: float = 70e9
+    width: int = 8192
+    layers: int = 80
+    tokens: float = 1e9
+    blocks: int = 64  # smallest blocks of documents, which travel
+
+    @property
+    def sites(self) -> int:
+        return self.layers + 2
+
+
+def scale(settings: Settings) -> Outcome:
+    """The points of the cost model, and how well it fits them."""
+    widths = (64, 128) if settings.quick else (128, 256, 512, 1024)
+    tokens = 2048 if settings.quick else 16_384
+    points = [_point(width, 2, tokens) for width in widths]
+    points += [_point(widths[1], 4, tokens), _point(widths[1], 2, 2 * tokens)]
+    settings.results.mkdir(parents=True, exist_ok=True)
+    found = fit(points, product_speed())
+    stored = {"points": [asdict(point) for point in points], "product": found.product}
+    (settings.results / _POINTS).write_text(json.dumps(stored, indent=1))
+    base, deeper, longer = points[1], points[-2], points[-1]
+    return Outcome(
+        [
+            Figure("the cost model's largest error over the points", found.worst, "", 0.25),
+            Figure("statistics a token and site with twice the layers", deeper.statistics / base.statistics, "×"),
+            Figure("statistics a token and site with twice the tokens", longer.statistics / base.statistics, "×"),
+            Figure("statistics of a wide site, in d × d products a token", found.products, "×"),
+        ]
+    )
+
+
+def fit(points: Sequence[Point], product: float) -> Fit:
+    """The cost model of these points: least relative squares, no term below zero."""
+    d = np.array([point.width for point in points], float)
+    statistics, near = _least(d, (0, 1, 2), np.array([point.statistics for point in points]))
+    evaluation, far = _least(d, (0, 1, 3), np.array([point.evaluation for point in points]))
+    return Fit(statistics, evaluation, max(near, far), product)
+
+
+def predict(found: Fit, job: Job, machine: Hardware) -> dict[str, tuple[float, str]]:
+    """What a job would take: each part's amount and its unit."""
+    d, sites = job.width, job.sites
+    share = job.tokens / machine.gpus
+    matrices = 2 * d * d * 8  # bytes a site: second moments of first tokens and of the others, in float64
+    operations = found.products * 2 * d * d
+    hour = 3600.0
+    return {
+        "forward passes": (2 * job.parameters * share / machine.forward / hour, "hours"),
+        "statistics": (share * sites * operations / machine.float32 / hour, "hours"),
+        "adding over processes": (sites * job.blocks * matrices / machine.gpus / machine.link / hour, "hours"),
+        "evaluation": (sites * found.of_site(d) / machine.gpus / machine.cores / hour, "hours"),
+        "statistics in the memory of GPUs, all sites": (sites * matrices / 1e9, "GB"),
+        "weights in bfloat16": (2 * job.parameters / 1e9, "GB"),
+        "reading the text, a million tokens a second": (job.tokens / 1e6 / hour, "hours"),
+    }
+
+
+def product_speed() -> float:
+    """Operations a second of one core in float32 products of 1024 rows."""
+    x = torch.randn(1024, 1024)
+    seconds = min(_seconds(lambda: x @ x) for _ in range(5))
+    return 2 * 1024**3 / seconds
+
+
+def page() -> str:
+    """docs/scale.md with its measured part made anew from the results."""
+    stored = json.loads((RESULTS / _POINTS).read_text())
+    points = [Point(**point) for point in stored["points"]]
+    found = fit(points, stored["product"])
+    before, rest = PAGE.read_text().split(_BEGIN)
+    behind = rest.split(_END)[1]
+    return f"{before}{_BEGIN}\n\n{_measured(points, found)}\n{_END}{behind}"
+
+
+def _measured(points: Sequence[Point], found: Fit) -> str:
+    lines = [
+        "| d | layers | tokens | forward, µs a token | statistics, µs a token and site | evaluation, s a site |",
+        "|--:|--:|--:|--:|--:|--:|",
+    ]
+    lines += [
+        f"| {p.width} | {p.layers} | {p.tokens} | {p.forward * 1e6:.3g} | {p.statistics * 1e6:.3g} "
+        f"| {p.evaluation:.3g} |"
+        for p in points
+    ]
+    (a, b, c), (e, f, g) = found.statistics, found.evaluation
+    lines += [
+        "",
+        f"Fit, in seconds of one core: statistics a token and site = {a:.2g} + {b:.2g}·d + {c:.2g}·d², evaluation a "
+        f"site = {e:.2g} + {f:.2g}·d + {g:.2g}·d³;",
+        f"the largest error over these points is {found.worst:.0%}. One core multiplies at {found.product:.2g} "
+        f"operations a second, so at large d a site costs {found.products:.2g} full d × d products a token.",
+        "",
+        *_workers(),
+        "What that says of 70 billion parameters (d = 8192, 80 layers) over a billion tokens on 64 GPUs:",
+        "",
+        "| part | amount |",
+        "|---|--:|",
+    ]
+    said = predict(found, Job(), Hardware())
+    lines += [f"| {name} | {amount:.3g} {unit} |" for name, (amount, unit) in said.items()]
+    return "\n".join(lines) + "\n"
+
+
+def _workers() -> list[str]:
+    """What `python -m benchmarks sweep` measured, if it has."""
+    outcome = load(RESULTS).get("sweep")
+    if outcome is None:
+        return []
+    rows = [f"| {figure.name} | {figure.value:.3g} {figure.unit} |" for figure in outcome.figures if figure.value]
+    return ["Workers, on this machine:", "", "| figure | measured |", "|---|--:|", *rows, ""]
+
+
+def _point(width: int, layers: int, tokens: int) -> Point:
+    """Seconds of a process's own work on a model of this shape."""
+    from transformers import GPT2Config, GPT2Model
+
+    torch.manual_seed(0)
+    shape = {"n_embd": width, "n_layer": layers, "n_head": max(1, width // 64), "n_positions": _WINDOW}
+    model = GPT2Model(GPT2Config(**shape, vocab_size=512, bos_token_id=0, eos_token_id=0)).eval()  # type: ignore[arg-type]
+    ids = torch.randint(0, 512, (tokens // _WINDOW, _WINDOW), generator=torch.Generator().manual_seed(0))
+    batches = [{"input_ids": part} for part in ids.split(4)]
+    layout = find_layout(model, {"input_ids": ids[:1]})
+
+    def forward() -> None:
+        with torch.no_grad():
+            for batch in batches:
+                model(**batch)
+
+    def counted() -> Survey:
+        survey = Survey(model, layout, ["resid"], None, special=True, sample=_SAMPLE, seed=0, tokens=tokens)
+        survey.run(batches)
+        return survey
+
+    forward()
+    plain = min(_seconds(forward) for _ in range(3))
+    passed = min(_seconds(counted) for _ in range(3))
+    survey = counted()
+    evaluation = _seconds(lambda: list(survey.evaluated())) / layers
+    return Point(width, layers, tokens, plain / tokens, max(passed - plain, 0.0) / tokens / layers, evaluation)
+
+
+def _least(d: Any, powers: tuple[int, ...], y: Any) -> tuple[tuple[float, float, float], float]:
+    """Coefficients of these powers of d that fit y best, and the largest relative error."""
+    from scipy.optimize import nnls
+
+    terms = np.stack([d**power for power in powers], 1)  # (n, 3)
+    size = terms.max(0)
+    found, _ = nnls(terms / size / y[:, None], np.ones(len(y)))
+    coefficients = found / size
+    worst = float(np.abs(terms @ coefficients / y - 1).max())
+    return (float(coefficients[0]), float(coefficients[1]), float(coefficients[2])), worst
+
+
+def _seconds(work: Callable[[], object]) -> float:
+    start = time.process_time()
+    work()
+    return time.process_time() - start
+
+
+def write(path: Path = PAGE) -> None:
+    path.write_text(page())
+
+
+if __name__ == "__main__":
+    write()

@@ -1,0 +1,143 @@
+"""Sweeps: two workers against one, what an engine costs a task, what the driver holds however many tasks there are."""
+
+from __future__ import annotations
+
+import json
+import random
+import shutil
+import tempfile
+import time
+import tracemalloc
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from safetensors.torch import load_file, save_file
+
+from anisoscope.metrics.evaluate import Measured
+from anisoscope.models import weights_digest
+from anisoscope.records import Record
+from anisoscope.sweep import sweep as sweep_models
+from anisoscope.sweep.engines import Engine, Outcome, Pull, in_pool, on_ray
+from anisoscope.sweep.jobs import Answer, Compare, Job, Measure
+from anisoscope.sweep.trajectory import Kept
+from benchmarks.harness import Figure, Settings
+from benchmarks.harness import Outcome as Found
+
+CHECKPOINTS = 8
+_JOBS = 40  # empty ones, to see what an engine costs
+
+
+def sweep(settings: Settings) -> Found:
+    """Speed-up by workers, overhead a task, memory of the driver."""
+    folder = Path(tempfile.mkdtemp(prefix="anisoscope-sweep-"))
+    try:
+        seconds = {workers: _swept(folder, workers, settings) for workers in (1, 2, 4)}
+        name = f"two workers on a sweep of {CHECKPOINTS} checkpoints, against one on one core"
+        (few, _), (many, own) = _driver(folder / "few", 20), _driver(folder / "many", 200)
+        return Found(
+            [
+                Figure(name, seconds[1] / seconds[2], "×", 1.7, at_least=True),
+                Figure("four workers, against one on one core", seconds[1] / seconds[4], "×"),
+                Figure("the pool's overhead a task", _overhead(partial(in_pool, workers=1)), "s", 0.5),
+                Figure("Ray's overhead a task, warm", _overhead(partial(on_ray, cpus=1)), "s", 2.0),
+                Figure("the driver's own work a task, records and comparisons written", own, "s", 0.5),
+                Figure("memory of the driver with ten times the tasks", many / few, "×", 1.2),
+            ]
+        )
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _swept(folder: Path, workers: int, settings: Settings) -> float:
+    """Wall seconds of a sweep from its start to its end, by workers of one core each; they compete where cores lack."""
+    train, text = _series(folder, settings.quick)
+    request: dict[str, Any] = {"text": text, "tokens": 2048 if settings.quick else 16_384, "window": 128}
+    engine = partial(in_pool, workers=workers, threads=1)
+    start = time.perf_counter()
+    swept = sweep_models(train, out=folder / f"run-{workers}", engine=engine, **request)
+    seconds = time.perf_counter() - start
+    assert swept.measured == CHECKPOINTS, swept.failed
+    return seconds
+
+
+def _series(folder: Path, quick: bool) -> tuple[Path, Path]:
+    """Checkpoints of a small model that walks through the space of weights, and a text; made once."""
+    train, text = folder / "train", folder / "text.txt"
+    if train.is_dir():
+        return train, text
+    from transformers import GPT2Config, GPT2Model
+
+    torch.manual_seed(0)
+    width, layers = (32, 2) if quick else (256, 6)
+    ends: dict[str, Any] = {"bos_token_id": 0, "eos_token_id": 0}
+    model = GPT2Model(GPT2Config(n_embd=width, n_layer=layers, n_head=4, vocab_size=512, n_positions=128, **ends))
+    first = train / "checkpoint-0"
+    model.save_pretrained(first)
+    _tokenizer().save_pretrained(first)
+    weights = load_file(first / "model.safetensors")
+    for step in range(1, CHECKPOINTS):
+        weights = {name: x + 0.01 * torch.randn_like(x) for name, x in weights.items()}
+        shutil.copytree(first, train / f"checkpoint-{step}")
+        save_file(weights, train / f"checkpoint-{step}" / "model.safetensors", {"format": "pt"})
+    chance = random.Random(0)
+    text.write_text(" ".join(f"w{int(400 ** chance.random())}" for _ in range(40_000)))
+    return train, text
+
+
+def _tokenizer() -> Any:
+    import tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    made: Any = tokenizers
+    words = {f"w{number}": number + 1 for number in range(400)} | {"?": 0}
+    tokenizer = made.Tokenizer(made.models.WordLevel(words, unk_token="?"))
+    tokenizer.pre_tokenizer = made.pre_tokenizers.Whitespace()
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, unk_token="?", pad_token="?")
+
+
+def _overhead(engine: Engine) -> float:
+    """Seconds from one answer to the next, of jobs that do nothing; the first ones start the workers."""
+    left = [Compare(step, (), (), None) for step in range(_JOBS)]
+    came = [time.perf_counter() for _ in engine(lambda: left.pop() if left else None)]
+    warm = came[_JOBS // 4 :]
+    return (warm[-1] - warm[0]) / (len(warm) - 1)
+
+
+def _driver(folder: Path, tasks: int) -> tuple[float, float]:
+    """Peak bytes of the driver's own objects, and its seconds a task, in a sweep whose answers are made up."""
+    for step in range(tasks):
+        place = folder / f"checkpoint-{step}"
+        place.mkdir(parents=True)
+        (place / "config.json").write_text(json.dumps({"model_type": "gpt2"}))
+        save_file({"x": torch.full((4,), float(step))}, place / "model.safetensors")
+    text = folder / "text.txt"
+    text.write_text("none of it is read")
+    start = time.perf_counter()
+    sweep_models(folder, out=folder.with_name(f"timed-{tasks}"), engine=_made_up, text=text)
+    seconds = (time.perf_counter() - start) / tasks
+    tracemalloc.start()
+    try:
+        sweep_models(folder, out=folder.with_name(f"traced-{tasks}"), engine=_made_up, text=text)
+        return float(tracemalloc.get_traced_memory()[1]), seconds
+    finally:
+        tracemalloc.stop()
+
+
+def _made_up(pull: Pull) -> Iterator[Outcome]:
+    while (job := pull()) is not None:
+        yield Outcome(job, _answer(job))
+
+
+def _answer(job: Job) -> Answer:
+    """As large as the answer of a small model: 400 records, and 1024 rows of 128 numbers at 8 sites."""
+    measured = [Measured(Record(f"resid.{number}", "mean_cosine", 0.5)) for number in range(400)]
+    if not isinstance(job, Measure):
+        return Answer(measured[:20])
+    rows = {"Sample/x": np.zeros((1024, 128), np.float32)}
+    kept = tuple(Kept(f"resid.{layer}", "no-sink", rows) for layer in range(8))
+    digest = weights_digest(Path(job.task.checkpoint.source))
+    return Answer(measured, kept, {"model": {"digest": digest, "commit": None}}, [float(job.task.checkpoint.step)])
