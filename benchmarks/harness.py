@@ -144,6 +144,8 @@ def load(folder: Path) -> dict[str, Outcome]:
         if "rows" in report:  # the search's benchmark, run by itself
             found[path.stem] = Outcome([figure_of(Row(**row)) for row in report["rows"]])
             continue
+        if "figures" not in report:  # raw points of a benchmark, not its figures
+            continue
         figures = [Figure(**{k: v for k, v in each.items() if k != "share"}) for each in report["figures"]]
         found[path.stem] = Outcome(figures, report["answers"])
     return found

@@ -48,8 +48,8 @@ def half_time(steps: Sequence[int], curve: Curve) -> float:
 
     Where the curve crosses half more than once the first crossing counts. A curve that does not change is at 0.
 
-    >>> half_time([0, 50, 100], [0.0, 0.1, 1.0])
-    0.7222222222222222
+    >>> round(half_time([0, 50, 100], [0.0, 0.1, 1.0]), 4)
+    0.7222
     """
     half = (curve[0] + curve[-1]) / 2
     up = 1.0 if curve[-1] >= curve[0] else -1.0
