@@ -37,7 +37,8 @@ def sweep(settings: Settings) -> Found:
     try:
         seconds = {workers: _swept(folder, workers, settings) for workers in (1, 2, 4)}
         name = f"two workers on a sweep of {CHECKPOINTS} checkpoints, against one on one core"
-        (few, _), (many, own) = _driver(folder / "few", 20), _driver(folder / "many", 200)
+        tasks = 5 if settings.quick else 20
+        (few, _), (many, own) = _driver(folder / "few", tasks), _driver(folder / "many", 10 * tasks)
         return Found(
             [
                 Figure(name, seconds[1] / seconds[2], "×", 1.7, at_least=True),
@@ -55,7 +56,9 @@ def sweep(settings: Settings) -> Found:
 def _swept(folder: Path, workers: int, settings: Settings) -> float:
     """Wall seconds of a sweep from its start to its end, by workers of one core each; they compete where cores lack."""
     train, text = _series(folder, settings.quick)
-    request: dict[str, Any] = {"text": text, "tokens": 2048 if settings.quick else 16_384, "window": 128}
+    request: dict[str, Any] = {"text": text, "tokens": 8192, "window": 128}
+    if settings.quick:
+        request |= {"tokens": 1024, "metrics": ["mean_cosine"]}
     engine = partial(in_pool, workers=workers, threads=1)
     start = time.perf_counter()
     swept = sweep_models(train, out=folder / f"run-{workers}", engine=engine, **request)
@@ -72,7 +75,7 @@ def _series(folder: Path, quick: bool) -> tuple[Path, Path]:
     from transformers import GPT2Config, GPT2Model
 
     torch.manual_seed(0)
-    width, layers = (32, 2) if quick else (256, 6)
+    width, layers = (32, 2) if quick else (256, 4)
     ends: dict[str, Any] = {"bos_token_id": 0, "eos_token_id": 0}
     model = GPT2Model(GPT2Config(n_embd=width, n_layer=layers, n_head=4, vocab_size=512, n_positions=128, **ends))
     first = train / "checkpoint-0"

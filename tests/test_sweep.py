@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 
 import anisoscope
 from anisoscope.errors import InputError, StoreError
@@ -128,6 +128,32 @@ def test_a_whole_sweep_is_not_measured_again_and_a_longer_series_only_where_it_i
     assert (longer.measured, longer.skipped) == (1, 3)
     with pytest.raises(StoreError, match="different: tokens"):
         sweep(train, out=tmp_path / "run", text=text, engine=canned_engine, **SMALL | {"tokens": 300})
+
+
+def test_weights_that_were_replaced_are_measured_and_compared_again(train: Path, text: Path, tmp_path: Path) -> None:
+    request = SMALL | {"revisions": "checkpoint-0,checkpoint-100"}
+    sweep(train, out=tmp_path / "run", text=text, **request)
+    shutil.copy(train / "checkpoint-300" / "model.safetensors", train / "checkpoint-100" / "model.safetensors")
+    again = sweep(train, out=tmp_path / "run", text=text, **request)
+    fresh = sweep(train, out=tmp_path / "fresh", text=text, **request)
+    assert (again.measured, again.skipped, fresh.measured) == (1, 1, 2)
+    found, wanted = (
+        {(r.step, r.site, r.metric, r.tokens, str(r.variant)): r.value for r in anisoscope.Run.open(run).records()}
+        for run in (tmp_path / "run", tmp_path / "fresh")
+    )
+    assert found == wanted
+
+
+def test_a_step_whose_activations_are_no_numbers_is_said(train: Path, text: Path, tmp_path: Path) -> None:
+    file = train / "checkpoint-100" / "model.safetensors"
+    weights = load_file(file)
+    weights["transformer.h.1.mlp.c_proj.bias"][0] = torch.nan
+    save_file(weights, file, {"format": "pt"})
+    swept = sweep(train, out=tmp_path / "run", text=text, revisions="checkpoint-0,checkpoint-100", **SMALL)
+    assert any("checkpoint-100" in finding and "from resid.1 on" in finding for finding in swept.findings)
+    values = {(r.step, r.site): r.value for r in anisoscope.Run.open(tmp_path / "run").records() if r.tokens == "all"}
+    assert values[100, "resid.0"] is not None
+    assert values[100, "resid.1"] is None
 
 
 class Killed(Exception):

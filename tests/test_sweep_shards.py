@@ -57,6 +57,17 @@ def test_collectors_of_shares_add_to_the_collector_of_all(n: int, shares: int) -
     assert_same_cloud(total.finish(), whole)
 
 
+@pytest.mark.parametrize("first", [0, 1])
+def test_collectors_that_have_joined_their_blocks_more_or_less_often_add_too(first: int) -> None:
+    rows = stream(400, 12, seed=5)
+    early = rows.tokens.block < 6  # these alone need no joining
+    parts = [collected(rows.take(part.nonzero()[:, 0])) for part in (early, ~early)]
+    total, other = parts[first], parts[1 - first]
+    assert other.part().level != total.part().level
+    total.absorb(other.part())
+    assert_same_cloud(total.finish(), collected(rows).finish())
+
+
 def assert_same_cloud(found: Cloud, whole: Cloud) -> None:
     assert [block.number for block in found.blocks] == [block.number for block in whole.blocks]
     torch.testing.assert_close(found.get(Moments).scatter, whole.get(Moments).scatter, rtol=1e-12, atol=1e-6)

@@ -160,7 +160,9 @@ class ModelRun:
         revision, commit = task.checkpoint.revision, answer.about["model"].get("commit")
         known = {"label": task.checkpoint.label, "revision": revision, "commit": commit, "digest": digest}
         if "not_finite" in answer.about:
-            known["not_finite"] = answer.about["not_finite"]
+            known["not_finite"] = where = answer.about["not_finite"]
+            said = f"from {where['site']} on, {where['rows']} tokens hold NaN or Inf, so these layers have no values"
+            self.findings.append(Finding(f"step {step} ({task.checkpoint.label}): {said}"))
         self.run.update_info(**about, checkpoints={str(step): known})
         self.ledger.add(task.key, **facts, worker=answer.worker, sketch=answer.sketch)
 
@@ -182,8 +184,8 @@ class ModelRun:
         """The comparisons that this step takes part in and that can be made now."""
         found: list[Entry] = []
         for each in self._involving(step):
-            ready = self._kept(each.step).is_file() and self._kept(each.other).is_file()
-            if ready and each.key not in self.ledger.done and each.key not in self._asked:
+            new = each.key not in self.ledger.done and each.key not in self._asked
+            if new and self._is_kept(each.step) and self._is_kept(each.other):
                 self._asked.add(each.key)
                 found.append(each)
         return found
@@ -204,6 +206,10 @@ class ModelRun:
     def _comparison(self, step: int, other: int, against: str | None) -> Comparison:
         key = f"{self.tasks[step].key}:{self.tasks[other].key}:{against or 'reference'}"
         return Comparison(step, other, against, key)
+
+    def _is_kept(self, step: int) -> bool:
+        """Whether the rows of a step are there and are those of its weights as they are now."""
+        return self.tasks[step].key in self.ledger.done and self._kept(step).is_file()
 
     def _kept(self, step: int) -> Path:
         return self.run.path / _KEPT / f"{step}.safetensors"
