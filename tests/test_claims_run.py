@@ -74,7 +74,9 @@ def check_run(out: Path, ids: Sequence[str]) -> None:
         assert asked - set(evidence.left_out) <= set(evidence.estimates) | _unmeasured(claim)
         run = evidence_run(out, claim.id)
         assert run is not None
-        assert set(claim.figure) & set(run.metrics()), f"{claim.id} has no figure"
+        cards = run.metrics()
+        assert set(claim.figure) & set(cards), f"{claim.id} has no figure"
+        assert all(cards[metric].get("meaning") for metric in claim.figure if metric in cards)
 
 
 def _unmeasured(claim: Claim) -> set[str]:
@@ -156,6 +158,12 @@ def test_a_claim_without_its_data_stays_open_and_says_what_is_missing(tiny: Path
     assert all("give --text" in verdict.reason for verdict in pair)
 
 
+def test_a_model_that_is_not_there_is_refused_before_anything_runs(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="no checkpoints at"):
+        run_tiny(["S1"], tmp_path / "run", models=("./nowhere/at-all",))
+    assert not (tmp_path / "run").exists()
+
+
 def test_the_panel_has_every_modality_and_says_what_is_random(tmp_path: Path) -> None:
     from anisoscope.claims.bench import Bench, Lab
 
@@ -198,6 +206,7 @@ def test_the_page_shows_every_claim_its_verdicts_and_a_figure(tiny: Path, tmp_pa
     assert done.exit_code == 0, done.output
     html = page.read_text()
     assert "<script" not in html
+    assert "(asked: &gt; 0.1)<br>encoder" in html  # a condition a line, and none of them broken
     for claim in find_claims(SOME):
         section = re.search(f"id='{claim.id}'.*?</section>", html, re.DOTALL)
         assert section is not None

@@ -28,7 +28,7 @@ from anisoscope.claims.claim import (
 from anisoscope.claims.modalities import EXPLAINED, HIGH, cosine_evidence, drift_evidence
 from anisoscope.claims.panel import SOURCES, TRANSFORMERS
 from anisoscope.claims.readings import Missing, Reading, Units, drawn, estimate, estimates, figure_records
-from anisoscope.claims.states import entropies
+from anisoscope.claims.states import cosines_before_rotation, entropies
 from anisoscope.claims.statistics import parallel_drift, slope
 from anisoscope.claims.untrained import BIASES, PUBLISHED, SETTINGS, Passed, Setting, passed
 from anisoscope.offline.weights import vocabulary_matrices
@@ -37,6 +37,7 @@ from anisoscope.records import Record
 PAPER = "godey2024"
 VARIANTS = ("sigmoid", "off-by-one", "cosine")
 _GROUPS = 4  # of windows of a model given: the units of its ablation
+_PARALLEL = "parallel_means"  # the metric of |cos(q̄, k̄)| over training
 _TAIL = 0.95  # share of the seeds in which a block must raise the cosine
 
 
@@ -130,9 +131,17 @@ def _drifts(
     records = [
         record
         for units, step in zip(series, steps, strict=True)
-        for record in figure_records(units, ("qk_cosine", "attention_entropy", "logit_budget"), of="heads", step=step)
+        for record in (
+            *figure_records(units, ("qk_cosine", "logit_budget"), of="heads", step=step),
+            drawn(estimate(_mean_size, units), _PARALLEL, of="as attention gets them", step=step),
+            drawn(estimate(lambda r: r.mean("attention_entropy"), units), "mean_entropy", of="heads", step=step),
+        )
     ]
     return {**found, "ablation": ablation}, records
+
+
+def _mean_size(reading: Reading) -> float:
+    return fmean(map(abs, reading.heads("qk_cosine").values()))
 
 
 def _evened(model: Any, batches: Any) -> float:
@@ -147,7 +156,15 @@ def _heads_on_lab(bench: Bench) -> Evidence:
     last = bench.size.steps
     ablation = lab.over_seeds(lambda seed: _evened(lab.model("decoder", seed, last), lab.batches("decoder")))
     found, records = _drifts(series, bench.size.looks, ablation)
+    for step in bench.size.looks:
+        before = lab.over_seeds(partial(_before_rotation, lab, step))
+        records.append(drawn(before, _PARALLEL, of="before rotary embedding", step=step))
     return Evidence(bench.said(), LAB, found, records=tuple(records))
+
+
+def _before_rotation(lab: Lab, step: int, seed: int) -> float:
+    found = cosines_before_rotation(lab.model("decoder", seed, step), lab.batches("decoder"))
+    return fmean(map(abs, found.values()))
 
 
 def _heads_on_checkpoints(bench: Bench) -> Evidence:
@@ -266,7 +283,7 @@ CLAIMS = (
             below("least_explained", EXPLAINED, "explained share where it is least"),
         ),
         settle="more models: repeat --model",
-        figure=("drift_norm", "mean_cosine", "mean_cosine_centred"),
+        figure=("drift_norm", "mean_cosine", "mean_cosine_centred", "cosine_around_norms"),
         cells=("decoder", "words", "causal-masked", "encoder"),
         seconds=10,
         sources=tuple(source for sources in SOURCES.values() for source in sources),
@@ -305,7 +322,7 @@ CLAIMS = (
         ),
         settle="checkpoints of a model: --model LIST --text FILE, LIST a file of ids such as "
         "google/multiberts-seed_0-step_20k, one a line",
-        figure=("qk_cosine", "attention_entropy", "logit_budget"),
+        figure=(_PARALLEL, "mean_entropy", "qk_cosine", "logit_budget"),
         cells=("decoder",),
         seconds=8,
         sources=("EleutherAI/pythia-70m",),

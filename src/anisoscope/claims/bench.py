@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -240,18 +241,17 @@ class Given:
             raise Missing(f"{self.name} takes {opened.modality}: give --{name}")
         return {name: given}
 
+    @cached_property
+    def info(self) -> dict[str, Any]:
+        """What is known of the model besides its weights."""
+        return self.open().info
+
     @property
     def decoder(self) -> bool:
         """Whether the model predicts what comes next; an encoder sees both sides."""
-        config = self.open().model.config
-        causal = getattr(config, "causal", None)
-        if causal is not None:
-            return bool(causal)
-        return not any("MaskedLM" in name or "PreTraining" in name for name in _architectures(config))
-
-
-def _architectures(config: Any) -> Sequence[str]:
-    return getattr(config, "architectures", None) or ("MaskedLM",)
+        if "lab" in self.info:
+            return bool(self.info["lab"]["causal"])
+        return any(sign in str(self.info["architecture"]) for sign in ("CausalLM", "LMHead"))
 
 
 def ran_on(models: Sequence[Given]) -> str:

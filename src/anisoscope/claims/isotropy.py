@@ -119,7 +119,7 @@ def _sizes_on_models(bench: Bench) -> Evidence:
     found: dict[str, Estimate] = {}
     records: list[Record] = []
     for model in bench.models:
-        look, parameters = model.look(WEIGHTS), int(model.open().info["parameters"])
+        look, parameters = model.look(WEIGHTS), int(model.info["parameters"])
         for end, lens in _LENSES.items():
             value = estimate(lens, look)
             records.append(drawn(value, f"partition_isotropy{end}", of=f"{model.name}, {parameters / 1e6:,.0f}M"))

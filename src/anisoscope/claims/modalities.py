@@ -130,7 +130,7 @@ def _records(bench: Bench, panel: Sequence[Member]) -> list[Record]:
     if bench.given:
         return records
     return records + [
-        Record(f"resid.{place}", "mean_cosine", value, variant={"of": f"convolution: {side} BatchNorm"})
+        Record(f"resid.{place}", "cosine_around_norms", value, variant={"of": f"{side} BatchNorm"})
         for place, pair in enumerate(around_batch_norms(seed=0, items=items_of(bench)))
         for side, value in zip(("before", "after"), pair, strict=True)
     ]

@@ -5,13 +5,14 @@ from __future__ import annotations
 import platform
 import shutil
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from anisoscope import __version__
 from anisoscope.claims import attention, isotropy, open_questions, shape, tangent
-from anisoscope.claims.bench import Bench, Lab, Say, given_models
+from anisoscope.claims.bench import Bench, Given, Lab, Say, given_models
+from anisoscope.claims.cards import cards_of
 from anisoscope.claims.claim import Claim, Evidence, Verdict, judge, unjudged
 from anisoscope.claims.sizes import SIZES, Size
 from anisoscope.errors import AnisoscopeError, InputError, unknown
@@ -83,30 +84,25 @@ def run_claims(
     can be had stays inconclusive, with the reason.
     """
     folder = Path(out)
-    lab = Lab(
-        folder / _LAB, asked.size, asked.size.seeds, say or (lambda _: None), None if asked.models else asked.text
-    )
+    text = None if asked.models else asked.text
+    bench = Bench(asked.size, Lab(folder / _LAB, asked.size, asked.size.seeds, say or (lambda _: None), text))
+    bench = replace(bench, given=_given(asked, asked.models, asked.revisions, bench, folder))
     info = {"kind": "claims", "asked": asked.to_json(), "versions": _versions()}
     with _opened(folder, info, command) as run:
         for claim in claims:
             try:
-                evidence = kept_evidence(folder, claim.id) or _gathered(
-                    claim, _bench(claim, asked, lab, folder), folder
-                )
-                verdicts = judge(claim, evidence)
+                verdicts = judge(claim, kept_evidence(folder, claim.id) or _gathered(claim, bench, asked, folder))
             except AnisoscopeError as why:
                 verdicts = unjudged(claim, str(why))
             _publish(run, claim, verdicts)
             yield claim, verdicts
 
 
-def _bench(claim: Claim, asked: Asked, lab: Lab, folder: Path) -> Bench:
-    """The models given, or in size paper those that the claim was made about; and the lab."""
-    models, revisions = asked.models, asked.revisions
-    if asked.size.name == "paper" and not models:
-        models, revisions = claim.sources, claim.revisions
-    template = {"size": asked.size, "text": asked.text, "say": lab.say, "images": asked.images, "audio": asked.audio}
-    return Bench(asked.size, lab, given_models(models, revisions, folder / _MODELS, template))
+def _given(
+    asked: Asked, models: Sequence[str], revisions: str | None, bench: Bench, folder: Path
+) -> tuple[tuple[Given, ...], ...]:
+    template = {"size": asked.size, "text": asked.text, "images": asked.images, "audio": asked.audio}
+    return given_models(models, revisions, folder / _MODELS, {**template, "say": bench.lab.say})
 
 
 def _versions() -> dict[str, str]:
@@ -132,8 +128,13 @@ def _opened(folder: Path, info: dict[str, Any], command: str | None) -> Run:
 # --- evidence -----------------------------------------------------------------------------------------------------
 
 
-def _gathered(claim: Claim, bench: Bench, folder: Path) -> Evidence:
-    """The evidence of a claim, in the best way that what is at hand allows; it is kept."""
+def _gathered(claim: Claim, bench: Bench, asked: Asked, folder: Path) -> Evidence:
+    """The evidence of a claim, in the best way that what is at hand allows; it is kept.
+
+    In size paper, where no models are given, those that the claim was made about are taken.
+    """
+    if asked.size.name == "paper" and not asked.models:
+        bench = replace(bench, given=_given(asked, claim.sources, claim.revisions, bench, folder))
     way = next((way for way in bench.ways() if way in claim.ways), None)
     if way is None:
         raise InputError(f"it needs {claim.needs}")
@@ -141,7 +142,8 @@ def _gathered(claim: Claim, bench: Bench, folder: Path) -> Evidence:
     place = folder / _EVIDENCE / claim.id
     shutil.rmtree(place, ignore_errors=True)
     place.parent.mkdir(parents=True, exist_ok=True)
-    with Run.create(place, {"kind": "evidence", "claim": claim.id}) as run:
+    info = {"kind": "evidence", "claim": claim.id, "metrics": cards_of(made.records)}
+    with Run.create(place, info) as run:
         run.append(made.records)
         run.update_info(evidence=made.to_json())  # last: it says that all is there
     return made

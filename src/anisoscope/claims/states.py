@@ -67,6 +67,22 @@ def _pattern(parts: list[tuple[Heads, Tensor]], centred: bool) -> Attention:
     return total
 
 
+def cosines_before_rotation(model: nn.Module, batches: Batches) -> dict[tuple[int, int], float]:
+    """cos(q̄, k̄) by (layer, head) of queries and keys as they are before rotary embedding, with its sign."""
+    sums: dict[Site, Tensor] = {}
+    for _, seen in _seen(model, batches, ["q.pre", "k.pre"]):
+        for site, x in seen.items():  # (b, heads, T, head width)
+            sums[site] = sums.get(site, torch.zeros(())) + x.double().sum((0, 2)).cpu()
+    found = {}
+    for site, q in sums.items():
+        if site.kind == "q.pre":
+            k = sums[replace(site, kind="k.pre")]
+            k = k.repeat_interleave(len(q) // len(k), 0)  # key heads that several query heads share
+            for head, value in enumerate(nn.functional.cosine_similarity(q, k).tolist()):
+                found[site.layer or 0, head] = value
+    return found
+
+
 def gaussian_dimension(rows: Tensor, seed: int) -> float:
     """What TwoNN reads of as many Gaussian rows with the covariance of these, (n, d)."""
     x = rows.double()

@@ -8,13 +8,15 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich import box
-from rich.console import Console, RenderableType
+from rich.console import Console, Group, RenderableType
+from rich.padding import Padding
 from rich.table import Table
 
 from anisoscope.cli.app import AsJson, app, command_line, escape, progress_bar, stderr
 
 if TYPE_CHECKING:
     from anisoscope.claims.claim import Claim, Verdict
+    from anisoscope.claims.sizes import Size
 
 claims = typer.Typer(
     help="What four papers on anisotropy say: every claim run and judged, here and on your models.",
@@ -39,11 +41,11 @@ def listed(
         return
     from anisoscope.claims.runner import CLAIMS, find_size, last_verdicts
 
-    verdicts, small = last_verdicts(out), find_size("small")
+    verdicts = last_verdicts(out)
     if as_json:
         typer.echo(json.dumps([_row(claim, verdicts.get(claim.id, {})) for claim in CLAIMS]))
         return
-    Console().print(_list_table(CLAIMS, verdicts, small))
+    Console().print(_list_table(CLAIMS, verdicts, find_size("small")))
 
 
 @claims.command(
@@ -90,7 +92,7 @@ def run(
     if as_json:
         typer.echo(json.dumps([verdict.to_record().to_json() for _, pair in found for verdict in pair]))
         return
-    Console().print(_verdict_table(found))
+    Console().print(_told(found))
     stderr().print(f"[dim]look at it[/]  anisoscope claims report --out {escape(str(out))}", soft_wrap=True)
 
 
@@ -120,12 +122,10 @@ def _row(claim: Claim, verdicts: dict[str, str]) -> dict[str, object]:
     }
 
 
-def _list_table(known: tuple[Claim, ...], verdicts: dict[str, dict[str, str]], small: object) -> RenderableType:
+def _list_table(known: tuple[Claim, ...], verdicts: dict[str, dict[str, str]], small: Size) -> Table:
     from anisoscope.claims.runner import cost
-    from anisoscope.claims.sizes import Size
     from anisoscope.report.parts import paper_said
 
-    assert isinstance(small, Size)
     table = Table(box=box.SIMPLE_HEAD, caption=_LEGEND, caption_justify="left", padding=(0, 1, 0, 0))
     for name in ("id", "claim", "needs", "minutes", "last"):
         table.add_column(name, justify="right" if name == "minutes" else "left", no_wrap=name in ("id", "last"))
@@ -142,13 +142,12 @@ def _list_table(known: tuple[Claim, ...], verdicts: dict[str, dict[str, str]], s
     return table
 
 
-def _verdict_table(found: list[tuple[Claim, tuple[Verdict, Verdict]]]) -> Table:
-    table = Table(box=box.SIMPLE_HEAD, caption=_LEGEND, caption_justify="left", padding=(0, 1, 0, 0), show_lines=True)
-    for name in ("", "claim", "line", "verdict"):
-        table.add_column(name, no_wrap=name == "")
+def _told(found: list[tuple[Claim, tuple[Verdict, Verdict]]]) -> RenderableType:
+    """Every claim with its two lines, and the reasons below each."""
+    parts: list[RenderableType] = []
     for claim, verdicts in found:
-        for place, verdict in enumerate(verdicts):
-            head = (claim.id, escape(claim.statement)) if place == 0 else ("", "")
-            said = f"{_MARKS[verdict.outcome]} [bold]{verdict.outcome}[/]\n{escape(verdict.reason)}"
-            table.add_row(*head, verdict.line, said)
-    return table
+        parts.append(Padding(f"[bold]{claim.id}[/]  {escape(claim.statement)}", (1, 0, 0, 0)))
+        for verdict in verdicts:
+            parts.append(Padding(f"{_MARKS[verdict.outcome]} {verdict.line}: [bold]{verdict.outcome}[/]", (0, 0, 0, 4)))
+            parts.append(Padding(f"[dim]{escape(verdict.reason)}[/]", (0, 2, 0, 6)))
+    return Group(*parts)

@@ -25,7 +25,7 @@ _STYLE = """
 table.summary td { white-space: nowrap; } table.summary td:nth-child(2) { white-space: normal; }
 """
 _WIDTH, _HEIGHT = 420, 240
-_MOST = 3  # figures a claim
+_MOST = 4  # figures a claim
 _OF = "v_of"  # the field that says what a record is of
 
 
@@ -84,7 +84,8 @@ def _section(folder: Path, claim: Claim, evidence: Evidence, verdicts: tuple[Ver
 
 def _broken(reason: str) -> str:
     """A reason with every condition on a line of its own."""
-    return escape(reason).replace("; ", ";<br>").replace(". Run:", ".<br>Run:").replace(". To settle", ".<br>To settle")
+    lines = reason.replace(". Run: ", ".; Run: ").replace(". To settle it: ", ".; To settle it: ").split("; ")
+    return "<br>".join(map(escape, lines))
 
 
 def _badge(verdict: Verdict) -> str:
