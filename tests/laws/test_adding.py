@@ -148,9 +148,11 @@ def test_a_collected_cloud_does_not_depend_on_the_batches(cuts: list[int], block
 def test_a_cloud_without_a_block_is_the_cloud_of_the_other_rows(blocks: int) -> None:
     rows = make_rows(1000, seed=6)
     cloud = collected(rows, [137, 500, 501], ALL, sample=100, extremes=30, blocks=blocks)
+    assert len(cloud.blocks) < 1.5 * blocks
     level = 0
-    while int(rows.tokens.block.max()) >> level >= 2 * blocks:
+    while set((rows.tokens.block >> level).tolist()) != {block.number for block in cloud.blocks}:
         level += 1
+        assert level < 10, "the blocks are not neighbours joined"
     for place, block in enumerate(cloud.blocks):
         others = ((rows.tokens.block >> level) != block.number).nonzero()[:, 0]
         left = cloud.without_block(place)
@@ -176,6 +178,7 @@ def test_first_tokens_kept_apart_still_belong_to_the_whole() -> None:
 
 def test_wide_blocks_go_to_scratch_and_come_back(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("anisoscope.stats.collector._IN_MEMORY", 1)
+    monkeypatch.setattr("anisoscope.stats.collector._HELD", 1)
     rows = make_rows(600, seed=9)
     cloud = collected(rows, [100, 333], ALL, extremes=10, blocks=4)
     assert_same(cloud.get(Moments), Moments.of(rows), 1e-9)

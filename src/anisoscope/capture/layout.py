@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 from anisoscope.errors import AnisoscopeError, CaptureError, InputError, unknown
 from anisoscope.records import Site
@@ -70,7 +71,15 @@ class Layout:
         return all(stack.grid for stack in self.stacks)
 
     def sites(self) -> list[Site]:
-        return sorted(site for stack in self.stacks for site in stack.sites())
+        return list(self._sites)
+
+    @cached_property
+    def _sites(self) -> dict[Site, None]:
+        """In order; capture asks before every batch."""
+        return dict.fromkeys(sorted(site for stack in self.stacks for site in stack.sites()))
+
+    def has(self, site: Site) -> bool:
+        return site in self._sites
 
 
 def expand(layout: Layout, names: Sequence[str | Site]) -> list[Site]:
@@ -90,16 +99,15 @@ def whole(site: Site) -> Site:
 
 
 def _named(layout: Layout, name: str | Site) -> list[Site]:
-    sites = layout.sites()
     if isinstance(name, str):
         stack, kind = name.split(".", 1) if name.startswith(("enc.", "dec.")) else ("", name)
         if kind in _KINDS and stack in ("", *(stack.name for stack in layout.stacks)):
-            return [site for site in sites if site.kind == kind and stack in ("", site.stack)]
+            return [site for site in layout.sites() if site.kind == kind and stack in ("", site.stack)]
     try:
         site = name if isinstance(name, Site) else Site.parse(name)
     except InputError:
-        raise unknown("site", str(name), [*_KINDS, *map(str, sites)]) from None
-    if site.kind != "in" and whole(site) not in sites:
+        raise unknown("site", str(name), [*_KINDS, *map(str, layout.sites())]) from None
+    if site.kind != "in" and not layout.has(whole(site)):
         raise _absent(layout, site)
     return [site]
 

@@ -40,10 +40,11 @@ from anisoscope.stats.blocks import (
 from anisoscope.stats.documents import segments
 from anisoscope.stats.moments import Moments
 from anisoscope.stats.pack import pack, unpack
-from anisoscope.stats.rows import Rows, Tokens
+from anisoscope.stats.rows import Rows, Tokens, join_rows
 from anisoscope.stats.sample import Sample, merge_extremes, merge_samples, split_extremes
 
 _IN_MEMORY = 1 << 20  # a block with fewer numbers than this is not worth a file
+_HELD = 24 << 20  # numbers that all blocks of a finished cloud may hold in memory together: it is evaluated next
 _PENDING = 2048  # rows that wait for a product of a size that runs at full speed
 
 
@@ -99,7 +100,9 @@ class Collector:
         blocks: int = 16,
         sinks: bool = False,
         precise: bool = False,
+        level: int = 0,
     ) -> None:
+        """`level`: how often neighbouring blocks are joined from the start, where more than enough are to come."""
         names = list(names)
         self._sample_size = sample if "Sample" in names else 0
         self._extreme_size = extremes if set(names) & {"Extremes", *OF_REST} else 0
@@ -112,10 +115,10 @@ class Collector:
             self._make["Moments"] = lambda rows: Moments.of(rows, precise=True)
         self._blocks = blocks
         self._sinks = sinks
-        self._level = 0
+        self._level = level
         self._number: int | None = None
         self._open: Stats = {}
-        self._pending: list[Rows] = []
+        self._pending: dict[str, list[Rows]] = {}  # of first tokens (`first.`) and of others, to be multiplied together
         self._closed: list[Block] = []
         self._samples: list[Sample] = []
         self._scratch: Scratch | None = None
@@ -162,23 +165,21 @@ class Collector:
                 accumulate(self._open, name, self._make[name](rows))
         if not self._extreme_size:
             return
-        if self._sinks:
-            first = rows.tokens.offset == 0
-            if first.any():
-                for name in OF_REST:
-                    if name in self._make:
-                        accumulate(self._open, f"first.{name}", self._make[name](rows.take(first.nonzero()[:, 0])))
-                others = (~first).nonzero()[:, 0]
-                rows = rows.take(others)
-                priority = None if priority is None else priority[others.to(priority.device)]
-        extremes, rest = split_extremes(rows, self._extreme_size, priority)
+        apart = (rows.tokens.offset == 0).nonzero()[:, 0] if self._sinks else rows.tokens.offset[:0].long()
+        if len(apart):
+            self._waiting("first.").append(rows.take(apart))
+        extremes, rest = split_extremes(rows, self._extreme_size, priority, apart)
         if "Extremes" in self._open:
             extremes, evicted = merge_extremes(self._open["Extremes"], extremes)
-            self._pending.append(evicted)
+            self._waiting("").append(evicted)
         self._open["Extremes"] = extremes
-        self._pending.append(rest)
-        if sum(len(r.tokens) for r in self._pending) >= _PENDING:
-            self._flush()
+        self._waiting("").append(rest)
+        for prefix, waiting in self._pending.items():
+            if sum(len(r.tokens) for r in waiting) >= _PENDING:
+                self._flush(prefix)
+
+    def _waiting(self, prefix: str) -> list[Rows]:
+        return self._pending.setdefault(prefix, [])
 
     def _raise_level(self, highest: int) -> None:
         """Joins blocks in pairs until the highest block number is below twice the number of blocks wanted."""
@@ -186,17 +187,19 @@ class Collector:
             self._close()
             self._halve()
 
-    def _halve(self) -> None:
+    def _halve(self, limit: int = _IN_MEMORY) -> None:
         """Joins neighbouring blocks in pairs."""
         self._level += 1
-        joined: list[Block] = []
+        pairs: dict[int, list[Block]] = {}
         for block in self._closed:
-            number = block.number >> 1
-            if joined and joined[-1].number == number:
-                joined[-1] = self._store(Block(number, join(joined[-1].load(), block.load(), self._make)))
-            else:
-                joined.append(self._store(Block(number, block.load())))
-        self._closed = joined
+            pairs.setdefault(block.number >> 1, []).append(block)
+        self._closed = [
+            self._store(Block(number, reduce(self._join, (block.load() for block in pair))), limit)
+            for number, pair in pairs.items()
+        ]
+
+    def _join(self, a: Stats, b: Stats) -> Stats:
+        return join(a, b, self._make)
 
     def _make_open(self, number: int, device: torch.device) -> None:
         """Makes the block of this number the open one, on the device of its rows."""
@@ -206,21 +209,20 @@ class Collector:
             self._open = on_device(dict(self._closed.pop().load()), device)  # a file is read onto the host
         self._number = number
 
-    def _flush(self) -> None:
-        waiting = [rows for rows in self._pending if len(rows.tokens)]
-        self._pending = []
-        if not waiting:
-            return
-        x = torch.cat([rows.x for rows in waiting]) if len(waiting) > 1 else waiting[0].x
-        together = Rows(x, waiting[0].tokens)  # sums over rows do not read the tokens
-        for name in OF_REST:
-            if name in self._make:
-                accumulate(self._open, name, self._make[name](together))
+    def _flush(self, prefix: str) -> None:
+        waiting = [rows for rows in self._pending.get(prefix, ()) if len(rows.tokens)]
+        self._pending[prefix] = []
+        if waiting:
+            together = join_rows(waiting)
+            for name in OF_REST:
+                if name in self._make:
+                    accumulate(self._open, prefix + name, self._make[name](together))
 
     def _close(self) -> None:
         if self._number is None:
             return
-        self._flush()
+        for prefix in tuple(self._pending):
+            self._flush(prefix)
         if "Extremes" in self._open:  # a small block may hold nothing else
             none = self._open["Extremes"].keeping(torch.tensor([], dtype=torch.int64)).rows
             for name in OF_REST:
@@ -229,11 +231,11 @@ class Collector:
         self._closed.append(self._store(Block(self._number, self._open)))
         self._open, self._number = {}, None
 
-    def _store(self, block: Block) -> Block:
-        """The block, moved to the scratch folder where it is large."""
+    def _store(self, block: Block, limit: int = _IN_MEMORY) -> Block:
+        """The block, moved to the scratch folder where it holds more numbers than `limit`."""
         assert isinstance(block.stats, dict)
         arrays = to_arrays(block.stats)
-        if sum(a.numel() for a in arrays.values()) < _IN_MEMORY:
+        if sum(a.numel() for a in arrays.values()) < limit:
             return block
         if self._scratch is None:
             self._scratch = Scratch()
@@ -244,6 +246,9 @@ class Collector:
 
     def _settle(self) -> Stats:
         """The pooled statistics. Rows that are extreme in their block but not in the whole go back to their block."""
+        limit = _HELD // max(1, len(self._closed))
+        if 2 * len(self._closed) >= 3 * self._blocks:  # an error bar is paid for by the block
+            self._halve(limit)
         loaded = [block.load() for block in self._closed]
         if self._extreme_size and loaded:
             kept = [at_level(stats["Extremes"], self._level) for stats in loaded]
@@ -257,12 +262,9 @@ class Collector:
                     for name in OF_REST:
                         if name in self._make:
                             accumulate(stats, name, of_extremes(name, evicted))
-                self._closed[place] = self._store(Block(self._closed[place].number, stats))
+                self._closed[place] = self._store(Block(self._closed[place].number, stats), limit)
                 loaded[place] = stats
-        total: Stats = {}
-        for stats in loaded:
-            total = join(total, stats, self._make)
-        return total
+        return reduce(self._join, loaded, {})
 
     def part(self) -> Part:
         """All that has been counted, as a value that another collector can absorb."""
@@ -295,10 +297,12 @@ class Collector:
             else:
                 save_file(to_arrays(block.stats), to)
         arrays = {f"open/{name}": value for name, value in to_arrays(self._open).items()}
-        waiting = [rows for rows in self._pending if len(rows.tokens)]
-        if waiting:
-            arrays["pending/x"] = torch.cat([rows.x for rows in waiting]).cpu()
-            arrays["pending/table"] = torch.cat([torch.stack(rows.tokens.columns(), 1) for rows in waiting])
+        for prefix, rows in self._pending.items():
+            waiting = [each for each in rows if len(each.tokens)]
+            if waiting:
+                together = join_rows(waiting)
+                arrays[f"pending/{prefix}x"] = together.x.cpu()
+                arrays[f"pending/{prefix}table"] = torch.stack(together.tokens.columns(), 1)
         if self._samples:
             arrays |= {f"sample/{name}": value for name, value in pack(merge_samples(self._samples)).items()}
         save_file(arrays, folder / "open.safetensors")
@@ -319,8 +323,10 @@ class Collector:
             for kind in ("open", "pending", "sample")
         }
         self._open = from_arrays(part["open"])
-        if part["pending"]:
-            self._pending = [Rows(part["pending"]["x"], Tokens(*part["pending"]["table"].T))]
+        for prefix in ("", "first."):
+            if f"{prefix}x" in part["pending"]:
+                table = part["pending"][f"{prefix}table"]
+                self._pending[prefix] = [Rows(part["pending"][f"{prefix}x"], Tokens(*table.T))]
         if part["sample"]:
             self._samples = [unpack(Sample, part["sample"])]
         self._loaded = True
@@ -328,7 +334,10 @@ class Collector:
     def _move_to(self, device: torch.device) -> None:
         """Layers of one model may lie on several devices: where this one's is, its rows tell."""
         self._open = on_device(self._open, device)
-        self._pending = [Rows(rows.x.to(device), rows.tokens) for rows in self._pending]
+        self._pending = {
+            prefix: [Rows(rows.x.to(device), rows.tokens) for rows in waiting]
+            for prefix, waiting in self._pending.items()
+        }
         self._samples = [replace(sample, x=sample.x.to(device)) for sample in self._samples]
         self._loaded = False
 

@@ -7,11 +7,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from anisoscope.stats.arith import double, full_precision, plain
+from anisoscope.stats.arith import double, full_precision
 from anisoscope.stats.moments import Moments
 from anisoscope.stats.rows import Rows
 
-_CHUNK = 1024  # rows a step: they stay in the cache for the uses made of them
+_CHUNK = 1024  # rows a step: few enough for float32 sums to stay good
 
 
 @dataclass(frozen=True)
@@ -28,16 +28,13 @@ class Directions:
 
     @classmethod
     def of(cls, rows: Rows) -> Directions:
-        x = plain(rows.x)  # (n, d)
+        x = rows.plain  # (n, d)
         sums = torch.zeros(2, x.shape[1], dtype=torch.float64, device="cpu" if x.device.type == "mps" else x.device)
-        lengths = []
         with full_precision(x.device):
-            for chunk in x.split(_CHUNK):
-                norm = torch.linalg.vector_norm(chunk, dim=1)  # (n,)
-                weight = torch.stack((torch.where(norm > 0, norm.reciprocal(), 0.0), torch.ones_like(norm)))  # (2, n)
-                sums += double(weight @ chunk)  # Σ u and Σ x in one product
-                lengths.append(norm)
-            norm = double(torch.cat(lengths))
+            weight = torch.stack((rows.inverse_norm, torch.ones_like(rows.norm)))  # (2, n)
+            for chunk, weights in zip(x.split(_CHUNK), weight.split(_CHUNK, 1), strict=True):
+                sums += double(weights @ chunk)  # Σ u and Σ x in one product
+            norm = double(rows.norm)
         zero, bad = double((norm == 0).sum()), double((~norm.isfinite()).sum())
         return cls(len(x), zero, bad, sums[0], sums[1], norm.sum(), norm.square().sum())
 
@@ -78,13 +75,11 @@ class UnitSquares:
 
     @classmethod
     def of(cls, rows: Rows) -> UnitSquares:
-        x = plain(rows.x)  # (n, d)
+        x = rows.plain  # (n, d)
         square = torch.zeros(x.shape[1], dtype=torch.float64, device="cpu" if x.device.type == "mps" else x.device)
         with full_precision(x.device):
-            for chunk in x.split(_CHUNK):
-                entries = chunk.square()
-                length = entries.sum(1)  # (n,)
-                square += double(torch.where(length > 0, length.reciprocal(), 0.0) @ entries)
+            for chunk, weight in zip(x.split(_CHUNK), rows.inverse_norm.split(_CHUNK), strict=True):
+                square += double(weight.square() @ chunk.square())
         return cls(len(x), square)
 
     def __add__(self, other: UnitSquares) -> UnitSquares:
@@ -105,7 +100,7 @@ class CentredDirections:
 
     @classmethod
     def of(cls, rows: Rows, moments: Moments) -> CentredDirections:
-        x = plain(rows.x)
+        x = rows.plain
         centre = moments.mean.to(x.device, x.dtype if x.device.type == "mps" else torch.float64)
         y = torch.cat([(chunk - centre).to(x.dtype) for chunk in x.split(_CHUNK)])  # (n, d), subtracted in float64
         directions = Directions.of(Rows(y, rows.tokens))

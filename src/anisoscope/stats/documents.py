@@ -7,8 +7,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from anisoscope.stats.arith import double, full_precision, plain
+from anisoscope.stats.arith import double, full_precision
 from anisoscope.stats.rows import Rows
+
+_LONG = 32  # rows a document on average
 
 
 @dataclass(frozen=True)
@@ -30,15 +32,13 @@ class Documents:
 
     @classmethod
     def of(cls, rows: Rows) -> Documents:
-        x = plain(rows.x)
+        x = rows.plain
         starts, ids = segments(rows.tokens.document)
-        segment = torch.repeat_interleave(torch.arange(len(ids)), starts.diff(append=torch.tensor([len(x)])))
+        lengths = starts.diff(append=torch.tensor([len(x)]))
+        segment = torch.repeat_interleave(torch.arange(len(ids)), lengths).to(x.device)
         with full_precision(x.device):
-            norm = torch.linalg.vector_norm(x, dim=1, keepdim=True)  # (n, 1)
-            unit = torch.where(norm > 0, x / norm, 0.0)  # (n, d)
-            segment = segment.to(x.device)
-            sums = double(unit.new_zeros(len(ids), x.shape[1]).index_add_(0, segment, unit))  # (k, d)
-            number = double(unit.new_zeros(len(ids)).index_add_(0, segment, (norm[:, 0] > 0).to(unit.dtype)))
+            sums = double(_unit_sums(x, rows.inverse_norm, lengths.tolist(), segment))  # (k, d)
+            number = double(x.new_zeros(len(ids)).index_add_(0, segment, (rows.norm > 0).to(x.dtype)))
         zero = sums.new_zeros(())
         return _close(cls(0, zero, zero, zero, ids, number, sums))
 
@@ -94,6 +94,14 @@ class Documents:
     def all_unit_square(self) -> float:
         """Σ ‖U_b‖² over all documents, those at the ends included."""
         return float(self.unit_square + self.open_unit.square().sum())
+
+
+def _unit_sums(x: Tensor, weight: Tensor, lengths: list[int], segment: Tensor) -> Tensor:
+    """Σ u of each run of rows, (n, d), (n,) -> (k, d): a product a run where runs are long, which copies no row."""
+    if len(x) > _LONG * len(lengths):
+        parts = zip(x.split(lengths), weight.split(lengths), strict=True)
+        return torch.stack([own @ part for part, own in parts])
+    return x.new_zeros(len(lengths), x.shape[1]).index_add_(0, segment, x * weight[:, None])
 
 
 def segments(document: Tensor) -> tuple[Tensor, Tensor]:

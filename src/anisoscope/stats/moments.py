@@ -8,7 +8,7 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from anisoscope.stats.arith import CHUNK, double, full_precision, gram, plain
+from anisoscope.stats.arith import CHUNK, double, full_precision, gram
 from anisoscope.stats.rows import Rows
 
 _NARROW = 256  # up to this width float64 products cost no more than reading the rows
@@ -37,7 +37,7 @@ class Moments:
         in float64. The rows of largest norm always are, so that one massive row cannot round away all the others and
         can be taken out again exactly.
         """
-        x = plain(rows.x)  # (n, d)
+        x = rows.plain  # (n, d)
         wide = precise or x.dtype == torch.float64 or x.shape[1] <= _NARROW
         total = _empty(x)
         with full_precision(x.device):
@@ -54,8 +54,7 @@ class Moments:
         if not self.n or not other.n:
             return self if self.n else other
         mean = self.mean + (other.mean - self.mean) * (other.n / n)
-        a, b = self._about(mean), other._about(mean)
-        return Moments(n, mean, a.scatter + b.scatter, a.third + b.third, a.fourth + b.fourth)
+        return self._joined(other, n, mean, 1)
 
     def without(self, part: Moments) -> Moments:
         """The moments of the rows that are left when `part`'s rows are taken out: the inverse of adding."""
@@ -63,19 +62,23 @@ class Moments:
         if n <= 0 or not part.n:
             return self if not part.n else _empty(self.mean[None])
         mean = self.mean + (self.mean - part.mean) * (part.n / n)
-        a, b = self._about(mean), part._about(mean)
-        return Moments(n, mean, a.scatter - b.scatter, a.third - b.third, a.fourth - b.fourth)
+        return self._joined(part, n, mean, -1)
 
-    def _about(self, centre: Tensor) -> Moments:
-        """The same sums of deviations from another centre c: with δ = c − mean, y − δ replaces y (Σ y = 0)."""
+    def _joined(self, other: Moments, n: int, mean: Tensor, sign: int) -> Moments:
+        """Both sides' sums about the common mean; both lie on the line through their means, so one product shifts."""
+        off = other.mean - self.mean
+        scatter = torch.add(self.scatter, other.scatter, alpha=sign)
+        scatter.addr_(off, off, alpha=sign * self.n * other.n / n)
+        (third, fourth), (more, most) = self._higher_about(mean), other._higher_about(mean)
+        return Moments(n, mean, scatter, third + sign * more, fourth + sign * most)
+
+    def _higher_about(self, centre: Tensor) -> tuple[Tensor, Tensor]:
+        """`third` and `fourth` of deviations from another centre c: with δ = c − mean, y − δ replaces y (Σ y = 0)."""
         delta = centre - self.mean
         along = self.scatter @ delta
         square = delta @ delta
         trace = self.trace
-        return Moments(
-            self.n,
-            centre,
-            torch.addr(self.scatter, delta, delta, alpha=self.n),
+        return (
             self.third - 2 * along - (trace + self.n * square) * delta,
             self.fourth + 4 * delta @ along + self.n * square**2 - 4 * self.third @ delta + 2 * square * trace,
         )
@@ -133,10 +136,14 @@ def _empty(x: Tensor) -> Moments:
 
 def _in_float64(x: Tensor) -> Moments:
     y = double(x)  # (n, d)
-    return _about_mean(len(y), y.mean(0), y - y.mean(0))
+    centre = y.mean(0)
+    y = y - centre
+    square = y.square().sum(1)
+    return _about_mean(len(y), centre, gram(y), y.sum(0), square @ y, square.square().sum())
 
 
 def _in_float32(x: Tensor) -> Moments:
+    """Products in float32 about the mean of most rows; the few farthest from it are multiplied in float64."""
     n = len(x)
     heavy = max(16, n // 32)  # a fixed number: choosing by value would wait for the device
     if n <= 2 * heavy:
@@ -144,33 +151,34 @@ def _in_float32(x: Tensor) -> Moments:
     light = x.new_ones(n).index_fill(0, x.norm(dim=1).topk(heavy).indices, 0.0)  # (n,)
     centre = (light / (n - heavy)) @ x  # (d,)
     y = x - centre  # (n, d), exact in float32 where the mean is large: both are close
-    far = (y * y).sum(1)  # (n,)
-    if x.device.type == "cpu" and centre.square().sum() > _FAR**2 * far.mean():
+    square = torch.linalg.vector_norm(y, dim=1).square()  # (n,)
+    if x.device.type == "cpu" and centre.square().sum() > _FAR**2 * square.mean():
         return _in_float64(x)
-    out = far.topk(heavy).indices
-    rest = _in_float64(x[out])
+    out = square.topk(heavy).indices
+    far = double(x[out]) - double(centre)  # (heavy, d)
+    far_square = far.square().sum(1)
     y[out] = 0.0
-    return _about_mean(n - heavy, double(centre), y) + rest
-
-
-def _about_mean(n: int, centre: Tensor, y: Tensor) -> Moments:
-    """Moments of n rows from their deviations from a centre near the mean; zero rows of y beyond n count nothing."""
-    square = (y * y).sum(1)  # (n,)
-    total = double(y.new_ones(len(y)) @ y)  # (d,)
-    about = Moments(
+    square[out] = 0.0
+    return _about_mean(
         n,
-        centre,
-        double(gram(y)),
-        double(square @ y),
-        double(square).square().sum(),
+        double(centre),
+        double(gram(y)).addmm_(far.T, far),
+        double(y.new_ones(n) @ y) + far.sum(0),
+        double(square @ y) + far_square @ far,
+        double(square).square().sum() + far_square.square().sum(),
     )
-    shift = total / n  # the mean of the deviations; the sums below are about the centre, not yet about the mean
-    along = about.scatter @ shift
+
+
+def _about_mean(n: int, centre: Tensor, scatter: Tensor, total: Tensor, third: Tensor, fourth: Tensor) -> Moments:
+    """Moments of n rows from sums of their deviations from a centre near the mean; `scatter` is overwritten."""
+    shift = total / n  # the mean of the deviations
+    along = scatter @ shift
     length = shift @ shift
+    trace = scatter.diagonal().sum()
     return Moments(
         n,
         centre + shift,
-        torch.addr(about.scatter, shift, shift, alpha=-n),
-        about.third - 2 * along - about.trace * shift + 2 * n * length * shift,
-        about.fourth + 4 * shift @ along - 3 * n * length**2 - 4 * about.third @ shift + 2 * length * about.trace,
+        scatter.addr_(shift, shift, alpha=-n),
+        third - 2 * along - trace * shift + 2 * n * length * shift,
+        fourth + 4 * shift @ along - 3 * n * length**2 - 4 * third @ shift + 2 * length * trace,
     )

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from anisoscope.stats.arith import plain
 from anisoscope.stats.rows import Rows
 
 _PER_OCTAVE = 64  # bins 1.1 % wide
@@ -24,8 +23,7 @@ class Norms:
 
     @classmethod
     def of(cls, rows: Rows) -> Norms:
-        with torch.no_grad():
-            norm = torch.linalg.vector_norm(plain(rows.x), dim=1)  # (n,)
+        norm = rows.norm  # (n,)
         place = ((norm.log2() - _LOWEST) * _PER_OCTAVE).nan_to_num(0.0).clamp(0, _PER_OCTAVE * _OCTAVES - 1).long()
         there = (norm > 0).long()
         count = torch.zeros(_PER_OCTAVE * _OCTAVES, dtype=torch.int64, device=norm.device)

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from torch import Tensor
+
+from anisoscope.stats.arith import full_precision, plain
 
 _MASK = (1 << 63) - 1
 
@@ -43,9 +47,39 @@ class Rows:
     x: Tensor  # (n, d)
     tokens: Tokens
 
+    @cached_property
+    def plain(self) -> Tensor:
+        """The vectors as statistics read them: detached, in float32, or float64 where they came so."""
+        return plain(self.x)
+
+    @cached_property
+    def norm(self) -> Tensor:
+        """The length of each row, (n,): several statistics ask for it, and reading the rows is what they cost."""
+        with full_precision(self.x.device):
+            return torch.linalg.vector_norm(self.plain, dim=1)
+
+    @property
+    def inverse_norm(self) -> Tensor:
+        """One over the length of each row, (n,); 0 for a row of length 0, which has no direction."""
+        return torch.where(self.norm > 0, self.norm.reciprocal(), 0.0)
+
     def take(self, index: Tensor | slice) -> Rows:
         where = index.to(self.x.device) if isinstance(index, Tensor) else index
-        return Rows(self.x[where], self.tokens.take(index))
+        taken = Rows(self.x[where], self.tokens.take(index))
+        if "norm" in self.__dict__:
+            taken.__dict__["norm"] = self.norm[where]
+        return taken
+
+
+def join_rows(parts: Sequence[Rows]) -> Rows:
+    """Rows behind each other, of parts that are not none."""
+    if len(parts) == 1:
+        return parts[0]
+    columns = zip(*(part.tokens.columns() for part in parts), strict=True)
+    joined = Rows(torch.cat([part.x for part in parts]), Tokens(*(torch.cat(column) for column in columns)))
+    if all("norm" in part.__dict__ for part in parts):
+        joined.__dict__["norm"] = torch.cat([part.norm for part in parts])
+    return joined
 
 
 def token_table(

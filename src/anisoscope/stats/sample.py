@@ -8,7 +8,6 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from anisoscope.stats.arith import plain
 from anisoscope.stats.rows import Rows, Tokens
 
 
@@ -90,12 +89,21 @@ class Extremes:
         return self.keeping(~torch.isin(self.table[:, -1], blocks.to(self.table.device)))
 
 
-def split_extremes(rows: Rows, size: int, priority: Tensor | None = None) -> tuple[Extremes, Rows]:
-    """The rows of highest priority, and the others in their old order. Ties go to the smaller key."""
+def split_extremes(
+    rows: Rows, size: int, priority: Tensor | None = None, apart: Tensor | None = None
+) -> tuple[Extremes, Rows]:
+    """The rows of highest priority, and the others in their old order. Ties go to the smaller key.
+
+    Rows at the places `apart` are in neither.
+    """
     table = torch.stack(rows.tokens.columns(), 1).to(rows.x.device, non_blocking=True)
     if priority is None:
-        priority = torch.linalg.vector_norm(plain(rows.x), dim=1).nan_to_num(torch.inf)
-    order = _by_priority(priority, table[:, 0])
+        priority = rows.norm.nan_to_num(torch.inf)
+    if apart is not None and len(apart):
+        here = torch.ones(len(table), dtype=torch.bool).index_fill_(0, apart, False).nonzero()[:, 0].to(table.device)
+        order = here[_by_priority(priority[here], table[here, 0])]
+    else:
+        order = _by_priority(priority, table[:, 0])
     top = order[:size]
     extremes = Extremes(size, rows.x.detach()[top], priority[top], table[top])
     rest = torch.sort(order[size:]).values

@@ -9,8 +9,7 @@ from torch import Tensor
 
 from anisoscope.models import Batch, Table, table_at
 from anisoscope.records import Site
-from anisoscope.stats.arith import plain
-from anisoscope.stats.rows import Tokens, token_table
+from anisoscope.stats.rows import Rows, Tokens, token_table
 
 STREAM = ("embed", "resid", "final.in", "final")  # where a massive token is flagged
 
@@ -57,11 +56,11 @@ class Current:
             self._tokens[at] = place, made
         return self._tokens[at]
 
-    def priority(self, site: Site, x: Tensor) -> Tensor:
+    def priority(self, site: Site, rows: Rows) -> Tensor:
         """How outsized a row is, here or at any earlier point of the stream: its norm over the batch's median."""
-        norm = torch.linalg.vector_norm(plain(x), dim=1)
+        norm = rows.norm
         ratio = (norm / norm.median().clamp(min=1e-30)).nan_to_num(torch.inf)
-        at = (site.stack, len(x))
+        at = (site.stack, len(norm))
         if at in self._raised and len(self._raised[at]) == len(ratio):
             ratio = torch.maximum(ratio, self._raised[at].to(ratio.device))
         if site.kind in STREAM:

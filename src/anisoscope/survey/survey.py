@@ -82,6 +82,7 @@ class Survey:
         if not blocks:
             self._unit_rows = sys.maxsize
         self._options: dict[str, Any] = {"sample": sample, "sinks": not self.layout.grid}
+        self._level = 1 if tokens is not None and blocks else 0  # 64 blocks are to be dealt out, 32 to be kept apart
         self._names = set().union(*(m.sources for m in self.metrics)) | {"Moments", "Directions", "Norms", "Documents"}
         self._names |= {"Sample"}
         self._collectors: dict[Site, Collector] = {}
@@ -196,11 +197,11 @@ class Survey:
             return
         flat = x.reshape(-1, x.shape[-1])  # (b · T, d)
         rows = Rows(flat if place is None else flat[place.to(flat.device)], tokens)
-        self._collector(site).add(rows, self._batch.priority(site, rows.x))
+        self._collector(site).add(rows, self._batch.priority(site, rows))
 
     def _collector(self, site: Site) -> Collector:
         if site not in self._collectors:
-            self._collectors[site] = Collector(self._names - set(SECOND_LOOK), **self._options)
+            self._collectors[site] = Collector(self._names - set(SECOND_LOOK), level=self._level, **self._options)
         return self._collectors[site]
 
     def _pattern(self, site: Site, heads: Any) -> None:
