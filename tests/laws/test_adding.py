@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from itertools import pairwise
 from typing import Any
@@ -145,8 +146,10 @@ def test_a_collected_cloud_does_not_depend_on_the_batches(cuts: list[int], block
 
 
 @pytest.mark.parametrize("blocks", [2, 8])
-def test_a_cloud_without_a_block_is_the_cloud_of_the_other_rows(blocks: int) -> None:
+@pytest.mark.parametrize("peel", [True, False])
+def test_a_cloud_without_a_block_is_the_cloud_of_the_other_rows(blocks: int, peel: bool) -> None:
     rows = make_rows(1000, seed=6)
+    rows.x[333] *= 1e4  # one massive row may be in the block that is left out
     cloud = collected(rows, [137, 500, 501], ALL, sample=100, extremes=30, blocks=blocks)
     assert len(cloud.blocks) < 1.5 * blocks
     level = 0
@@ -155,9 +158,12 @@ def test_a_cloud_without_a_block_is_the_cloud_of_the_other_rows(blocks: int) -> 
         assert level < 10, "the blocks are not neighbours joined"
     for place, block in enumerate(cloud.blocks):
         others = ((rows.tokens.block >> level) != block.number).nonzero()[:, 0]
-        left = cloud.without_block(place)
+        left = cloud.without_block(place, peel=peel)
         for name in ("Moments", "Directions", "Norms"):
-            assert_same(left.get(globals()[name]), MAKE[name](rows.take(others)), 1e-9)
+            found, expected = left.get(globals()[name]), MAKE[name](rows.take(others))
+            if name == "Moments" and not peel:  # the massive row's fourth power has rounded the others' away
+                found, expected = (replace(m, third=m.third * 0, fourth=m.fourth * 0) for m in (found, expected))
+            assert_same(found, expected, 1e-9)
         whole = Documents.of(rows.take(others))
         assert left.get(Documents).documents == whole.documents
         assert left.get(Documents).all_unit_square == pytest.approx(whole.all_unit_square)

@@ -10,6 +10,7 @@ import math
 from collections.abc import Iterator
 
 import torch
+from scipy.optimize import brentq
 from torch import Tensor
 
 from anisoscope.metrics.metric import Undefined, Value, metric
@@ -19,6 +20,7 @@ _INF = math.inf
 _KEEPS = {"rotation", "scale", "shift"}
 _MLE_NEIGHBOURS = 20
 _PUBLISHED_SHARE = 0.2
+_WIDEST = 20.0  # dimensions from e⁻²⁰ to e²⁰ are looked at
 
 
 @metric(
@@ -172,7 +174,7 @@ def _likeliest(log_mu: Tensor) -> float:
 
 
 def _gride(log_mu: Tensor, k: int) -> float:
-    """The d that makes ratios of neighbours 2k and k likeliest: a root of the score, by bisection on log d.
+    """The d that makes ratios of neighbours 2k and k likeliest: the root of the score, searched on log d.
 
     score(d) = n/d + (k − 1) Σ ln μ/(1 − μ^−d) − (2k − 1) Σ ln μ, decreasing in d.
     """
@@ -182,15 +184,15 @@ def _gride(log_mu: Tensor, k: int) -> float:
     if k == 1:
         return (n - 1) / total
 
-    def score(d: float) -> float:
+    def score(log_d: float) -> float:
+        d = math.exp(log_d)
         inner = torch.where(log_mu > 0, log_mu / -torch.expm1(-d * log_mu.clamp(min=1e-300)), 1 / d)
         return n / d + (k - 1) * float(inner.sum()) - (2 * k - 1) * total
 
-    low, high = -20.0, 20.0
-    for _ in range(60):  # 40/2⁶⁰: beyond float64
-        middle = (low + high) / 2
-        low, high = (middle, high) if score(math.exp(middle)) > 0 else (low, middle)
-    return math.exp((low + high) / 2)
+    low, high = -_WIDEST, _WIDEST
+    if score(low) <= 0 or score(high) >= 0:  # neighbours that all but coincide
+        return math.exp(low if score(low) <= 0 else high)
+    return math.exp(float(brentq(score, low, high, xtol=1e-15, rtol=1e-15)))
 
 
 def _enough(neighbours: Neighbours) -> None:

@@ -7,7 +7,7 @@ little in size, so the delete-m_j form is used (Busing, Meijer and van der Leede
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from anisoscope.errors import MetricError
@@ -15,11 +15,13 @@ from anisoscope.metrics.metric import Metric, Undefined, Value
 from anisoscope.metrics.nulls import Isotropic, isotropic
 from anisoscope.records import Record
 from anisoscope.stats.blocks import Cloud
+from anisoscope.stats.derived import Peeled
 from anisoscope.stats.moments import Moments
 from anisoscope.stats.neighbourhoods import LocalDimensions, Neighbours
 from anisoscope.stats.threads import in_threads
 
 FEWEST_BLOCKS = 4
+_Found = list[Value] | MetricError
 
 
 @dataclass(frozen=True)
@@ -49,11 +51,11 @@ def evaluate(
     """
     # whole neighbourhoods first: metrics of two neighbours then need no search of their own
     whole = {
-        m.name: _attempt(m, cloud)
+        m.name: _largest(_attempt(m, cloud), m.top)
         for m in sorted(metrics, key=lambda m: not {Neighbours, LocalDimensions} & set(m.needs))
     }
     barred = [m for m in metrics if m.bars and (slow_errors or not m.slow)]
-    without = _replicates(cloud, barred) if errors and len(cloud.blocks) >= FEWEST_BLOCKS else []
+    without = _replicates(cloud, barred, whole) if errors and len(cloud.blocks) >= FEWEST_BLOCKS else []
     null = isotropic(cloud) if cloud.has(Moments) and _finite(cloud) else None
     out: list[Measured] = []
     for metric in metrics:
@@ -62,7 +64,7 @@ def evaluate(
             why = f"{found.reason}; {found.remedy}"
             out.append(Measured(Record(site, metric.name, None, run, step, metric.version, tokens, note=why)))
             continue
-        for value in _largest(found, metric.top):
+        for value in found:
             error, note, replicates = _error(metric, value, without, cloud, unit, errors)
             record = Record(
                 site=site,
@@ -107,23 +109,25 @@ class _Without:
     values: dict[str, dict[tuple[object, ...], float | None]]
 
 
-def _replicates(cloud: Cloud, metrics: Sequence[Metric]) -> list[_Without]:
-    """The metrics without each block in turn, as many at a time as there are threads: each is too small to share."""
+def _replicates(cloud: Cloud, metrics: Sequence[Metric], whole: Mapping[str, _Found]) -> list[_Without]:
+    """The numbers of `whole` without each block in turn, as many at a time as threads: each is too small to share."""
+    peel = any(Peeled in metric.needs for metric in metrics)
+    keys = {name: [v.key for v in found] for name, found in whole.items() if not isinstance(found, MetricError)}
 
     def without(place: int) -> _Without:
-        part = cloud.without_block(place)
+        part = cloud.without_block(place, peel=peel)
         values = {}
         for metric in metrics:
-            found = _attempt(metric, part)
+            found = _attempt(metric, part, keys.get(metric.name))
             values[metric.name] = {} if isinstance(found, MetricError) else {v.key: v.value for v in found}
         return _Without(cloud.n - part.n, values)
 
     return in_threads(without, range(len(cloud.blocks)))
 
 
-def _attempt(metric: Metric, cloud: Cloud) -> list[Value] | MetricError:
+def _attempt(metric: Metric, cloud: Cloud, only: Collection[tuple[object, ...]] | None = None) -> _Found:
     try:
-        return metric.values(cloud)
+        return metric.values(cloud, only)
     except MetricError as why:
         return why
 
@@ -157,8 +161,8 @@ def _null(metric: Metric, value: Value, null: Isotropic | None, cloud: Cloud) ->
     return level if level is not None and math.isfinite(level) else None
 
 
-def _largest(values: list[Value], top: int | None) -> Iterable[Value]:
-    if top is None or len(values) <= top:
+def _largest(values: _Found, top: int | None) -> _Found:
+    if isinstance(values, MetricError) or top is None or len(values) <= top:
         return values
     return sorted(values, key=lambda v: -abs(v.value or 0.0))[:top]
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from torch import Tensor
 
-from anisoscope.metrics.metric import Undefined, Value, metric
+from anisoscope.metrics.metric import Series, Undefined, Value, metric
 from anisoscope.metrics.shares import top_share_of, variance_of
 from anisoscope.stats.derived import AcrossDocuments, Groups
 from anisoscope.stats.directions import CentredDirections, Directions, UnitSquares
@@ -208,7 +208,7 @@ def partition_isotropy(partition: Partition) -> Iterator[Value]:
 @metric(
     Directions, UnitSquares, low=-1, high=1, keeps={"scale", "row-scale"}, paper="timkey2021", top=8,
 )  # fmt: skip
-def cosine_contribution(directions: Directions, squares: UnitSquares) -> Iterator[Value]:
+def cosine_contribution(directions: Directions, squares: UnitSquares) -> Series:
     """How much each dimension adds to the mean cosine; index is the dimension.
 
     ((Σu_i)² − Σu_i²)/(n(n − 1)): sums to `mean_cosine`. A run records the largest.
@@ -216,9 +216,7 @@ def cosine_contribution(directions: Directions, squares: UnitSquares) -> Iterato
     n = directions.directed
     if n < 2:
         raise Undefined(f"{n} rows have a direction", "give at least two rows that are not zero")
-    each = (directions.unit.square() - squares.square) / (n * (n - 1))
-    for place, value in enumerate(each.tolist()):
-        yield Value(value, index=place, n=n)
+    return Series((directions.unit.square() - squares.square) / (n * (n - 1)), n=n)
 
 
 def _cosine(unit: Tensor, n: int, zero: int) -> Value:

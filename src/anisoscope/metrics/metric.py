@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import inspect
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
+
+from torch import Tensor
 
 from anisoscope.errors import InputError, MetricError
 from anisoscope.metrics.nulls import Isotropic
@@ -51,6 +53,21 @@ class Value:
     @property
     def key(self) -> tuple[Any, ...]:
         return (self.index, *sorted(self.variant.items()))
+
+
+@dataclass(frozen=True)
+class Series:
+    """A number for each index 0, 1, …: what a metric returns that has more numbers than anyone will look at."""
+
+    each: Tensor  # (m,)
+    n: int | None = None
+
+    def values(self, only: Collection[tuple[Any, ...]] | None) -> list[Value]:
+        """All of them, or those of these keys."""
+        if only is None:
+            return [Value(value, index=place, n=self.n) for place, value in enumerate(self.each.tolist())]
+        places = [place for (place,) in only]
+        return [Value(value, index=at, n=self.n) for at, value in zip(places, self.each[places].tolist(), strict=True)]
 
 
 @dataclass(frozen=True)
@@ -121,11 +138,16 @@ class Metric:
             return values[0].value
         return {_label(value): value.value for value in values}
 
-    def values(self, cloud: Cloud) -> list[Value]:
-        """All its numbers for a cloud, checked: finite, inside the declared range, or a MetricError that says why."""
+    def values(self, cloud: Cloud, only: Collection[tuple[Any, ...]] | None = None) -> list[Value]:
+        """All its numbers for a cloud, checked: finite, inside the declared range, or a MetricError that says why.
+
+        Of a series, `only` the numbers of these keys.
+        """
         try:
             _check_rows(cloud)
             found = self.function(*(resolve(cloud, kind) for kind in self.needs))
+            if isinstance(found, Series):
+                found = found.values(only)
             values = list(found) if isinstance(found, Iterable) else [found]
         except Undefined as why:
             raise MetricError(self.name, why.reason, why.remedy) from None

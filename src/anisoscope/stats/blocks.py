@@ -61,7 +61,7 @@ class Cloud:
         return found
 
     def has(self, kind: type) -> bool:
-        return kind.__name__ in self.stats
+        return kind.__name__ in self.stats or kind.__name__ in self.derived
 
     def derive(self, kind: type[S], make: Callable[[Cloud], S], *, carry: bool) -> S:
         """A value computed once from this cloud; one that can leave blocks out itself is carried along when they go."""
@@ -101,17 +101,25 @@ class Cloud:
         blocks = tuple(replace(block, leave_out=leave_out) for block in self.blocks)
         return Cloud(leave_out(self.stats), blocks, wider=self)
 
-    def without_block(self, place: int) -> Cloud:
-        """The cloud without the block at this place; neighbours are filtered, not searched again."""
+    def without_block(self, place: int, *, peel: bool = True) -> Cloud:
+        """The cloud without the block at this place; neighbours are filtered, not searched again.
+
+        Unless rows are to be peeled off what is left, sums over all rows are had by one subtraction: a fifth of the
+        work of bringing the extremes in again.
+        """
         left_out = self.blocks[place]
         gone = torch.tensor([left_out.number])
         part = left_out.load()
+        sums = [] if peel or "Extremes" not in self.stats else [name for name in OF_REST if name in self.stats]
         stats = {
             name: whole.without_block(gone) if isinstance(whole, Sample | Extremes) else _minus(whole, part.get(name))
             for name, whole in self.stats.items()
+            if name.removeprefix("first.") not in sums
         }
+        own = Cloud(part)
+        derived = {name: self.get(KINDS[name]).without(own.get(KINDS[name])) for name in sums}
         carried = {name: value.without_block(gone) for name, value in self.carried.items()}
-        return Cloud(stats, wider=self.wider, carried=carried)
+        return Cloud(stats, wider=self.wider, derived=derived, carried=carried)
 
 
 @dataclass(frozen=True)

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from anisoscope.stats.arith import CHUNK, double, full_precision, gram
 from anisoscope.stats.rows import Rows
+from anisoscope.stats.tridiagonal import Tridiagonal
 
 _NARROW = 256  # up to this width float64 products cost no more than reading the rows
 _FAR = 100.0  # beyond this ratio of mean to spread float32 rows have lost digits that float64 products still hold
@@ -95,31 +96,29 @@ class Moments:
     @cached_property
     def eigenvalues(self) -> Tensor:
         """Eigenvalues of the scatter, descending, rounding below zero cut off."""
-        return torch.linalg.eigvalsh(self.scatter).flip(0).clamp(min=0)
+        return self._spectrum(centred=True)
 
     @cached_property
     def eigenvalues_uncentred(self) -> Tensor:
         """Eigenvalues of Σ xxᵀ, descending: the squared singular values of the rows as they are."""
-        return torch.linalg.eigvalsh(self.second).flip(0).clamp(min=0)
+        return self._spectrum(centred=False)
+
+    def _spectrum(self, *, centred: bool) -> Tensor:
+        if self._tridiagonal is not None:
+            return self._tridiagonal.eigenvalues(centred=centred)
+        return torch.linalg.eigvalsh(self.scatter if centred else self.second).flip(0).clamp(min=0)
+
+    @cached_property
+    def _tridiagonal(self) -> Tridiagonal | None:
+        """What both spectra and the top axis are read off on the CPU; elsewhere each is computed by itself."""
+        return None if self.scatter.is_cuda else Tridiagonal.of(self.scatter, self.mean, self.n)
 
     @cached_property
     def top_axis(self) -> Tensor:
-        """The unit vector along which the rows vary most, (d,): inverse iteration from the known eigenvalue.
-
-        A tenth of the price of all eigenvectors. The shift is off by more than rounding, so the system is regular.
-        """
-        top = float(self.eigenvalues[0])
-        if top <= 0:
-            return torch.nn.functional.one_hot(torch.tensor(0), self.dim).to(self.scatter)
-        shift = top * (1 + 1e-9)
-        near = self.scatter - shift * torch.eye(self.dim, dtype=self.scatter.dtype, device=self.scatter.device)
-        factors, pivots = torch.linalg.lu_factor(near)
-        start = torch.randn(self.dim, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
-        axis = start.to(self.scatter)  # any vector that is not orthogonal to the axis
-        for _ in range(3):
-            axis = torch.linalg.lu_solve(factors, pivots, axis[:, None])[:, 0]
-            axis = axis / axis.norm()
-        return axis
+        """The unit vector along which the rows vary most, (d,)."""
+        if self._tridiagonal is not None:
+            return self._tridiagonal.top_axis()
+        return torch.linalg.eigh(self.scatter).eigenvectors[:, -1]
 
     @cached_property
     def axes_uncentred(self) -> Tensor:
