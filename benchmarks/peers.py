@@ -78,8 +78,8 @@ Estimator = Callable[[Array, Path], Answer]  # the rows, and the file that holds
 def peers(settings: Settings) -> Outcome:
     """TwoNN's times on large rows, its answers on clouds of known dimension, and IsoScore's time."""
     n, few, small = (2048, 256, 500) if settings.quick else (16384, 1000, 2000)
-    fast = _inside() | _outside(settings, [peer for peer in OUTSIDE if not peer.slow])
-    slow = _outside(settings, [peer for peer in OUTSIDE if peer.slow])
+    fast = _inside() | outside(settings, [peer for peer in OUTSIDE if not peer.slow])
+    slow = outside(settings, [peer for peer in OUTSIDE if peer.slow])
     rounds = 1 if settings.quick else 3
     figures = _times(n, {name: fast[name] for name in fast if name != GRIDE}, rounds)
     figures += _times(few, {OURS: fast[OURS], **slow}, 1)
@@ -135,7 +135,7 @@ OURS, GRIDE = "anisoscope", "skdim GRIDE"
 def _times(n: int, estimators: dict[str, Estimator], rounds: int) -> list[Figure]:
     """Each estimator's time on n rows of 10 dimensions in 768, as a multiple of ours, in turn."""
     x = flat(n, 10, 768).astype(np.float32)
-    path = _exchanged(f"flat-{n}", x)
+    path = exchanged(f"flat-{n}", x)
     said: dict[str, list[Answer]] = {name: [] for name in estimators}
     for _ in range(rounds):
         for name, estimate in estimators.items():
@@ -159,7 +159,7 @@ def _answers(n: int, estimators: dict[str, Estimator]) -> dict[str, dict[str, st
     table = {}
     for name, (true, make) in KNOWN.items():
         x = make(n)
-        path = _exchanged(f"{list(KNOWN).index(name)}-{n}", x)
+        path = exchanged(f"{list(KNOWN).index(name)}-{n}", x)
         said = {which: estimate(x, path) for which, estimate in estimators.items()}
         table[f"{name} ({true})"] = {which: _cell(answer) for which, answer in said.items()}
     return table
@@ -203,7 +203,7 @@ def _called(function: Callable[[Array], float], x: Array, path: Path) -> Answer:
     return Answer(value, clock() - start)
 
 
-def _outside(settings: Settings, chosen: list[Peer]) -> dict[str, Estimator]:
+def outside(settings: Settings, chosen: list[Peer]) -> dict[str, Estimator]:
     """Peers of other environments, each installed where it is not yet."""
     found: dict[str, Estimator] = {}
     for peer in chosen:
@@ -261,7 +261,7 @@ def last_line(text: str) -> str:
     return (text.strip().splitlines() or ["it was killed"])[-1]
 
 
-def _exchanged(name: str, x: Array) -> Path:
+def exchanged(name: str, x: Array) -> Path:
     """The rows as a file that the peers read."""
     path = SCRATCH / "exchange" / f"{name}.npy"
     path.parent.mkdir(parents=True, exist_ok=True)

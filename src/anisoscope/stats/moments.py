@@ -111,7 +111,7 @@ class Moments:
     @cached_property
     def _tridiagonal(self) -> Tridiagonal | None:
         """What both spectra and the top axis are read off on the CPU; elsewhere each is computed by itself."""
-        return None if self.scatter.is_cuda else Tridiagonal.of(self.scatter, self.mean, self.n)
+        return Tridiagonal.of(self.scatter, self.mean, self.n) if self.scatter.device.type == "cpu" else None
 
     @cached_property
     def top_axis(self) -> Tensor:

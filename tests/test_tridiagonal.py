@@ -1,0 +1,51 @@
+"""Spectra and the top axis that are read off one reduction, against numpy's full decompositions."""
+
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import pytest
+import torch
+from threadpoolctl import threadpool_info
+
+from anisoscope.stats.tridiagonal import Tridiagonal
+
+
+def scatter_and_mean(d: int, offset: float, seed: int = 0) -> tuple[torch.Tensor, torch.Tensor, int]:
+    draw = np.random.default_rng(seed)
+    x = draw.standard_normal((3 * d + 3, d)) * np.logspace(0, -2, d) + offset * draw.standard_normal(d)
+    mean = x.mean(0) if offset else np.zeros(d)
+    y = x - mean
+    return torch.from_numpy(y.T @ y), torch.from_numpy(mean), len(x)
+
+
+@pytest.mark.parametrize("d", [1, 2, 3, 17, 64, 130])
+@pytest.mark.parametrize("offset", [0.0, 1.0, 300.0])
+def test_one_reduction_gives_both_spectra_and_the_top_axis(d: int, offset: float) -> None:
+    scatter, mean, n = scatter_and_mean(d, offset)
+    found = Tridiagonal.of(scatter, mean, n)
+    values, axes = np.linalg.eigh(scatter.numpy())
+    uncentred = np.linalg.eigvalsh((scatter + n * torch.outer(mean, mean)).numpy())
+    assert found.eigenvalues(centred=True).numpy() == pytest.approx(values[::-1], abs=1e-13 * values[-1])
+    assert found.eigenvalues(centred=False).numpy() == pytest.approx(uncentred[::-1], abs=1e-13 * uncentred[-1])
+    assert abs(float(found.top_axis() @ torch.from_numpy(axes[:, -1].copy()))) == pytest.approx(1)
+
+
+def test_what_is_given_stays_as_it_was() -> None:
+    scatter, mean, n = scatter_and_mean(20, 1.0)
+    before = scatter.clone(), mean.clone()
+    found = Tridiagonal.of(scatter, mean, n)
+    found.eigenvalues(centred=False)
+    found.top_axis()
+    assert torch.equal(scatter, before[0])
+    assert torch.equal(mean, before[1])
+    assert torch.equal(found.eigenvalues(centred=True), found.eigenvalues(centred=True))
+
+
+def test_threads_at_once_agree_and_leave_the_process_its_threads() -> None:
+    given = [scatter_and_mean(60, 1.0, seed) for seed in range(24)]
+    alone = [Tridiagonal.of(*each).eigenvalues(centred=True) for each in given]
+    before = [library["num_threads"] for library in threadpool_info()]
+    with ThreadPoolExecutor(4) as pool:
+        together = list(pool.map(lambda each: Tridiagonal.of(*each).eigenvalues(centred=True), given))
+    assert all(torch.equal(a, b) for a, b in zip(alone, together, strict=True))
+    assert [library["num_threads"] for library in threadpool_info()] == before
