@@ -62,7 +62,7 @@ def mean_cosine_across_documents(across: AcrossDocuments) -> Value:
         raise Undefined("all rows are of one document", "give at least two documents")
     total = float(across.unit @ across.unit)
     note = "from the keyed sample" if across.sampled else None
-    return Value((total - across.documents.all_unit_square) / pairs, n=n, note=note)
+    return Value(_bounded((total - across.documents.all_unit_square) / pairs), n=n, note=note)
 
 
 @metric(
@@ -225,7 +225,12 @@ def _cosine(unit: Tensor, n: int, zero: int) -> Value:
     if n < 2:
         raise Undefined(f"{n} rows have a direction", "give at least two rows that are not zero")
     note = f"{zero} rows of norm zero left out" if zero else None
-    return Value((float(unit @ unit) - n) / (n * (n - 1)), n=n, note=note)
+    return Value(_bounded((float(unit @ unit) - n) / (n * (n - 1))), n=n, note=note)
+
+
+def _bounded(cosine: float) -> float:
+    """A mean of cosines as rows on one ray have it: rounding of float32 directions may lift it above 1 (by 1e-7)."""
+    return max(-1.0, min(1.0, cosine))
 
 
 def _isoscore(ratio: float, d: int) -> float:

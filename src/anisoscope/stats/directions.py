@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from anisoscope.stats.arith import double, full_precision, plain
+from anisoscope.stats.arith import double, full_precision, plain, weighted_sums
 from anisoscope.stats.moments import Moments
 from anisoscope.stats.rows import Rows
 
@@ -35,7 +35,7 @@ class Directions:
             for chunk in x.split(_CHUNK):
                 norm = torch.linalg.vector_norm(chunk, dim=1)  # (n,)
                 weight = torch.stack((torch.where(norm > 0, norm.reciprocal(), 0.0), torch.ones_like(norm)))  # (2, n)
-                sums += double(weight @ chunk)  # Σ u and Σ x in one product
+                sums += weighted_sums(weight, chunk)  # Σ u and Σ x in one product
                 lengths.append(norm)
             norm = double(torch.cat(lengths))
         zero, bad = double((norm == 0).sum()), double((~norm.isfinite()).sum())
@@ -84,7 +84,7 @@ class UnitSquares:
             for chunk in x.split(_CHUNK):
                 entries = chunk.square()
                 length = entries.sum(1)  # (n,)
-                square += double(torch.where(length > 0, length.reciprocal(), 0.0) @ entries)
+                square += weighted_sums(torch.where(length > 0, length.reciprocal(), 0.0)[None], entries)[0]
         return cls(len(x), square)
 
     def __add__(self, other: UnitSquares) -> UnitSquares:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from anisoscope.stats.arith import double, full_precision, plain
+from anisoscope.stats.arith import GROUP, double, full_precision, plain
 from anisoscope.stats.rows import Rows
 
 
@@ -32,13 +32,19 @@ class Documents:
     def of(cls, rows: Rows) -> Documents:
         x = plain(rows.x)
         starts, ids = segments(rows.tokens.document)
-        segment = torch.repeat_interleave(torch.arange(len(ids)), starts.diff(append=torch.tensor([len(x)])))
+        length = starts.diff(append=torch.tensor([len(x)]))
+        segment = torch.repeat_interleave(torch.arange(len(ids)), length)
+        inside = torch.arange(len(x)) - torch.repeat_interleave(starts, length)  # place in the document
+        opens = (inside % GROUP == 0).cumsum(0) - 1  # (n,) which short run of one document's rows each row is in
+        home = segment[inside % GROUP == 0].to(x.device)  # (runs,)
         with full_precision(x.device):
             norm = torch.linalg.vector_norm(x, dim=1, keepdim=True)  # (n, 1)
             unit = torch.where(norm > 0, x / norm, 0.0)  # (n, d)
-            segment = segment.to(x.device)
-            sums = double(unit.new_zeros(len(ids), x.shape[1]).index_add_(0, segment, unit))  # (k, d)
-            number = double(unit.new_zeros(len(ids)).index_add_(0, segment, (norm[:, 0] > 0).to(unit.dtype)))
+            runs = double(unit.new_zeros(len(home), x.shape[1]).index_add_(0, opens.to(x.device), unit))  # (runs, d)
+            home = home.to(runs.device)
+            sums = runs.new_zeros(len(ids), x.shape[1]).index_add_(0, home, runs)  # (k, d)
+            there = (norm[:, 0] > 0).to(unit.dtype)
+            number = double(unit.new_zeros(len(ids)).index_add_(0, segment.to(x.device), there))
         zero = sums.new_zeros(())
         return _close(cls(0, zero, zero, zero, ids, number, sums))
 
