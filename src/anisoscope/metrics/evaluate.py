@@ -1,7 +1,8 @@
 """From a collected cloud to records: every metric's numbers with their error bars and nulls.
 
 Error bars are jackknives over blocks of documents: each metric is computed again without each block. Blocks differ a
-little in size, so the delete-m_j form is used (Busing, Meijer and van der Leeden 1999).
+little in size, so the delete-m_j form is used (Busing, Meijer and van der Leeden 1999). Where blocks are not all of
+the dependence (rows that share neighbours, pairs of blocks) a value says by how much to stretch the replicates.
 """
 
 from __future__ import annotations
@@ -147,7 +148,8 @@ def _error(
     known = [r for r in replicates if r is not None]
     if len(known) < len(replicates):
         return None, "no error bar: without some blocks there is no value", ()
-    return jackknife(value.value, known, [part.size for part in without]), None, tuple(known)
+    stretched = [value.value + value.stretch * (r - value.value) for r in known]
+    return jackknife(value.value, stretched, [part.size for part in without]), None, tuple(stretched)
 
 
 def _null(metric: Metric, value: Value, null: Isotropic | None, cloud: Cloud) -> float | None:

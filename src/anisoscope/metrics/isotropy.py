@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 
+import torch
 from torch import Tensor
 
 from anisoscope.metrics.metric import Series, Undefined, Value, metric
@@ -16,6 +17,8 @@ from anisoscope.stats.partition import Partition
 
 ZETA = 0.2  # shrinkage of IsoScore*
 _INF = math.inf
+_FEWEST_PAIRED = 8  # blocks from which pairs of them tell how they vary
+_ROWS_A_DIMENSION = 10  # with fewer a covariance is visibly rounder or flatter than its population's
 
 
 @metric(
@@ -61,8 +64,10 @@ def mean_cosine_across_documents(across: AcrossDocuments) -> Value:
     if pairs <= 0:
         raise Undefined("all rows are of one document", "give at least two documents")
     total = float(across.unit @ across.unit)
+    cosine = _bounded((total - across.documents.all_unit_square) / pairs)
     note = "from the keyed sample" if across.sampled else None
-    return Value((total - across.documents.all_unit_square) / pairs, n=n, note=note)
+    products = across.block_unit @ across.block_unit.T - cosine * torch.outer(across.block_rows, across.block_rows)
+    return Value(cosine, n=n, note=note, stretch=_stretch_of_pairs(products))
 
 
 @metric(
@@ -134,14 +139,13 @@ def singular_anisotropy(moments: Moments) -> float:
     Moments, low=1, high=_INF, keeps={"rotation", "scale", "shift"}, paper="rudman2022",
     knows={"line": 1, "sphere": (16, 0.2), "plane": (3, 0.05)}, null=lambda iso, _: iso.participation_ratio,
 )  # fmt: skip
-def participation_ratio(moments: Moments) -> float:
+def participation_ratio(moments: Moments) -> Value:
     """Number of directions that share the variance.
 
     (Σλ)²/Σλ² = (tr C)²/‖C‖²: d for a sphere, 1 for a line; needs no eigenvalues. A finite sample of a sphere gives
     about 1/(1/d + 1/n); `participation_ratio_unbiased` does not have that bias.
     """
-    trace = variance_of(moments)
-    return float(trace**2 / moments.scatter.square().sum())
+    return Value(_ratio(moments), note=_biased(moments))
 
 
 @metric(
@@ -160,19 +164,21 @@ def participation_ratio_unbiased(groups: Groups) -> Value:
     squares = groups.overlap.sum() - groups.overlap.diagonal().sum()
     if squares <= 0:
         raise Undefined("different blocks share no direction of variance", "give more rows")
-    return Value(float((groups.trace.sum() ** 2 - groups.trace.square().sum()) / squares))
+    ratio = float((groups.trace.sum() ** 2 - groups.trace.square().sum()) / squares)
+    pairs = torch.outer(groups.trace, groups.trace) - ratio * groups.overlap  # (B, B), sums to 0 off the diagonal
+    return Value(ratio, stretch=_stretch_of_pairs(pairs))
 
 
 @metric(
     Moments, low=0, high=1, keeps={"rotation", "scale", "shift"}, paper="rudman2022",
     knows={"sphere": (1, 0.01), "line": 0}, null=lambda iso, _: iso.isoscore,
 )  # fmt: skip
-def isoscore(moments: Moments) -> float:
+def isoscore(moments: Moments) -> Value:
     """Evenness of variance over directions: 1 is a sphere, 0 a line.
 
     (PR − 1)/(d − 1), exactly the published score.
     """
-    return _isoscore(participation_ratio(moments), moments.dim)
+    return Value(_isoscore(_ratio(moments), moments.dim), note=_biased(moments))
 
 
 @metric(
@@ -185,7 +191,7 @@ def isoscore_star(moments: Moments) -> Value:
 
     IsoScore of (1 − ζ)C + ζ·(tr C/d)·I with ζ = 0.2: stable where there are fewer rows than dimensions.
     """
-    return Value(_isoscore(_shrunk(participation_ratio(moments), moments.dim), moments.dim), variant={"zeta": ZETA})
+    return Value(_isoscore(_shrunk(_ratio(moments), moments.dim), moments.dim), variant={"zeta": ZETA})
 
 
 @metric(
@@ -223,7 +229,41 @@ def _cosine(unit: Tensor, n: int, zero: int) -> Value:
     if n < 2:
         raise Undefined(f"{n} rows have a direction", "give at least two rows that are not zero")
     note = f"{zero} rows of norm zero left out" if zero else None
-    return Value((float(unit @ unit) - n) / (n * (n - 1)), n=n, note=note)
+    return Value(_bounded((float(unit @ unit) - n) / (n * (n - 1))), n=n, note=note)
+
+
+def _bounded(cosine: float) -> float:
+    """A mean of cosines as rows on one ray have it: rounding of float32 directions may lift it above 1 (by 1e-7)."""
+    return max(-1.0, min(1.0, cosine))
+
+
+def _stretch_of_pairs(pairs: Tensor) -> float:
+    """What a jackknife over B blocks must be multiplied by for a mean over pairs of different blocks, (B, B) -> ().
+
+    With g the pairs' terms (they sum to 0) and R_a their sum over a row, the jackknife is j·Σ R_a². It is right where
+    single blocks differ (g_ab = v_a + v_b) and 2.4 times too large without structure, where only pairs do. Of the form
+    a·Σ R_a² − b·Σ g_ab² one is right for both. The factor is at least 1/2: both sums are estimates.
+    """
+    n = len(pairs)
+    off = pairs - torch.diag(pairs.diagonal())
+    rows, squares = float(off.sum(1).square().sum()), float(off.square().sum())
+    if n < _FEWEST_PAIRED or rows <= 0:
+        return 1.0
+    j = 4 / (n * (n - 1) * (n - 2) ** 2)
+    a = 4 / n * (1 - (n - 2) / (n * (n - 1))) / ((n - 1) * (n - 2) * (n - 4))
+    b = a - 2 / (n * (n - 1)) ** 2
+    return math.sqrt(max(0.25, (a - b * squares / rows) / j))
+
+
+def _ratio(moments: Moments) -> float:
+    """(tr C)²/‖C‖²."""
+    return float(variance_of(moments) ** 2 / moments.scatter.square().sum())
+
+
+def _biased(moments: Moments) -> str | None:
+    if moments.n >= _ROWS_A_DIMENSION * moments.dim:
+        return None
+    return "low by the few rows: read it against its null, or participation_ratio_unbiased"
 
 
 def _isoscore(ratio: float, d: int) -> float:

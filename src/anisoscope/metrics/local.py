@@ -43,7 +43,7 @@ def local_isotropy(sample: Sample) -> Value:
 def _within(x: Tensor) -> float:
     which = cluster(x, CLUSTERS, SEED)
     centres, _ = _means(x, which, CLUSTERS)
-    return float(isoscore(Moments.of(bare_rows(x - centres[which]))))
+    return float(isoscore(Moments.of(bare_rows(x - centres[which]))).value)
 
 
 def _gaussian_like(x: Tensor) -> Tensor:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import math
 from collections.abc import Callable, Collection, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from torch import Tensor
@@ -41,7 +41,10 @@ class Undefined(Exception):
 
 @dataclass(frozen=True)
 class Value:
-    """One number of a metric: which (index, variant), from how many rows, its null level and its caveat."""
+    """One number of a metric: which (index, variant), from how many rows, its null level and its caveat.
+
+    `stretch` multiplies the error bar: for dependence that leaving blocks out does not see, or sees twice.
+    """
 
     value: float | None
     index: int | None = None
@@ -49,6 +52,7 @@ class Value:
     n: int | None = None
     null: float | None = None
     note: str | None = None
+    stretch: float = 1.0
 
     @property
     def key(self) -> tuple[Any, ...]:
@@ -167,7 +171,7 @@ class Metric:
                 "rounding has spoilt it: pass the rows in float64",
             )
         clipped = min(max(float(number), self.low), self.high)
-        return Value(clipped, value.index, value.variant, value.n, value.null, value.note)
+        return replace(value, value=clipped)
 
 
 def metric(

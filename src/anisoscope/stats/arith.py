@@ -10,6 +10,7 @@ from torch import Tensor
 
 CHUNK = 4096  # rows a product: large enough for full GEMM speed, small enough for float32 sums to stay good
 _PANEL = 256  # columns a panel of the upper triangle
+GROUP = 64  # rows summed in float32 before float64 takes over: rounding grows with their number
 
 
 @contextmanager
@@ -46,3 +47,15 @@ def gram(y: Tensor) -> Tensor:
         out[i:j, i:] = y[:, i:j].T @ y[:, i:]  # (panel, d - i)
         out[j:, i:j] = out[i:j, j:].T
     return out
+
+
+def weighted_sums(weight: Tensor, x: Tensor) -> Tensor:
+    """weight @ x in float64, (w, n) × (n, d) -> (w, d): a few rows at a time in x's precision, then in float64.
+
+    A float32 sum of a thousand nearly equal rows is off by up to 3e-5 of itself; of 64 rows by a few 1e-7.
+    """
+    n, d = x.shape
+    whole = n - n % GROUP
+    groups = weight[:, :whole].reshape(len(weight), -1, GROUP).transpose(0, 1)  # (groups, w, GROUP)
+    parts = torch.bmm(groups, x[:whole].reshape(-1, GROUP, d))  # (groups, w, d)
+    return double(parts).sum(0) + double(weight[:, whole:] @ x[whole:])

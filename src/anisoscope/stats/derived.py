@@ -87,16 +87,25 @@ class AcrossDocuments:
     directed: int  # rows that have a direction
     documents: Documents
     sampled: bool  # from the keyed sample: where tokens were left out, sums over documents cannot forget them
+    block_unit: Tensor  # (B, d) Σ u by block; empty once a block has been left out
+    block_rows: Tensor  # (B,) rows that have a direction
 
     @classmethod
     def derive(cls, cloud: Cloud) -> AcrossDocuments:
         if cloud.wider is None:
-            directions = cloud.get(Directions)
-            return cls(directions.unit, directions.directed, cloud.get(Documents), sampled=False)
+            parts = [Cloud(block.load()).get(Directions) for block in cloud.blocks]
+            return cls._of(cloud.get(Directions), cloud.get(Documents), parts, sampled=False)
         rows = cloud.get(Sample).rows
         rows = rows.take(torch.sort(rows.tokens.document, stable=True).indices)
-        directions = Directions.of(rows)
-        return cls(directions.unit, directions.directed, Documents.of(rows), sampled=True)
+        block = rows.tokens.block
+        parts = [Directions.of(rows.take((block == b).nonzero()[:, 0])) for b in block.unique()]
+        return cls._of(Directions.of(rows), Documents.of(rows), parts if cloud.blocks else [], sampled=True)
+
+    @classmethod
+    def _of(cls, whole: Directions, documents: Documents, parts: list[Directions], *, sampled: bool) -> AcrossDocuments:
+        unit = torch.stack([part.unit for part in parts]) if parts else whole.unit.new_zeros(0, whole.dim)
+        rows = whole.unit.new_tensor([part.directed for part in parts])
+        return cls(whole.unit, whole.directed, documents, sampled, unit, rows)
 
 
 @dataclass(frozen=True)

@@ -7,11 +7,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from anisoscope.stats.arith import double, full_precision
+from anisoscope.stats.arith import double, full_precision, weighted_sums
 from anisoscope.stats.moments import Moments
 from anisoscope.stats.rows import Rows
 
-_CHUNK = 1024  # rows a step: few enough for float32 sums to stay good
+_CHUNK = 1024  # rows a step: they stay in the cache for the uses made of them
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,7 @@ class Directions:
         with full_precision(x.device):
             weight = torch.stack((rows.inverse_norm, torch.ones_like(rows.norm)))  # (2, n)
             for chunk, weights in zip(x.split(_CHUNK), weight.split(_CHUNK, 1), strict=True):
-                sums += double(weights @ chunk)  # Σ u and Σ x in one product
+                sums += weighted_sums(weights, chunk)  # Σ u and Σ x in one product
             norm = double(rows.norm)
         zero, bad = double((norm == 0).sum()), double((~norm.isfinite()).sum())
         return cls(len(x), zero, bad, sums[0], sums[1], norm.sum(), norm.square().sum())
@@ -79,7 +79,7 @@ class UnitSquares:
         square = torch.zeros(x.shape[1], dtype=torch.float64, device="cpu" if x.device.type == "mps" else x.device)
         with full_precision(x.device):
             for chunk, weight in zip(x.split(_CHUNK), rows.inverse_norm.split(_CHUNK), strict=True):
-                square += double(weight.square() @ chunk.square())
+                square += weighted_sums(weight.square()[None], chunk.square())[0]
         return cls(len(x), square)
 
     def __add__(self, other: UnitSquares) -> UnitSquares:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from anisoscope.stats.arith import double, full_precision
+from anisoscope.stats.arith import GROUP, double, full_precision, weighted_sums
 from anisoscope.stats.rows import Rows
 
 _LONG = 32  # rows a document on average
@@ -34,11 +34,12 @@ class Documents:
     def of(cls, rows: Rows) -> Documents:
         x = rows.plain
         starts, ids = segments(rows.tokens.document)
-        lengths = starts.diff(append=torch.tensor([len(x)]))
-        segment = torch.repeat_interleave(torch.arange(len(ids)), lengths).to(x.device)
+        length = starts.diff(append=torch.tensor([len(x)]))
+        segment = torch.repeat_interleave(torch.arange(len(ids)), length)
         with full_precision(x.device):
-            sums = double(_unit_sums(x, rows.inverse_norm, lengths.tolist(), segment))  # (k, d)
-            number = double(x.new_zeros(len(ids)).index_add_(0, segment, (rows.norm > 0).to(x.dtype)))
+            sums = _unit_sums(x, rows.inverse_norm, length, segment)  # (k, d)
+            there = (rows.norm > 0).to(x.dtype)
+            number = double(x.new_zeros(len(ids)).index_add_(0, segment.to(x.device), there))
         zero = sums.new_zeros(())
         return _close(cls(0, zero, zero, zero, ids, number, sums))
 
@@ -96,12 +97,16 @@ class Documents:
         return float(self.unit_square + self.open_unit.square().sum())
 
 
-def _unit_sums(x: Tensor, weight: Tensor, lengths: list[int], segment: Tensor) -> Tensor:
-    """Σ u of each run of rows, (n, d), (n,) -> (k, d): a product a run where runs are long, which copies no row."""
-    if len(x) > _LONG * len(lengths):
-        parts = zip(x.split(lengths), weight.split(lengths), strict=True)
-        return torch.stack([own @ part for part, own in parts])
-    return x.new_zeros(len(lengths), x.shape[1]).index_add_(0, segment, x * weight[:, None])
+def _unit_sums(x: Tensor, weight: Tensor, length: Tensor, segment: Tensor) -> Tensor:
+    """Σ u of each document, (n, d), (n,) -> (k, d): a product each where they are long, which copies no row."""
+    if len(x) > _LONG * len(length):
+        parts = zip(x.split(length.tolist()), weight.split(length.tolist()), strict=True)
+        return torch.cat([weighted_sums(own[None], part) for part, own in parts])
+    inside = torch.arange(len(x)) - torch.repeat_interleave(length.cumsum(0) - length, length)  # place in the document
+    opens = inside % GROUP == 0  # (n,) where a short run of one document's rows begins
+    run, home = (opens.cumsum(0) - 1).to(x.device), segment[opens]
+    runs = double(x.new_zeros(len(home), x.shape[1]).index_add_(0, run, x * weight[:, None]))  # (runs, d)
+    return runs.new_zeros(len(length), x.shape[1]).index_add_(0, home.to(runs.device), runs)
 
 
 def segments(document: Tensor) -> tuple[Tensor, Tensor]:

@@ -27,6 +27,7 @@ class Neighbours:
     distance: Tensor  # (q, K) float64 ascending, for the rows asked about
     index: Tensor  # (q, K) into x
     other: Tensor  # (q, 2) float64, distances to the two nearest rows of other documents; empty if all are other
+    other_index: Tensor  # (q, 2) into x, likewise
     copies: Tensor  # (n,) how often each distinct row occurs in the sample
     row: Tensor  # (q,) which rows of x are asked about
     block: Tensor  # (q,)
@@ -78,6 +79,7 @@ class Neighbours:
             self.distance[keep],
             self.index[keep],
             self.other[keep],
+            self.other_index[keep],
             self.copies,
             self.row[keep],
             self.block[keep],
@@ -140,14 +142,15 @@ def _build(x: Tensor, sample: Sample, first: Tensor, distinct: Tensor, distance:
     tokens: Tokens = sample.rows.tokens
     document = tokens.document[first]
     same = document[index] == document[:, None]  # (n, k)
-    other = torch.zeros(len(x), 0, dtype=torch.float64)
+    other, other_index = torch.zeros(len(x), 0, dtype=torch.float64), torch.zeros(len(x), 0, dtype=torch.int64)
     if index.shape[1] > 1 and bool(same.any()):
-        other = _others(x, document, distance, same)
+        other, other_index = _others(x, document, distance, index, same)
     return Neighbours(
         x,
         distance,
         index,
         other,
+        other_index,
         torch.bincount(distinct, minlength=len(x)),
         torch.arange(len(x)),
         tokens.block[first],
@@ -170,14 +173,16 @@ def _distinct(x: Tensor, first: Tensor) -> Tensor:
     return which
 
 
-def _others(x: Tensor, document: Tensor, distance: Tensor, same: Tensor) -> Tensor:
-    """Distances to the two nearest rows of other documents; searched again only where the list ran out."""
-    far = distance.masked_fill(same, torch.inf).sort(1).values[:, :2].contiguous()  # (n, 2)
+def _others(x: Tensor, document: Tensor, distance: Tensor, index: Tensor, same: Tensor) -> tuple[Tensor, Tensor]:
+    """Distances and indices of the two nearest rows of other documents; searched again where the list ran out."""
+    sifted = distance.masked_fill(same, torch.inf).sort(1)
+    far, place = sifted.values[:, :2].contiguous(), index.gather(1, sifted.indices[:, :2])  # (n, 2)
     short = (~far.isfinite()).any(1).nonzero()[:, 0]
     if len(short) > len(x) // 20:
-        return nearest(x, 2, group=document).distance
-    far[short] = _by_force(x, short, 2, document)[0]
-    return far
+        again = nearest(x, 2, group=document)
+        return again.distance, again.index
+    far[short], place[short] = _by_force(x, short, 2, document)
+    return far, place
 
 
 def _by_force(x: Tensor, row: Tensor, k: int, document: Tensor | None = None) -> tuple[Tensor, Tensor]:

@@ -1,0 +1,156 @@
+"""The arithmetic: every metric by the streaming path against float64 over a grid of clouds.
+
+Both sides see the same rounded rows, so what is measured is the instrument's arithmetic and not the rounding of its
+input; that is reported apart.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from itertools import product
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from anisoscope.errors import MetricError
+from anisoscope.metrics import Metric, catalogue
+from anisoscope.stats.blocks import Cloud
+from anisoscope.stats.cloud import block_numbers, collect
+from anisoscope.stats.pairs import beside
+from anisoscope.stats.rows import Rows, token_table
+from tests.oracles.cloud import Given, Numbers, numbers
+
+DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32, "fp64": torch.float64}
+SPECTRA = ("flat", "power law", "massive row", "outlier dimension")
+# numbers that pass through zero: their error is absolute
+ABSOLUTE = frozenset(
+    {
+        *("mean_cosine", "mean_cosine_centred", "mean_cosine_across_documents", "cosine_contribution"),
+        *("partition_isotropy", "self_similarity", "intra_sentence_similarity", "max_explainable_variance"),
+        *("cka", "mean_direction_drift", "outlier_dimensions", "massive_tokens", "subspace_angle"),
+    }
+)
+SLOW_ROWS = 1024  # metrics that iterate are compared up to here
+_NOTHING = 1e-13  # a share below this is zero in float64
+_BATCH = 1000  # rows that arrive together
+_DOCUMENT, _WORDS = 16, 11
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One cloud of the grid: `mean` is the mean row's length in units of the rows' spread."""
+
+    n: int
+    d: int
+    mean: float
+    spectrum: str
+    dtype: str
+
+    def __str__(self) -> str:
+        return f"{self.n} × {self.d}, mean {self.mean:g}, {self.spectrum}"
+
+
+@dataclass(frozen=True)
+class Worst:
+    """A metric's largest error for one dtype, and where it is; `missing` counts numbers that only the oracle has."""
+
+    metric: str
+    dtype: str
+    error: float
+    cell: str
+    number: str
+    compared: int
+    missing: int
+
+
+def grid(quick: bool) -> list[Cell]:
+    """The cells, small ones first."""
+    sizes = ((64, 8), (1024, 64)) if quick else tuple(product((64, 1024, 8192), (8, 64, 512)))
+    means = (0.0, 100.0) if quick else (0.0, 1.0, 100.0, 1000.0)
+    return [
+        Cell(n, d, mean, spectrum, dtype) for (n, d), mean, spectrum, dtype in product(sizes, means, SPECTRA, DTYPES)
+    ]
+
+
+def rows_of(cell: Cell) -> tuple[Tensor, Tensor]:
+    """The cell's rows and those of the same tokens at another step, (n, d) each, rounded to its dtype."""
+    g = torch.Generator().manual_seed(cell.n + 31 * cell.d)
+    n, d = cell.n, cell.d
+
+    def normal(*shape: int) -> Tensor:
+        return torch.randn(*shape, generator=g, dtype=torch.float64)
+
+    number = torch.arange(n)
+    document, word = normal(n // _DOCUMENT + 1, d)[number // _DOCUMENT], normal(_WORDS, d)[number % _WORDS]
+    shape = torch.ones(d, dtype=torch.float64)
+    frame = torch.eye(d, dtype=torch.float64)
+    if cell.spectrum == "power law":
+        shape = torch.arange(1, d + 1, dtype=torch.float64).rsqrt()
+        frame = torch.linalg.qr(normal(d, d)).Q
+    if cell.spectrum == "outlier dimension":
+        shape[d // 2] = 30.0
+    y = (0.7 * normal(n, d) + 0.5 * document + 0.5 * word) * shape @ frame
+    then = 0.8 * y + 0.6 * (normal(n, d) * shape @ frame)
+    spread = float(y.square().sum(1).mean().sqrt())
+    mean, turned = (each / each.norm() for each in (normal(d), normal(d)))
+    if cell.spectrum == "massive row":
+        y[n // 3] *= 1000.0
+    y = y + cell.mean * spread * mean
+    then = then + cell.mean * spread * (mean + 0.1 * turned)
+    return y.to(DTYPES[cell.dtype]), then.to(DTYPES[cell.dtype])
+
+
+def ours(cell: Cell, metrics: Sequence[Metric]) -> dict[str, Numbers]:
+    """The metrics' numbers, from rows that stream by in batches."""
+    now, then = rows_of(cell)
+    names = set().union(*(metric.sources for metric in metrics)) | {"Moments"}
+    cloud = beside(_cloud(now, names), _cloud(then, names))
+    found: dict[str, Numbers] = {}
+    for metric in metrics:
+        try:
+            found[metric.name] = {v.key: v.value for v in metric.values(cloud) if v.value is not None}
+        except MetricError:
+            found[metric.name] = {}
+    return found
+
+
+def _cloud(x: Tensor, names: set[str]) -> Cloud:
+    def look() -> Iterator[Rows]:
+        for first in range(0, len(x), _BATCH):
+            there = slice(first, first + _BATCH)
+            yield Rows(x[there], table.take(there))
+
+    number = torch.arange(len(x))
+    document = number // _DOCUMENT
+    block = block_numbers(len(x), document)
+    table = token_table(document, number % _DOCUMENT, offset=1 + number % _DOCUMENT, token=number % _WORDS, block=block)
+    return collect(look, names)
+
+
+def theirs(cell: Cell) -> dict[str, Numbers]:
+    """The same numbers by the oracle, from the same rounded rows."""
+    number = np.arange(cell.n)
+    document = number // _DOCUMENT
+    block = block_numbers(cell.n, torch.from_numpy(document)).numpy()
+    now, then = (Given(x.double().numpy(), document, number % _DOCUMENT, number % _WORDS, block) for x in rows_of(cell))
+    return numbers(now, then, slow=cell.n <= SLOW_ROWS)
+
+
+def compared(cell: Cell) -> Iterator[tuple[str, Any, float]]:
+    """(metric, number, error) for all numbers of a cell that the oracle has; an error of inf where ours is missing."""
+    wanted = theirs(cell)
+    metrics = [metric for name, metric in catalogue().items() if name in wanted]
+    found = ours(cell, metrics)
+    for name, answers in wanted.items():
+        for key, true in answers.items():
+            got = found[name].get(key)
+            if got is None:
+                yield name, key, math.inf
+            elif name in ABSOLUTE or abs(true) < _NOTHING:
+                yield name, key, abs(got - true)
+            else:
+                yield name, key, abs(got - true) / abs(true)
