@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
@@ -79,7 +79,8 @@ class Table:
 
     def records(self) -> Iterator[Record]:
         """The records themselves, one after another."""
-        return records_of({name: self.column(name) for name in COLUMNS})
+        given = {**{name: self.column(name) for name in _FIELDS}, "variant": map(_fresh, self.column("variant"))}
+        return (Record(*row) for row in zip(*given.values(), strict=True))
 
     def frame(self) -> pd.DataFrame:
         """The records as a table of pandas."""
@@ -96,16 +97,10 @@ class Table:
         return pd.DataFrame(columns)
 
 
-def records_of(columns: Mapping[str, Sequence[Any]]) -> Iterator[Record]:
-    """Records from the columns of a table, the variant as JSON text, None where there is no value."""
-    given = {**columns, "variant": map(_fresh_variant, columns["variant"])}
-    return (Record(*row) for row in zip(*(given[name] for name in _FIELDS), strict=True))
+_FIELDS = tuple(field.name for field in fields(Record))
 
 
-_FIELDS = tuple(Record.__dataclass_fields__)
-
-
-def _fresh_variant(text: str) -> dict[str, Any]:
+def _fresh(text: str) -> dict[str, Any]:
     """A dict of its own for every record: whoever changes one changes no other."""
     return {} if text == "{}" else json.loads(text)
 

@@ -212,6 +212,8 @@ class Run:
 
         A line counts only beside the record whose value it repeats, so superseded and rewound ones fall out.
         """
+        if not os.path.lexists(self.path / _REPLICATES):
+            return {}
         table = self._table()
         known = dict(zip(table.keys(), table.column("value"), strict=True))
         found: dict[Key, tuple[float, ...]] = {}
@@ -539,17 +541,17 @@ def _rewound_step(values: Mapping[str, Any]) -> int:
 
 def _parse_replicates(lines: Sequence[bytes]) -> list[tuple[Key, float, tuple[float, ...]]]:
     """The key, the value and the leave-one-block-out values of each line."""
-    found = []
-    for values in _parse_objects(lines):
-        numbers = values.pop("replicates", None)
-        if not isinstance(numbers, list) or not all(type(x) in (int, float) for x in numbers):
+    values = _parse_objects(lines)
+    numbers = [each.pop("replicates", None) for each in values]
+    for given in numbers:
+        if not isinstance(given, list) or not all(type(x) in (int, float) for x in given):
             raise InputError("replicates is not a list of numbers")
-        blank = {name: None for name in COLUMNS if name in NULLABLE and name != "index"}
-        [row] = _to_rows([{**blank, "run": "", **values}])
-        if row[_VALUE] is None:
-            raise InputError("replicates of a missing value")
-        found.append((row[KEY], row[_VALUE], tuple(_checked_numbers("value", numbers, {int}))))
-    return found
+    blank = {name: None for name in COLUMNS if name in NULLABLE and name != "index"}
+    rows = _to_rows([{**blank, "run": "", **each} for each in values])
+    if any(row[_VALUE] is None for row in rows):
+        raise InputError("replicates of a missing value")
+    checked = [tuple(_checked_numbers("value", given, {int})) for given in numbers]
+    return [(row[KEY], row[_VALUE], others) for row, others in zip(rows, checked, strict=True)]
 
 
 # run.json and the run's folder.

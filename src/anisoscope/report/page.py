@@ -55,7 +55,7 @@ def report_page(runs: Sequence[Run]) -> str:
         claims=claims_part(verdicts),
         explore=asset("explore.html"),
         measured=measured_part(told),
-        cards=cards_part(cards, list(dict.fromkeys(table["metric"]))),
+        cards=cards_part(cards, list(table["metric"].unique())),
         count=f"{len(table):,}",
         records=pack(table, outline_of(table, cards)),
         vega=vega,
