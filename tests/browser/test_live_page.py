@@ -88,7 +88,7 @@ def test_a_record_that_is_measured_again_is_counted_once(opened: Any, until: Cal
     count = "return Number(document.getElementById('told').textContent.replace(/[^0-9]/g, ''))"
     known = [r for r in runs.profiles((100,)) if r.metric == "spectral_anisotropy"]
     before = until(count)
-    append(folder / "a", [replace(known[0], value=0.5), replace(known[0], step=200), replace(known[0], step=200)])
+    append(folder / "a", [replace(known[0], value=0.5), replace(known[0], step=777), replace(known[0], step=777)])
     until(count + " === arguments[0]", before + 1, seconds=20)
 
 
