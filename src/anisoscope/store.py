@@ -49,6 +49,7 @@ from anisoscope.disk import (
     read_lines,
     replacing,
     require_folder,
+    sweep_temporaries,
 )
 from anisoscope.errors import InputError, StoreError
 from anisoscope.records import COLUMNS, Record, Site
@@ -116,6 +117,7 @@ class Run:
         try:
             # Looked at again under the lock: another process may have created the run in between.
             _require_place(folder, resume)
+            sweep_temporaries(folder)
             run = cls(folder, _resumed_head(folder, head), lock)
         except BaseException:
             os.close(lock)
@@ -221,6 +223,13 @@ class Run:
             found |= {key: values for key, value, values in lot if known.get(key) == value}
         return found
 
+    @property
+    def is_empty(self) -> bool:
+        """Whether nothing was ever appended."""
+        path = self.path / _RECORDS
+        with explained("read", path):
+            return not path.exists() or not path.stat().st_size
+
     def metrics(self) -> dict[str, dict[str, Any]]:
         """The metrics that have records, in first-seen order, each with its card ({} where the run carries none)."""
         cards = self.info.get("metrics")
@@ -280,7 +289,6 @@ class Run:
 
     def save_statistics(self, step: int, site: str, tokens: str, arrays: Arrays, block: int | None = None) -> None:
         """Keep the arrays of a statistic (numpy arrays only), replacing what was there under the same address."""
-        from safetensors import SafetensorError
         from safetensors.numpy import save_file
 
         self._require_writer()
@@ -291,10 +299,7 @@ class Run:
                 folder.mkdir(exist_ok=True)
                 require_folder(folder)
             with replacing(path) as temporary:
-                try:
-                    save_file(plain, temporary)
-                except SafetensorError as error:  # how safetensors reports a full disk
-                    raise StoreError(f"cannot write {path}: {error}; free some space or choose another disk") from error
+                save_file(plain, temporary)
 
     def load_statistics(self, step: int, site: str, tokens: str, block: int | None = None) -> dict[str, Any]:
         """The numpy arrays that `save_statistics` kept under this address."""

@@ -65,12 +65,12 @@ class ModelRun:
         """What is not done yet, the reference step first: everything is compared with it."""
         steps = sorted(self.tasks, key=lambda step: (step != self.reference, step))
         entries: list[Entry] = []
+        for step in steps:  # comparisons that a kill prevented first, in the order they would have been made
+            entries += reversed(self._comparisons(step))
         for step in steps:
             task = self.tasks[step]
             if task.key not in self.ledger.done:
                 entries += self._parts(task)
-        for step in steps:
-            entries += self._comparisons(step)
         return entries
 
     @property
