@@ -114,7 +114,7 @@ class Journal:
 
 def open_run(out: str | Path, info: Mapping[str, Any], resume: int | None) -> Run:
     """A new run, or the one that is there, without what it holds from the step on at which training starts again."""
-    if resume is None and Path(out).is_dir() and any(Path(out).iterdir()):
+    if resume is None and (Path(out) / "run.json").exists():  # what a kill left before that is no run yet
         raise StoreError(
             f"{out} exists already; choose another folder, or pass resume=step, the step training starts again at"
         )
