@@ -8,6 +8,7 @@ passes, evaluations, steps of a training.
 
 from __future__ import annotations
 
+import io
 import multiprocessing
 import os
 import random
@@ -24,6 +25,7 @@ _CONTEXT = multiprocessing.get_context("forkserver")
 _CONTEXT.set_forkserver_preload(["tests.warmed"])
 _CHANGING = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC
 _PATHS = {"os.rename": 1, "os.mkdir": 0, "os.remove": 0, "os.rmdir": 0}  # where an event holds the path it changes
+_NEEDS_SPACE = ("open", "write", "sync", "os.mkdir")  # what a full disk refuses: removing always works
 PATIENCE = 300.0  # seconds; only a hang takes that long
 
 
@@ -44,30 +46,54 @@ class Kill:
     delay: float = 0.0
 
 
+@dataclass(frozen=True)
+class Refusal:
+    """From which operation on, counted from 0, the system refuses to change files below `within`, and why."""
+
+    operation: int
+    error: int  # such as errno.ENOSPC
+    within: str = ""
+
+
+Fault = Kill | Refusal
 Work = Callable[[Path, Path], None]  # given the folder of what it needs, and its own, which it may find half done
 
 
 def run(work: Work, material: Path, folder: Path, kill: Kill | None = None) -> list[Operation] | None:
     """Does the work in a process; its operations, or None where it was killed. A failure of the work is an error."""
+    code, answer = _run(work, material, folder, kill)
+    if code == -signal.SIGKILL and kill is not None:
+        return None
+    assert isinstance(answer, list), f"{work.__name__} under {kill} failed: {answer}"
+    return answer
+
+
+def failure(work: Work, material: Path, folder: Path, fault: Refusal | None = None) -> str:
+    """What the work says on stderr when it fails under a refusal, or by itself; "" where it does not fail."""
+    _, answer = _run(work, material, folder, fault)
+    return answer if isinstance(answer, str) else ""
+
+
+def _run(
+    work: Work, material: Path, folder: Path, fault: Fault | None
+) -> tuple[int | None, list[Operation] | str | None]:
+    """The exit code of the process that did the work, and its answer."""
     folder.mkdir(parents=True, exist_ok=True)
     told, tell = _CONTEXT.Pipe(duplex=False)
     # one thread each, also where the caller set nothing: what is compared is compared to the bit
     os.environ.setdefault("OMP_NUM_THREADS", "1")
-    process = _CONTEXT.Process(target=_begin, args=(work, material, folder, kill, tell))
+    process = _CONTEXT.Process(target=_begin, args=(work, material, folder, fault, tell))
     process.start()
     tell.close()
     try:
         answer = told.recv() if told.poll(PATIENCE) else "it hangs"
     except EOFError:
         answer = None
-    process.join(PATIENCE if answer is None or isinstance(answer, list) else 0)
+    process.join(PATIENCE)
     if process.is_alive():
         process.kill()
-        raise AssertionError(f"{work.__name__} under {kill}: {answer}")
-    if process.exitcode == -signal.SIGKILL and kill is not None:
-        return None
-    assert isinstance(answer, list), f"{work.__name__} under {kill} failed: {answer}"
-    return answer
+        raise AssertionError(f"{work.__name__} under {fault}: {answer}")
+    return process.exitcode, answer
 
 
 def spread(operations: list[Operation], count: int, seed: int) -> list[Kill]:
@@ -83,25 +109,25 @@ def spread(operations: list[Operation], count: int, seed: int) -> list[Kill]:
     return kills
 
 
-def _begin(work: Work, material: Path, folder: Path, kill: Kill | None, tell: Any) -> None:
+def _begin(work: Work, material: Path, folder: Path, fault: Fault | None, tell: Any) -> None:
     """In the new process."""
     import torch
 
     torch.set_num_threads(1)
-    sys.stdout = sys.stderr = open(os.devnull, "w")  # noqa: SIM115 (as long as the process)
-    seen = _watch(folder.resolve(), kill)
+    sys.stdout, sys.stderr = io.StringIO(), io.StringIO()
+    seen = _watch(folder.resolve(), fault)
     try:
         work(material, folder)
     except BaseException as error:
-        tell.send(f"{type(error).__name__}: {error}")
+        tell.send(sys.stderr.getvalue() or f"{type(error).__name__}: {error}")
         return
-    if kill is not None and kill.delay:
-        time.sleep(kill.delay)  # the last operation's kill comes after the work
+    if isinstance(fault, Kill) and fault.delay:
+        time.sleep(fault.delay)  # the last operation's kill comes after the work
     tell.send(list(seen))
 
 
-def _watch(root: Path, kill: Kill | None) -> list[Operation]:
-    """Notes every operation below the folder, and dies at the one that is asked for."""
+def _watch(root: Path, fault: Fault | None) -> list[Operation]:
+    """Notes every operation below the folder, and dies or is refused at the one that is asked for."""
     began = time.perf_counter()
     seen: list[Operation] = []
     inside = os.fspath(root)
@@ -116,11 +142,13 @@ def _watch(root: Path, kill: Kill | None) -> list[Operation]:
         if not text.startswith(inside):
             return False
         seen.append(Operation(kind, os.path.basename(text), time.perf_counter() - began))
-        if kill is None or len(seen) != kill.operation + 1:
+        if isinstance(fault, Refusal) and len(seen) > fault.operation and kind in _NEEDS_SPACE and fault.within in text:
+            raise OSError(fault.error, os.strerror(fault.error), text)
+        if not isinstance(fault, Kill) or len(seen) != fault.operation + 1:
             return False
-        if not kill.delay:
+        if not fault.delay:
             return True
-        threading.Timer(kill.delay, _die).start()
+        threading.Timer(fault.delay, _die).start()
         return False
 
     def audit(event: str, given: tuple[Any, ...]) -> None:
