@@ -97,7 +97,7 @@ def look_of(step: int, *, bars: bool, chance: random.Random) -> Iterator[Record]
 
 
 _SCRIPT = """
-    import asyncio, contextlib, io, json, resource, sys, time
+    import contextlib, io, json, sys, time
 
     first, second = sys.argv[1:]
     began = time.process_time()
@@ -137,7 +137,8 @@ _SCRIPT = """
         assert len(_grown_rows([run], [position], [0])["rows"]) > 1000
 
     CODE
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+    # not ru_maxrss, which begins at what the process that started this one held
+    [peak] = [int(line.split()[1]) / 1024 for line in open("/proc/self/status") if line.startswith("VmHWM")]
     print(json.dumps([time.process_time() - began, peak]))
 """
 
@@ -206,11 +207,13 @@ def _held(spent: float) -> Held:
 
 
 def _model() -> tuple[Any, torch.optim.Optimizer]:
-    from transformers import GPT2Config, GPT2LMHeadModel
+    import transformers
 
     torch.manual_seed(0)
-    sizes: dict[str, Any] = {"n_layer": 2, "n_embd": 32, "n_head": 2, "vocab_size": 256, "n_positions": 32}
-    model = GPT2LMHeadModel(GPT2Config(**sizes, bos_token_id=0, eos_token_id=0, loss_type="ForCausalLM")).train()
+    hf: Any = transformers
+    sizes = {"n_layer": 2, "n_embd": 32, "n_head": 2, "vocab_size": 256, "n_positions": 32}
+    config = hf.GPT2Config(**sizes, bos_token_id=0, eos_token_id=0, loss_type="ForCausalLM")
+    model = hf.GPT2LMHeadModel(config).train()
     return model, torch.optim.AdamW(model.parameters(), 1e-3)
 
 

@@ -48,7 +48,7 @@ def _pattern(name: str) -> bytes:
 _LINE = re.compile(rb"^\{" + b",".join(map(_pattern, COLUMNS)) + rb"\}$", re.MULTILINE)
 
 # "string" is pandas' nullable text: under pandas 2 plain "str" would turn None into "None".
-_DTYPES = {**dict.fromkeys(TEXTS, "string"), **dict.fromkeys(("index", "n"), "Int64")}
+_DTYPES: dict[str, Any] = {**dict.fromkeys(TEXTS, "string"), **dict.fromkeys(("index", "n"), "Int64")}
 
 
 @dataclass(frozen=True)
@@ -159,7 +159,7 @@ class Columns:
         """The records that count, in first-seen order: the last of each key, without those rewound since."""
         empty = {name: np.zeros(0, np.float64 if name in NUMBERS else np.int32) for name in COLUMNS}
         whole = {name: np.concatenate([empty[name], *(lot[name] for lot in self._lots)]) for name in COLUMNS}
-        values = {name: codes.values for name, codes in self._codes.items()}
+        values = {name: codes.known for name, codes in self._codes.items()}
         counting = self._counting(whole, values)
         if len(counting) != self._rows:
             whole = {name: column[counting] for name, column in whole.items()}
@@ -192,7 +192,7 @@ class _Codes(dict[bytes, int]):
     """A number for every distinct value of a column, found by the text that stands for it in a line."""
 
     def __init__(self, name: str) -> None:
-        self.values: list[Any] = []
+        self.known: list[Any] = []
         self._numbered: dict[Any, int] = {}
         self._read = _READERS[name]
 
@@ -202,9 +202,9 @@ class _Codes(dict[bytes, int]):
 
     def of(self, value: Any) -> int:
         """The number of a value; a new value gets the next."""
-        number = self._numbered.setdefault(value, len(self.values))
-        if number == len(self.values):
-            self.values.append(value)
+        number = self._numbered.setdefault(value, len(self.known))
+        if number == len(self.known):
+            self.known.append(value)
         return number
 
 

@@ -57,6 +57,7 @@ def _by_metric(table: pd.DataFrame) -> tuple[pd.DataFrame, list[list[Any]]]:
 
 def _ranks(column: pd.Series[Any]) -> np.ndarray[Any, Any]:
     """Each value's place in the order of a column: sites as in a forward pass, metrics as first seen; missing last."""
+    values: Any
     codes, values = pd.factorize(column, use_na_sentinel=False)  # by distinct values: a million rows repeat a few
     if column.name == "metric":
         return codes
