@@ -1,6 +1,6 @@
 """Runs the benchmarks: all, or those named.
 
-    python -m benchmarks [--quick] [--threads 1] [spectrum cosine stream neighbours measure tracker lab tangent peers]
+    python -m benchmarks [--quick] [--threads 1] [NAME …]      names: see BENCHMARKS below, or --help
 
 Results go to benchmarks/results/, one file a benchmark, with a table and a chart over all of them.
 """
@@ -17,6 +17,7 @@ from benchmarks import neighbours as search
 from benchmarks.core import cosine, spectrum, stream
 from benchmarks.harness import SCRATCH, Outcome, Settings, draw, figure_of, load, markdown, save, show
 from benchmarks.lab import lab
+from benchmarks.long import long
 from benchmarks.measure import measure
 from benchmarks.peers import peers, search_commands
 from benchmarks.scale import scale
@@ -47,6 +48,7 @@ BENCHMARKS: dict[str, Callable[[Settings], Outcome]] = {
     "tangent": tangent,
     "sweep": sweep,
     "scale": scale,
+    "long": long,
     "peers": peers,
 }
 

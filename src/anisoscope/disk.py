@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import errno
 import os
+import re
+import shutil
 import stat
 import sys
 from collections.abc import Iterator
@@ -17,6 +19,9 @@ TEMPORARY = ".tmp"
 LINE_LIMIT = 16 << 20
 # About a thousand records: large enough to check many at once, small enough to stay in the cache.
 _CHUNK = 1 << 18
+# How libraries written in Rust, safetensors among them, pass on what the system said.
+_IN_RUST = re.compile(r"\(os error ([0-9]{1,4})\)")
+_REMEDY = "check the path and the disk"
 _REMEDIES = {
     errno.ENOSPC: "free some space; what was stored before is intact",
     errno.EDQUOT: "free some space; what was stored before is intact",
@@ -30,12 +35,28 @@ _REMEDIES = {
 
 @contextmanager
 def explained(action: str, path: Path) -> Iterator[None]:
-    """An OSError inside becomes one line: what could not be done, to which file, why, and the remedy."""
+    """What the system refuses inside becomes one line: what could not be done, to which file, why, and the remedy."""
     try:
         yield
-    except OSError as error:
-        remedy = _REMEDIES.get(error.errno or 0, "check the path and the disk")
-        raise StoreError(f"cannot {action} {path}: {error.strerror or error}; {remedy}") from error
+    except Exception as error:
+        told = refusal(error)
+        if told is None:
+            raise
+        raise StoreError(f"cannot {action} {path}: {told}") from error
+
+
+def refusal(error: Exception) -> str | None:
+    """Why the system refused something, and the remedy; None for an error of any other kind.
+
+    >>> refusal(OSError(errno.ENOSPC, "No space left on device"))
+    'No space left on device; free some space; what was stored before is intact'
+    """
+    if isinstance(error, OSError):
+        return f"{error.strerror or error}; {_REMEDIES.get(error.errno or 0, _REMEDY)}"
+    number = _IN_RUST.search(str(error))
+    if number is None:
+        return None
+    return f"{os.strerror(int(number[1]))}; {_REMEDIES.get(int(number[1]), _REMEDY)}"
 
 
 def open_plain(path: Path, flags: int) -> int:
@@ -131,6 +152,27 @@ def replacing(path: Path) -> Iterator[Path]:
         with suppress(OSError):
             temporary.unlink(missing_ok=True)
         raise
+
+
+def sweep_temporaries(folder: Path) -> None:
+    """Remove what `replacing` left in a folder when its process was killed; that of a living process stays."""
+    for path in folder.glob(f".*{TEMPORARY}"):
+        owner = path.name.removesuffix(TEMPORARY).rpartition(".")[2]
+        if owner.isascii() and owner.isdigit() and not _is_alive(int(owner)):
+            with suppress(OSError):
+                shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
+
+
+def _is_alive(process: int) -> bool:
+    if os.name == "nt":  # there a signal of 0 ends the process
+        return True
+    try:
+        os.kill(process, 0)
+    except ProcessLookupError:
+        return False
+    except (PermissionError, OverflowError):
+        return True
+    return True
 
 
 def _sync(path: Path, flags: int) -> None:

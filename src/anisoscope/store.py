@@ -17,14 +17,28 @@ import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from datetime import UTC, datetime
-from functools import lru_cache
-from itertools import groupby, repeat
+from itertools import groupby
 from operator import itemgetter
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import unquote
 
 from anisoscope import __version__
+from anisoscope.columns import (
+    DECODER,
+    KEY,
+    NULLABLE,
+    NUMBERS,
+    TEXTS,
+    WHOLE_LIMIT,
+    WHOLES,
+    Columns,
+    Key,
+    Row,
+    Table,
+    canonical,
+    parse_site,
+)
 from anisoscope.disk import (
     LINE_LIMIT,
     TEMPORARY,
@@ -35,6 +49,7 @@ from anisoscope.disk import (
     read_lines,
     replacing,
     require_folder,
+    sweep_temporaries,
 )
 from anisoscope.errors import InputError, StoreError
 from anisoscope.records import COLUMNS, Record, Site
@@ -45,8 +60,6 @@ if TYPE_CHECKING:
 
     Arrays = Mapping[str, np.ndarray[Any, Any]]
 
-Row = tuple[Any, ...]  # the values of one record in the order of COLUMNS, the variant as canonical JSON text
-Key = tuple[Any, ...]  # (step, site, metric, version, tokens, index, variant): what a later record supersedes
 Address = tuple[int, str, str, int | None]  # (step, site, tokens, block) of a statistic
 _T = TypeVar("_T")
 
@@ -54,24 +67,12 @@ FORMAT = 1
 _HEAD, _RECORDS, _REPLICATES, _STATS, _LOCK = "run.json", "records.jsonl", "replicates.jsonl", "stats", "lock"
 _HEAD_LIMIT = 16 << 20
 
-_KEY = slice(COLUMNS.index("step"), COLUMNS.index("variant") + 1)  # the key's columns stand side by side
 _VALUE = COLUMNS.index("value")
-_TEXTS = ("run", "site", "metric", "tokens", "variant", "error_kind", "note")
-_WHOLES = ("step", "version", "index", "n")
-_NUMBERS = ("value", "error", "null")
-_NULLABLE = ("index", "n", "error_kind", "note", *_NUMBERS)
 _TYPES: dict[str, tuple[type, ...]] = {
-    **dict.fromkeys(_TEXTS, (str,)),
-    **dict.fromkeys(_WHOLES, (int,)),
-    **dict.fromkeys(_NUMBERS, (float, int)),
+    **dict.fromkeys(TEXTS, (str,)),
+    **dict.fromkeys(WHOLES, (int,)),
+    **dict.fromkeys(NUMBERS, (float, int)),
     "variant": (dict,),
-}
-# "string" is pandas' nullable text: under pandas 2 plain "str" would turn None into "None".
-_DTYPES = {
-    **dict.fromkeys(_TEXTS, "string"),
-    **dict.fromkeys(("step", "version"), "int64"),
-    **dict.fromkeys(("index", "n"), "Int64"),
-    **dict.fromkeys(_NUMBERS, "float64"),
 }
 
 
@@ -116,6 +117,7 @@ class Run:
         try:
             # Looked at again under the lock: another process may have created the run in between.
             _require_place(folder, resume)
+            sweep_temporaries(folder)
             run = cls(folder, _resumed_head(folder, head), lock)
         except BaseException:
             os.close(lock)
@@ -205,34 +207,42 @@ class Run:
 
     def records(self) -> Iterator[Record]:
         """The records in first-seen order, the last one of each key; half-written and rewound ones are left out."""
-        for row in self._rows().values():
-            values = dict(zip(COLUMNS, row, strict=True))
-            yield Record(**{**values, "variant": json.loads(values["variant"])})
+        yield from self._table().records()
 
     def replicates(self) -> dict[Key, tuple[float, ...]]:
         """Leave-one-block-out values by `record_key`, for comparing two runs in pairs.
 
         A line counts only beside the record whose value it repeats, so superseded and rewound ones fall out.
         """
-        rows = self._rows()
+        if not os.path.lexists(self.path / _REPLICATES):
+            return {}
+        table = self._table()
+        known = dict(zip(table.keys(), table.column("value"), strict=True))
         found: dict[Key, tuple[float, ...]] = {}
         for lot in _parsed(self.path / _REPLICATES, _parse_replicates):
-            found |= {key: values for key, value, values in lot if key in rows and rows[key][_VALUE] == value}
+            found |= {key: values for key, value, values in lot if known.get(key) == value}
         return found
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether nothing was ever appended."""
+        path = self.path / _RECORDS
+        with explained("read", path):
+            return not path.exists() or not path.stat().st_size
 
     def metrics(self) -> dict[str, dict[str, Any]]:
         """The metrics that have records, in first-seen order, each with its card ({} where the run carries none)."""
         cards = self.info.get("metrics")
         known = cards if isinstance(cards, dict) else {}
-        return {name: known.get(name, {}) for name in self._distinct("metric")}
+        return {name: known.get(name, {}) for name in self._table().distinct("metric")}
 
     def sites(self) -> list[str]:
         """The sites that have records, in the order of a forward pass."""
-        return [str(site) for site in sorted(map(Site.parse, self._distinct("site")))]
+        return [str(site) for site in sorted(map(Site.parse, self._table().distinct("site")))]
 
     def frame(self) -> pd.DataFrame:
         """The records as a table with the columns of `records.COLUMNS`; the variant as JSON text."""
-        return _frame(self._rows())
+        return self._table().frame()
 
     def since(self, position: int = 0) -> tuple[pd.DataFrame | None, int]:
         """The records that were added behind a position, as a table like `frame`, and the position behind them.
@@ -240,22 +250,12 @@ class Run:
         For whoever follows a run while it grows: begin with 0. None instead of a table says that the run was rewound
         or begun anew since: read it whole.
         """
-        path, rows, whole, end = self.path / _RECORDS, dict[Key, Row](), True, position
-
-        def parse(lines: Sequence[bytes]) -> list[list[Row] | int]:
-            nonlocal end
+        path, columns, end = self.path / _RECORDS, Columns(), position
+        for lines in _taken(path, columns, position):
             end += sum(map(len, lines)) + len(lines)
-            return _parse_records(lines)
-
-        for lot in _parsed(path, parse, start=position):
-            for part in lot:
-                if isinstance(part, int):
-                    whole = False
-                else:
-                    rows.update((row[_KEY], row) for row in part)
         if position and (not path.exists() or path.stat().st_size < position):
             return None, 0
-        return _frame(rows) if whole else None, end
+        return None if columns.rewound else columns.table().frame(), end
 
     def plot(self, metric: str, *, kind: str | None = None, colour: str | None = None, **pick: Any) -> Any:
         """A chart of one metric, chosen by the shape of its records; shows itself in a notebook.
@@ -289,7 +289,6 @@ class Run:
 
     def save_statistics(self, step: int, site: str, tokens: str, arrays: Arrays, block: int | None = None) -> None:
         """Keep the arrays of a statistic (numpy arrays only), replacing what was there under the same address."""
-        from safetensors import SafetensorError
         from safetensors.numpy import save_file
 
         self._require_writer()
@@ -300,10 +299,7 @@ class Run:
                 folder.mkdir(exist_ok=True)
                 require_folder(folder)
             with replacing(path) as temporary:
-                try:
-                    save_file(plain, temporary)
-                except SafetensorError as error:  # how safetensors reports a full disk
-                    raise StoreError(f"cannot write {path}: {error}; free some space or choose another disk") from error
+                save_file(plain, temporary)
 
     def load_statistics(self, step: int, site: str, tokens: str, block: int | None = None) -> dict[str, Any]:
         """The numpy arrays that `save_statistics` kept under this address."""
@@ -332,12 +328,11 @@ class Run:
             found += [(step, *parts) for parts in map(_parse_statistics_name, names) if parts is not None]
         return [(step, str(site), tokens, None if block < 0 else block) for step, site, tokens, block in sorted(found)]
 
-    def _rows(self) -> dict[Key, Row]:
-        return _read_rows(self.path / _RECORDS)
-
-    def _distinct(self, column: str) -> list[str]:
-        place = COLUMNS.index(column)
-        return list(dict.fromkeys(row[place] for row in self._rows().values()))
+    def _table(self) -> Table:
+        columns = Columns()
+        for _ in _taken(self.path / _RECORDS, columns):
+            pass
+        return columns.table()
 
     def _statistics_path(self, step: int, site: str, tokens: str, block: int | None) -> Path:
         if type(step) is not int:
@@ -392,7 +387,7 @@ def record_key(record: Record) -> Key:
     (0, 'embed', 'gride', 1, 'all', 2, '{"neighbours":"other"}')
     """
     [row] = _to_rows([record.to_json()])
-    return row[_KEY]
+    return row[KEY]
 
 
 # Rows: checked values between lines of JSON and Records. Checked by column, many at once: a run may hold millions.
@@ -411,18 +406,18 @@ def _to_rows(values: Sequence[Mapping[str, Any]]) -> list[Row]:
 
 
 def _checked_column(name: str, column: Sequence[Any]) -> Sequence[Any]:
-    types = set(map(type, column)) - ({type(None)} if name in _NULLABLE else set())
+    types = set(map(type, column)) - ({type(None)} if name in NULLABLE else set())
     for given in types:
         if not issubclass(given, _TYPES[name]) or issubclass(given, bool):
-            expected = " or ".join(t.__name__ for t in _TYPES[name]) + (" or null" if name in _NULLABLE else "")
+            expected = " or ".join(t.__name__ for t in _TYPES[name]) + (" or null" if name in NULLABLE else "")
             raise InputError(f"not a record: {name} is {given.__name__}, expected {expected}")
     if name == "variant":
-        return [_canonical(variant) if variant else "{}" for variant in column]
-    if name in _TEXTS:
+        return [canonical(variant) if variant else "{}" for variant in column]
+    if name in TEXTS:
         shared: dict[Any, Any] = {}  # one copy of equal texts: sites and metrics repeat endlessly
         column = list(map(shared.setdefault, column, column))
         for site in shared if name == "site" else ():
-            _parse_site(site)
+            parse_site(site)
         return column
     return _checked_numbers(name, column, types)
 
@@ -430,8 +425,8 @@ def _checked_column(name: str, column: Sequence[Any]) -> Sequence[Any]:
 def _checked_numbers(name: str, column: Sequence[Any], types: set[type]) -> Sequence[Any]:
     """Whole numbers that fit 64 bits, or floats that are finite."""
     present = [x for x in column if x is not None]
-    if name in _WHOLES:
-        if present and not -(1 << 63) <= min(present) <= max(present) < 1 << 63:
+    if name in WHOLES:
+        if present and not -WHOLE_LIMIT <= min(present) <= max(present) < WHOLE_LIMIT:
             raise InputError(f"not a record: {name} is beyond 64 bits")
         return column
     try:
@@ -440,17 +435,6 @@ def _checked_numbers(name: str, column: Sequence[Any], types: set[type]) -> Sequ
     except OverflowError:  # a whole number beyond any float
         pass
     raise InputError(f"not a record: {name} is not finite")
-
-
-# A pure function of few texts that a million records repeat.
-_parse_site = lru_cache(maxsize=4096)(Site.parse)
-
-
-def _canonical(variant: Mapping[str, Any]) -> str:
-    try:
-        return _SORTED.encode(variant)
-    except (TypeError, ValueError, RecursionError) as error:
-        raise InputError(f"not a record: its variant cannot be JSON ({error}); use plain values") from error
 
 
 def _named(record: Record, run: str) -> dict[str, Any]:
@@ -472,50 +456,9 @@ def _require_records(values: Sequence[Mapping[str, Any]]) -> None:
         raise
 
 
-def _frame(rows: Mapping[Key, Row]) -> pd.DataFrame:
-    import pandas as pd
-
-    columns = list(zip(*rows.values(), strict=True)) or [() for _ in COLUMNS]
-    return pd.DataFrame(
-        {name: pd.Series(column, dtype=_DTYPES[name]) for name, column in zip(COLUMNS, columns, strict=True)}
-    )
-
-
-def _read_rows(path: Path) -> dict[Key, Row]:
-    """The rows that count by their key, in first-seen order: the last of each key, without those rewound since."""
-    rows: dict[Key, Row] = {}
-    seen: dict[Key, int] = {}  # how many rewinds stood before a row; 0 for those not here
-    rewinds: list[int] = []
-    for lot in _parsed(path, _parse_records):
-        for part in lot:
-            if isinstance(part, int):
-                rewinds.append(part)
-                continue
-            keys = [row[_KEY] for row in part]
-            rows.update(zip(keys, part, strict=True))
-            if rewinds:
-                seen.update(zip(keys, repeat(len(rewinds))))
-    return _not_rewound(rows, seen, rewinds) if rewinds else rows
-
-
-def _not_rewound(rows: Mapping[Key, Row], seen: Mapping[Key, int], rewinds: Sequence[int]) -> dict[Key, Row]:
-    """The rows whose step lies before every rewind that came after them."""
-    floor = [math.inf] * (len(rewinds) + 1)  # floor[i]: the lowest step of rewinds i, i + 1, …
-    for i in reversed(range(len(rewinds))):
-        floor[i] = min(floor[i + 1], rewinds[i])
-    return {key: row for key, row in rows.items() if key[0] < floor[seen.get(key, 0)]}
-
-
 # Lines of JSON. One encoder and one decoder for all: `json.dumps` with options would build one per line.
 
-
-def _refuse_constant(name: str) -> NoReturn:
-    raise ValueError(f"{name} is not JSON")
-
-
 _ENCODER = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":"))
-_SORTED = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":"), sort_keys=True)
-_DECODER = json.JSONDecoder(parse_constant=_refuse_constant)
 
 
 def _dump(values: Mapping[str, Any]) -> bytes:
@@ -531,7 +474,7 @@ def _dump(values: Mapping[str, Any]) -> bytes:
 def _replicate_line(values: Mapping[str, Any], replicates: Sequence[float]) -> bytes:
     if values["value"] is None:
         raise InputError(f"replicates of {values['metric']} at {values['site']}, which has no value itself")
-    key = {name: values[name] for name in COLUMNS[_KEY]}
+    key = {name: values[name] for name in COLUMNS[KEY]}
     return _dump({**key, "value": values["value"], "replicates": [float(x) for x in replicates]})
 
 
@@ -546,6 +489,22 @@ def _parsed(path: Path, parse: Callable[[Sequence[bytes]], list[_T]], start: int
                 raise
 
 
+def _taken(path: Path, columns: Columns, start: int = 0) -> Iterator[Sequence[bytes]]:
+    """Puts the records of a file into columns, a lot at a time; gives back the lines of each lot."""
+
+    def take(lines: Sequence[bytes]) -> list[Sequence[bytes]]:
+        if not columns.add_lines(lines):
+            for part in _parse_records(lines):
+                if isinstance(part, int):
+                    columns.rewind(part)
+                else:
+                    columns.add_rows(part)
+        return [lines]
+
+    for [lines] in _parsed(path, take, start=start):
+        yield lines
+
+
 def _blame(path: Path, number: int, lines: Sequence[bytes], parse: Callable[[Sequence[bytes]], object]) -> None:
     for place, line in enumerate(lines, start=number):
         try:
@@ -558,7 +517,7 @@ def _parse_objects(lines: Sequence[bytes]) -> list[dict[str, Any]]:
     """One JSON object a line; anything else, NaN and halves of characters included, is a ValueError."""
     data = b"[" + b",".join(lines) + b"]"  # as one list: a third faster than line by line
     try:
-        values = _DECODER.decode(data.decode())
+        values = DECODER.decode(data.decode())
         if b"\\u" in data:
             # An escaped half of a surrogate pair is legal JSON, but no table can hold it.
             _ENCODER.encode(values).encode()
@@ -587,17 +546,17 @@ def _rewound_step(values: Mapping[str, Any]) -> int:
 
 def _parse_replicates(lines: Sequence[bytes]) -> list[tuple[Key, float, tuple[float, ...]]]:
     """The key, the value and the leave-one-block-out values of each line."""
-    found = []
-    for values in _parse_objects(lines):
-        numbers = values.pop("replicates", None)
-        if not isinstance(numbers, list) or not all(type(x) in (int, float) for x in numbers):
+    values = _parse_objects(lines)
+    numbers = [each.pop("replicates", None) for each in values]
+    for given in numbers:
+        if not isinstance(given, list) or not all(type(x) in (int, float) for x in given):
             raise InputError("replicates is not a list of numbers")
-        blank = {name: None for name in COLUMNS if name in _NULLABLE and name != "index"}
-        [row] = _to_rows([{**blank, "run": "", **values}])
-        if row[_VALUE] is None:
-            raise InputError("replicates of a missing value")
-        found.append((row[_KEY], row[_VALUE], tuple(_checked_numbers("value", numbers, {int}))))
-    return found
+    blank = {name: None for name in COLUMNS if name in NULLABLE and name != "index"}
+    rows = _to_rows([{**blank, "run": "", **each} for each in values])
+    if any(row[_VALUE] is None for row in rows):
+        raise InputError("replicates of a missing value")
+    checked = [tuple(_checked_numbers("value", given, {int})) for given in numbers]
+    return [(row[KEY], row[_VALUE], others) for row, others in zip(rows, checked, strict=True)]
 
 
 # run.json and the run's folder.

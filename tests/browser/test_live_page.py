@@ -6,6 +6,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -81,6 +82,14 @@ def test_an_appended_record_shows_by_itself_and_soon(opened: Any, until: Callabl
     for step in (200, 300, 400):
         append(folder / "a", [r for r in runs.profiles((step,)) if r.metric == "spectral_anisotropy"])
         until(latest + " === arguments[0]", str(step), seconds=20)
+
+
+def test_a_record_that_is_measured_again_is_counted_once(opened: Any, until: Callable[..., Any], folder: Path) -> None:
+    count = "return Number(document.getElementById('told').textContent.replace(/[^0-9]/g, ''))"
+    known = [r for r in runs.profiles((100,)) if r.metric == "spectral_anisotropy"]
+    before = until(count)
+    append(folder / "a", [replace(known[0], value=0.5), replace(known[0], step=777), replace(known[0], step=777)])
+    until(count + " === arguments[0]", before + 1, seconds=20)
 
 
 def test_a_new_metric_appears_by_itself(opened: Any, until: Callable[..., Any], folder: Path) -> None:

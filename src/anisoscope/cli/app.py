@@ -23,6 +23,7 @@ from rich.progress import (
 from rich.text import Text
 
 from anisoscope import __version__
+from anisoscope.disk import refusal
 from anisoscope.errors import AnisoscopeError
 
 app = typer.Typer(
@@ -42,11 +43,18 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print the records as one J
 
 
 def main() -> None:
-    """Runs a command; an error of ours is one line on stderr and exit code 1."""
+    """Runs a command; an error of ours, or a refusal of the system, is one line on stderr and exit code 1."""
     try:
         app()
     except AnisoscopeError as error:
         stderr().print(f"[bold red]anisoscope:[/] {escape(str(error))}", soft_wrap=True)
+        sys.exit(1)
+    except Exception as error:
+        told = refusal(error)
+        if told is None:
+            raise  # a mistake of ours: its traceback is what we need to see
+        where = getattr(error, "filename", None)
+        stderr().print(f"[bold red]anisoscope:[/] {escape(f'{where}: {told}' if where else told)}", soft_wrap=True)
         sys.exit(1)
     except KeyboardInterrupt:
         stderr().print("[bold red]anisoscope:[/] interrupted; what was written stays readable")

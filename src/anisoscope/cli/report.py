@@ -43,17 +43,16 @@ def show(run: Annotated[Path, typer.Argument(help="A run folder.")]) -> None:
     from anisoscope.report.caveats import caveats
     from anisoscope.report.reading import headlines
     from anisoscope.report.terminal import layers_table, reading_table, records_table
-    from anisoscope.report.tidy import by_metric, first_and_last, rows_of, table_of
+    from anisoscope.report.tidy import by_metric, first_and_last, records_of, rows_of, table_of
     from anisoscope.store import Run
 
     opened = Run.open(run)
-    records = list(opened.records())
-    if not records:
+    table = table_of([opened])
+    if not len(table):
         raise InputError(f"{opened.name} holds no records yet; measure something first")
-    last = max(record.step for record in records)
-    shown = [record for record in records if record.step == last]
+    shown = records_of(table[table["step"] == table["step"].max()])
     layered = any(Site.parse(record.site).layer is not None for record in shown)
-    rows = {metric: rows_of(group) for metric, group in by_metric(first_and_last(table_of([opened]))).items()}
+    rows = {metric: rows_of(group) for metric, group in by_metric(first_and_last(table)).items()}
     console = Console()
     console.print(
         layers_table(shown, opened.info, title=opened.name) if layered else records_table(shown, title=opened.name)
@@ -123,17 +122,19 @@ def compare(
     as_json: AsJson = False,
 ) -> None:
     """Two runs number by number: differences with their errors, paired where both saw the same tokens."""
-    from anisoscope.report.compare import compare as compare_runs
+    from anisoscope.report.compare import differences, shared
     from anisoscope.report.terminal import differences_table, sites_table
     from anisoscope.store import Run
 
     one, other = Run.open(first), Run.open(second)
-    found = compare_runs(one, other, names_of(metrics))
+    both = shared(one, other, names_of(metrics))
+    last = both[both["step"] == both["step"].max()]  # what the table shows
+    found = differences(one, other, both if sites or as_json else last)
+    title = f"{one.name} and {other.name}"
     if as_json:
         typer.echo(json.dumps([each.to_json() for each in found]))
     else:
-        table = sites_table if sites else differences_table
-        Console().print(table(found, f"{one.name} and {other.name}"))
+        Console().print(sites_table(found, title) if sites else differences_table(found, title, both["step"].nunique()))
 
 
 @app.command(epilog="Examples:\n\n    anisoscope serve runs/\n\n    anisoscope serve runs/ --host 0.0.0.0 --port 9000")

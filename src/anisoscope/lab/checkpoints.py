@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -12,7 +15,7 @@ from typing import Any
 import torch
 from safetensors.torch import save_file
 
-from anisoscope.disk import explained, replacing
+from anisoscope.disk import TEMPORARY, explained, replacing, sweep_temporaries
 from anisoscope.errors import StoreError
 from anisoscope.lab.data import Data
 from anisoscope.lab.model import MODEL_TYPE, Transformer
@@ -27,8 +30,9 @@ def save_checkpoint(model: Transformer, data: Data, run: Path, step: int) -> Pat
     `measure`, `open_model` and `sweep` take the folder like any other model's.
     """
     folder = run / CHECKPOINTS / f"step-{step}"
-    temporary = folder.with_name(f".{folder.name}.{os.getpid()}.tmp")
-    with explained("write", folder):
+    temporary = folder.with_name(f".{folder.name}.{os.getpid()}{TEMPORARY}")
+    with explained("write", folder), _removed_on_error(temporary):
+        sweep_temporaries(folder.parent)
         shutil.rmtree(temporary, ignore_errors=True)
         temporary.mkdir(parents=True)
         config = {"model_type": MODEL_TYPE, "step": step, **asdict(model.config)}
@@ -40,6 +44,16 @@ def save_checkpoint(model: Transformer, data: Data, run: Path, step: int) -> Pat
     return folder
 
 
+@contextmanager
+def _removed_on_error(folder: Path) -> Iterator[None]:
+    """A half-written folder goes: the space may be what is lacking."""
+    try:
+        yield
+    except BaseException:
+        shutil.rmtree(folder, ignore_errors=True)
+        raise
+
+
 def _weights(model: Transformer) -> dict[str, torch.Tensor]:
     """The tensors to save; an output matrix that is the embedding is saved once, as that."""
     tied = {"head.weight"} if model.config.tied else set()
@@ -49,8 +63,15 @@ def _weights(model: Transformer) -> dict[str, torch.Tensor]:
 def save_state(run: Path, state: dict[str, Any]) -> None:
     """Keep what the next step depends on, replacing what was kept before."""
     path = run / STATE
+    data = io.BytesIO()  # torch would not say why it could not write to a file
+    torch.save(state, data)
     with explained("write", path), replacing(path) as temporary:
-        torch.save(state, temporary)
+        temporary.write_bytes(data.getbuffer())
+
+
+def is_begun(run: Path) -> bool:
+    """Whether a training has come to its first step; one that was killed before that starts there."""
+    return (run / STATE).is_file() or (run / CHECKPOINTS).is_dir()
 
 
 def load_state(run: Path) -> dict[str, Any]:

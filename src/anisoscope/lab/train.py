@@ -15,10 +15,10 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from anisoscope.disk import explained
+from anisoscope.disk import acquire, explained
 from anisoscope.errors import InputError
 from anisoscope.lab.bf16 import require_bf16
-from anisoscope.lab.checkpoints import load_state, save_checkpoint, save_state
+from anisoscope.lab.checkpoints import is_begun, load_state, save_checkpoint, save_state
 from anisoscope.lab.corpora import open_text
 from anisoscope.lab.data import Data, open_data, prepare
 from anisoscope.lab.experiment import Experiment, Recipe
@@ -31,6 +31,7 @@ from anisoscope.schedule import Schedule, any_of, every, log_spaced
 from anisoscope.store import Run
 
 DATA = "data"
+_LOCK = "training.lock"  # two trainings of one run would mix; the run's own lock is the observer's
 HELD_OUT = 32  # windows by which a model is judged, and which an observer probes
 _LOOK = 10  # steps between two looks at the loss: each makes a GPU wait
 _STATE = 500  # steps between two states, at most
@@ -111,10 +112,16 @@ def train(
             "baselines": text.baselines,
             "libraries": {"torch": torch.__version__},
         }
-        Run.create(folder, info, command=command).close()
+        # Whole or not at all: a kill leaves no run that could neither go on nor be started again.
+        made = Path(aside) / "run"
+        Run.create(made, info, name=folder.name, command=command).close()
         if data is None:
-            os.replace(place, folder / DATA)
-    return _run(folder, None, observe, checkpoints, device, told)
+            os.replace(place, made / DATA)
+        with explained("create", folder):
+            if folder.is_dir():
+                folder.rmdir()  # empty; the system may not put one folder in the place of another
+            os.replace(made, folder)
+    return _run(folder, observe, checkpoints, device, told)
 
 
 def resume_training(
@@ -126,7 +133,7 @@ def resume_training(
     told: Told | None = None,
 ) -> Trained:
     """Go on with a run from its last state; in the end it is the run that an uninterrupted training would have made."""
-    return _run(Path(out), load_state(Path(out)), observe, checkpoints, device, told)
+    return _run(Path(out), observe, checkpoints, device, told)
 
 
 def experiment_of(out: str | Path) -> Experiment:
@@ -160,7 +167,6 @@ class _Parts:
 
 def _run(
     folder: Path,
-    state: dict[str, Any] | None,
     observe: Observe | None,
     checkpoints: Schedule | None,
     device: str | None,
@@ -171,6 +177,9 @@ def _run(
     devices = [place] if place.type == "cuda" else []
     # All randomness is seeded here, and the caller's own random state comes back afterwards.
     with torch.random.fork_rng(devices=devices), ExitStack() as stack:
+        with explained("lock", folder):
+            stack.callback(os.close, acquire(folder / _LOCK))
+        state = load_state(folder) if is_begun(folder) else None
         torch.manual_seed(experiment.recipe.seed)
         parts = _assemble(experiment, folder, open_data(folder / info["data"]["folder"]), place)
         stack.enter_context(parts.interventions)

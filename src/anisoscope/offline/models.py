@@ -125,9 +125,10 @@ def measure(
 
     first = ranks.rank == 0
     with _start(out if first else None, info, command, resumable=resumable) as run, _memory_explained():
-        if ranks.agree(run.info["complete"]):
-            return _shared(run, ranks)
         partial = Partial(_partial_folder(out, ranks) if out is not None and resumable else None)
+        if ranks.agree(run.info["complete"]):
+            partial.drop()  # a kill may have come between the last record and this
+            return _shared(run, ranks)
         telling = (progress, saying or (lambda _: None), seeing or (lambda _: None))
         share = Share(ranks.rank, ranks.world, forward_all=split)
         measuring = _Measuring(asked, module, opened, run, partial, keep_statistics, ranks, share, *telling)
@@ -196,10 +197,11 @@ class _Measuring:
             ranks=self.ranks,
             share=self.share,
         )
-        if self.partial.load(survey):
-            run.rewind(0)
-            if self.progress is not None:
-                self.progress(survey.counted)
+        goes_on = self.partial.load(survey)
+        if goes_on and self.progress is not None:
+            self.progress(survey.counted)
+        if goes_on or not run.is_empty:
+            run.rewind(0)  # the numbers of fewer tokens, or some of those that are about to come
         self.interrupted = survey.run(batches, asked.tokens, self.progress, lambda: self.partial.keep(survey))
         self.partial.keep(survey, now=self.interrupted)
         self.saying("evaluating")

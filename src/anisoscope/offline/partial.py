@@ -7,7 +7,7 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
-from anisoscope.disk import replacing
+from anisoscope.disk import explained, replacing
 from anisoscope.survey import Survey
 
 _FOLDER = "partial"
@@ -28,9 +28,10 @@ class Partial:
         """Lets the survey go on where an earlier process stopped; False if there is nothing to go on from."""
         if self._folder is None or not (self._folder / _POINTER).is_file():
             return False
-        name = (self._folder / _POINTER).read_text().strip()
-        self._number = int(name.removeprefix(f"{_FOLDER}-"))
-        survey.load(self._folder / name)
+        with explained("read", self._folder / _POINTER):
+            name = (self._folder / _POINTER).read_text().strip()
+            self._number = int(name.removeprefix(f"{_FOLDER}-"))
+            survey.load(self._folder / name)
         return True
 
     def keep(self, survey: Survey, *, now: bool = False) -> None:
@@ -41,9 +42,14 @@ class Partial:
         self._number += 1
         place = self._folder / f"{_FOLDER}-{self._number}"
         shutil.rmtree(place, ignore_errors=True)  # left by a process that was killed while writing
-        survey.save(place)
-        with replacing(self._folder / _POINTER) as pointer:
-            pointer.write_text(place.name)
+        try:
+            with explained("write", place):
+                survey.save(place)
+                with replacing(self._folder / _POINTER) as pointer:
+                    pointer.write_text(place.name)
+        except BaseException:
+            shutil.rmtree(place, ignore_errors=True)  # the space may be what is lacking
+            raise
         self._drop_folders(but=place)
         took = time.monotonic() - began
         self._next = time.monotonic() + max(_EVERY, _PRICE * took)

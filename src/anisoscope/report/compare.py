@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
+import pandas as pd
+
 from anisoscope.errors import InputError, unknown
-from anisoscope.records import Record
+from anisoscope.records import COLUMNS, Record
 from anisoscope.report.interval import student
+from anisoscope.report.tidy import records_of
 from anisoscope.store import Run, record_key
 
-Key = tuple[Any, ...]
 _SAME = ("site", "metric", "tokens", "index", "variant")  # what both records of a difference have in common
+_KEY = ("step", *_SAME)
 
 
 @dataclass(frozen=True)
@@ -43,31 +46,51 @@ class Difference:
 
 
 def compare(first: Run, second: Run, metrics: Sequence[str] | None = None) -> list[Difference]:
-    """The numbers that two runs share; where they share no step, each run's last step.
+    """The numbers that two runs share; where they share no step, each run's last step."""
+    return differences(first, second, shared(first, second, metrics))
+
+
+def shared(first: Run, second: Run, metrics: Sequence[str] | None = None) -> pd.DataFrame:
+    """The numbers that two runs share, a row each, the columns of the second run with the suffix `_2`.
+
+    A newer version of a formula is still compared, and shows. `step` is the first run's.
+    """
+    ours, theirs = _numbers(first, metrics), _numbers(second, metrics)
+    both = _merged(ours, theirs)
+    if not len(both) and len(ours) and len(theirs):
+        last = [table[table["step"] == table["step"].max()] for table in (ours, theirs)]
+        both = _merged(last[0], last[1].assign(step=last[0]["step"].iloc[0]))
+        both["step_2"] = int(last[1]["step"].iloc[0])
+    if not len(both):
+        raise InputError(f"{first.name} and {second.name} share no number; compare runs of the same metrics and sites")
+    return both
+
+
+def differences(first: Run, second: Run, both: pd.DataFrame) -> list[Difference]:
+    """What `shared` found, as differences with their errors.
 
     Two runs over the same tokens with the same seed have the same blocks: then the error is that of the difference,
     √((B − 1)/B Σ(δ_b − δ̄)²) with δ_b the difference without block b, and what both have in common cancels. Otherwise
     the errors add as those of independent measurements.
     """
-    ours, theirs = _by_key(first, metrics), _by_key(second, metrics)
     kept = first.replicates(), second.replicates()
     alike = _same_tokens(first.info, second.info)
+    second_part = both[[f"{name}_2" if f"{name}_2" in both else name for name in COLUMNS]].set_axis(COLUMNS, axis=1)
     out = []
-    for key in _shared(ours, theirs):
-        a, b = ours[key][1], theirs[key][1]
-        assert a.value is not None  # a key is there only with a value
+    for a, b in zip(records_of(both), records_of(second_part), strict=True):
+        assert a.value is not None  # a number is shared only with a value
         assert b.value is not None
-        without = [by_key.get(own_key, ()) for by_key, (own_key, _) in zip(kept, (ours[key], theirs[key]), strict=True)]
+        without = [
+            by_key.get(record_key(each), ()) if by_key else () for by_key, each in zip(kept, (a, b), strict=True)
+        ]
         if alike and len(without[0]) == len(without[1]) > 1:
             error: float | None = jackknife([y - x for x, y in zip(*without, strict=True)])
             out.append(Difference(a, b, b.value - a.value, error, len(without[0]), paired=True))
         else:
-            known = a.error is not None and b.error is not None
-            error = math.hypot(a.error or 0.0, b.error or 0.0) if known else None
+            both_known = a.error is not None and b.error is not None
+            error = math.hypot(a.error or 0.0, b.error or 0.0) if both_known else None
             counts = [len(each) for each in without if each]
             out.append(Difference(a, b, b.value - a.value, error, min(counts, default=None), paired=False))
-    if not out:
-        raise InputError(f"{first.name} and {second.name} share no number; compare runs of the same metrics and sites")
     return out
 
 
@@ -82,30 +105,19 @@ def jackknife(without: Sequence[float]) -> float:
     return math.sqrt((count - 1) / count * sum((each - mean) ** 2 for each in without))
 
 
-def _by_key(run: Run, metrics: Sequence[str] | None) -> dict[Key, tuple[Key, Record]]:
-    """The run's numbers by what they measure (without the version: a newer formula is still compared, and shows)."""
-    found: dict[Key, tuple[Key, Record]] = {}
-    names = set()
-    for record in run.records():
-        names.add(record.metric)
-        if record.value is not None and (metrics is None or record.metric in metrics):
-            found[record_key(replace(record, version=1))] = (record_key(record), record)
+def _numbers(run: Run, metrics: Sequence[str] | None) -> pd.DataFrame:
+    """The numbers of a run, the last where several versions of a formula gave one."""
+    table = run.frame()
+    names = list(table["metric"].unique())
     for name in metrics or ():
         if name not in names:
             raise unknown(f"metric of {run.name}", name, names)
-    return found
+    asked = table if metrics is None else table[table["metric"].isin(metrics)]
+    return asked[asked["value"].notna()].drop_duplicates(list(_KEY), keep="last")
 
 
-def _shared(ours: dict[Key, tuple[Key, Record]], theirs: dict[Key, tuple[Key, Record]]) -> list[Key]:
-    """The keys that both have; without a common step the last step of each is taken for the same."""
-    both = [key for key in ours if key in theirs]
-    if both or not ours or not theirs:
-        return both
-    last_ours, last_theirs = max(key[0] for key in ours), max(key[0] for key in theirs)
-    moved = {(last_ours, *key[1:]): entry for key, entry in theirs.items() if key[0] == last_theirs}
-    theirs.clear()
-    theirs.update(moved)
-    return [key for key in ours if key in theirs]
+def _merged(ours: pd.DataFrame, theirs: pd.DataFrame) -> pd.DataFrame:
+    return ours.merge(theirs, on=list(_KEY), suffixes=("", "_2"))
 
 
 def _same_tokens(first: Mapping[str, Any], second: Mapping[str, Any]) -> bool:

@@ -11,6 +11,7 @@ from importlib.resources import files
 from pathlib import Path
 from string import Template
 
+from anisoscope.disk import explained, replacing
 from anisoscope.errors import InputError
 from anisoscope.report.book import cards_of, outline_of
 from anisoscope.report.pack import pack
@@ -28,7 +29,9 @@ def write_report(runs: Sequence[Run], path: str | Path) -> Path:
         raise InputError(f"a report is an .html file; {target.name!r} is not one")
     if not target.parent.is_dir():
         raise InputError(f"cannot write {target}: there is no folder {target.parent}; make it first")
-    target.write_text(report_page(runs), encoding="utf-8")
+    page = report_page(runs)
+    with explained("write", target), replacing(target) as temporary:
+        temporary.write_text(page, encoding="utf-8")
     return target
 
 
@@ -55,7 +58,7 @@ def report_page(runs: Sequence[Run]) -> str:
         claims=claims_part(verdicts),
         explore=asset("explore.html"),
         measured=measured_part(told),
-        cards=cards_part(cards, list(dict.fromkeys(table["metric"]))),
+        cards=cards_part(cards, list(table["metric"].unique())),
         count=f"{len(table):,}",
         records=pack(table, outline_of(table, cards)),
         vega=vega,

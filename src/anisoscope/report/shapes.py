@@ -74,7 +74,8 @@ def shape_of(table: pd.DataFrame, depths: Depths | None = None) -> Shape:
     """The shape of a table of records of one metric."""
     known = depths_of(table) if depths is None else depths
     pairs = [(run, parse_site(text)) for run, text in _unique(table, "run", "site")]
-    heads = table["site"].map(lambda text: parse_site(text).kind == "pattern").astype(bool)  # there the index is a head
+    patterns = [text for text in table["site"].unique() if parse_site(text).kind == "pattern"]
+    heads = table["site"].isin(patterns).astype(bool)  # there the index is a head
     texts = table["variant"].unique()
     variants = [parse_variant(text) for text in texts]
     found = {

@@ -127,8 +127,8 @@ def reading_table(headlines: Sequence[tuple[str, str]], caveats: Sequence[str]) 
     return Group(said, *([Text(""), Text("Keep in mind", style="bold"), *kept] if kept else []))
 
 
-def differences_table(found: Sequence[Difference], title: str) -> RenderableType:
-    """One row a metric and token policy at the last step: both curves, the largest difference with its error."""
+def differences_table(found: Sequence[Difference], title: str, steps: int = 1) -> RenderableType:
+    """One row a metric and token policy at the last of so many steps: both curves, their largest difference."""
     last = max(each.first.step for each in found)
     shown = [each for each in found if each.first.step == last]
     table = _table(title, "metric", "tokens", "first run", "second run", "largest difference", "at", "clear")
@@ -146,8 +146,7 @@ def differences_table(found: Sequence[Difference], title: str) -> RenderableType
             escape(_where(largest.first)),
             f"{sum(each.clear for each in group)} of {len(group)}",
         )
-    earlier = len({each.first.step for each in found}) - 1
-    note = f"at step {last}, the last of {earlier + 1} that both have; all of them with --sites" if earlier else ""
+    note = f"at step {last}, the last of {steps:,} that both have; all of them with --sites" if steps > 1 else ""
     return Group(table, *([Text(note, style="dim")] if note else []), _how_compared(shown))
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import pandas as pd
 
 from anisoscope.errors import unknown
-from anisoscope.records import COLUMNS, Site
+from anisoscope.records import COLUMNS, Record, Site
 from anisoscope.report.interval import t_factor
 from anisoscope.store import Run
 
@@ -62,7 +62,7 @@ def run_labels(runs: Sequence[Run]) -> list[str]:
 
 def of_metric(table: pd.DataFrame, metric: str) -> pd.DataFrame:
     """The part of a table that is about one metric; a name that is not there is an error with its neighbours."""
-    known = list(dict.fromkeys(table["metric"]))
+    known = list(table["metric"].unique())
     if metric not in known:
         raise unknown("metric of this run", metric, known)
     return table[table["metric"] == metric]
@@ -79,6 +79,21 @@ def first_and_last(table: pd.DataFrame) -> pd.DataFrame:
     return table[(table["step"] == steps.transform("min")) | (table["step"] == steps.transform("max"))]
 
 
+def records_of(table: pd.DataFrame) -> list[Record]:
+    """The records of a table."""
+    rows = zip(*(_objects(table[name]) for name in COLUMNS), strict=True)
+    return [_record(dict(zip(COLUMNS, row, strict=True))) for row in rows]
+
+
+def _record(values: Row) -> Record:
+    return Record(**{**values, "variant": json.loads(values["variant"])})
+
+
+def _objects(column: pd.Series[Any]) -> pd.Series[Any]:
+    """A column as Python's values, None where one is missing."""
+    return column.astype(object).where(column.notna(), None)
+
+
 def rows_of(table: pd.DataFrame, depths: Depths | None = None) -> list[Row]:
     """The rows of a table of one metric as charts read them.
 
@@ -86,7 +101,7 @@ def rows_of(table: pd.DataFrame, depths: Depths | None = None) -> list[Row]:
     """
     known = depths_of(table) if depths is None else depths
     names = [*COLUMNS, *(["x"] if "x" in table else [])]
-    columns = [table[name].astype(object).where(table[name].notna(), None) for name in names]
+    columns = [_objects(table[name]) for name in names]
     keys = variant_keys(table["variant"].unique())
     return [_row(dict(zip(names, values, strict=True)), known, keys) for values in zip(*columns, strict=True)]
 

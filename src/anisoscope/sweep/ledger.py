@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from anisoscope.disk import append_lines, explained, read_lines
+from anisoscope.errors import StoreError
 
 _FILE, _SKETCH = "tasks.jsonl", "sketch"
 
@@ -17,10 +19,8 @@ class Ledger:
     def __init__(self, run: Path) -> None:
         self._path = run / _FILE
         self.done: dict[str, dict[str, Any]] = {}
-        with explained("read", self._path):
-            for _, lines in read_lines(self._path):
-                for line in lines:
-                    self._count(json.loads(line))
+        for line in self._lines():
+            self._count(line)
 
     def add(self, key: str, **facts: Any) -> None:
         """Writes a finished task down; it is on the disk when this returns."""
@@ -32,12 +32,27 @@ class Ledger:
     def sketches(self) -> dict[int, list[float]]:
         """By step, the few weights that tell how far the model has moved."""
         found: dict[int, list[float]] = {}
-        with explained("read", self._path):
-            for _, lines in read_lines(self._path):
-                for line in map(json.loads, lines):
-                    if _SKETCH in line:
-                        found[line["step"]] = line[_SKETCH]
+        for line in self._lines():
+            if _SKETCH in line:
+                found[line["step"]] = line[_SKETCH]
         return found
+
+    def _lines(self) -> Iterator[dict[str, Any]]:
+        """The tasks that were written down, those of a torn last line left out."""
+        with explained("read", self._path):
+            for number, lines in read_lines(self._path):
+                for place, line in enumerate(lines, start=number):
+                    try:
+                        task = json.loads(line)
+                        known = isinstance(task["key"], str)
+                    except (ValueError, TypeError, KeyError, RecursionError):
+                        known = False
+                    if not known:
+                        raise StoreError(
+                            f"{self._path}, line {place}: not a task of a sweep; delete that line, "
+                            "and what it stood for is measured again"
+                        )
+                    yield task
 
     def _count(self, line: dict[str, Any]) -> None:
         self.done[line["key"]] = {name: value for name, value in line.items() if name not in ("key", _SKETCH)}

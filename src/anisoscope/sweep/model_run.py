@@ -65,12 +65,12 @@ class ModelRun:
         """What is not done yet, the reference step first: everything is compared with it."""
         steps = sorted(self.tasks, key=lambda step: (step != self.reference, step))
         entries: list[Entry] = []
+        for step in steps:  # comparisons that a kill prevented first, in the order they would have been made
+            entries += reversed(self._comparisons(step))
         for step in steps:
             task = self.tasks[step]
             if task.key not in self.ledger.done:
                 entries += self._parts(task)
-        for step in steps:
-            entries += self._comparisons(step)
         return entries
 
     @property
@@ -160,9 +160,8 @@ class ModelRun:
         revision, commit = task.checkpoint.revision, answer.about["model"].get("commit")
         known = {"label": task.checkpoint.label, "revision": revision, "commit": commit, "digest": digest}
         if "not_finite" in answer.about:
-            known["not_finite"] = where = answer.about["not_finite"]
-            said = f"from {where['site']} on, {where['rows']} tokens hold NaN or Inf, so these layers have no values"
-            self.findings.append(Finding(f"step {step} ({task.checkpoint.label}): {said}"))
+            known["not_finite"] = answer.about["not_finite"]
+            self.findings.append(series.not_finite(task.checkpoint, known["not_finite"]))
         self.run.update_info(**about, checkpoints={str(step): known})
         self.ledger.add(task.key, **facts, worker=answer.worker, sketch=answer.sketch)
 
@@ -259,14 +258,31 @@ def open_model_run(
     _require_same(folder, settings)
     run = Run.create(folder, info, command=command, resume=True)
     try:
+        ledger = Ledger(run.path)
+        findings += _found_before(run, ledger, tasks)
         chosen = _reference(run, tasks, reference, model.name)
         run.update_info(reference=chosen, integrity=[finding.text for finding in findings])
         downloads = [c for c, _ in found if is_remote(c.source) and not is_cached(c.source, c.revision)]
         forget = frozenset(c.step for c in downloads if not keep_downloads)
-        return ModelRun(model.name, run, Ledger(run.path), request, tasks, chosen, shards, forget, findings)
+        return ModelRun(model.name, run, ledger, request, tasks, chosen, shards, forget, findings)
     except BaseException:
         run.close()
         raise
+
+
+def _found_before(run: Run, ledger: Ledger, tasks: Mapping[int, Task]) -> list[Finding]:
+    """What measuring has shown of steps that are not measured again."""
+    about = run.info.get("checkpoints", {})
+    found: list[Finding] = []
+    for step, task in tasks.items():
+        facts = ledger.done.get(task.key)
+        if facts is None:
+            continue
+        if facts.get("copy_of") in tasks:
+            found.append(series.copied(task.checkpoint, tasks[facts["copy_of"]].checkpoint))
+        elif "not_finite" in about.get(str(step), {}):
+            found.append(series.not_finite(task.checkpoint, about[str(step)]["not_finite"]))
+    return found
 
 
 def _reference(run: Run, tasks: Mapping[int, Task], asked: int | None, name: str) -> int:

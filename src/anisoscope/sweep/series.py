@@ -65,6 +65,12 @@ def copied(checkpoint: Checkpoint, earlier: Checkpoint) -> Finding:
     return Finding(text, left_out=checkpoint)
 
 
+def not_finite(checkpoint: Checkpoint, where: Mapping[str, Any]) -> Finding:
+    """What is said of a checkpoint whose activations are no numbers from some site on."""
+    said = f"from {where['site']} on, {where['rows']} tokens hold NaN or Inf, so these layers have no values"
+    return Finding(f"step {checkpoint.step} ({checkpoint.label}): {said}")
+
+
 def gaps(series: Sequence[Checkpoint]) -> list[Finding]:
     """Steps that are missing from a regular series: a gap of k times the spacing that holds on both its sides.
 

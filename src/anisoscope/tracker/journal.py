@@ -40,23 +40,26 @@ class Journal:
         """Write records, hand them to the loggers, and do the same with the alerts that they raise."""
         if not records:
             return
-        step = records[0].step
-        if step not in self._steps:
-            self._steps = [*self._steps[-1:], step]
         self._write(records, replicates)
-        alerts = [alert for rule in self._rules for alert in self._ask(rule, records) if self._is_new(alert)]
+        alerts = self._alerts(records)
         for alert in alerts:
             _log.warning("step %d, %s: %s", alert.step, alert.site, alert.note)
             self.should_stop |= bool(alert.variant.get("stop"))
         if alerts:
             self._write(alerts, None)
 
-    def catch_up(self) -> None:
-        """Let the rules see what the run already holds, so that they know the past of a restarted training."""
-        for _, records in groupby(sorted(self.run.records(), key=attrgetter("step")), key=attrgetter("step")):
-            past = [record for record in records if record.metric != ALERT]
-            for rule in self._rules:
-                self._ask(rule, past)
+    def catch_up(self) -> int:
+        """Let the rules see what the run already holds, as they saw it then; how many steps were probed."""
+        known = (record for record in self.run.records() if record.metric != ALERT)
+        probes = 0
+        for _, records in groupby(sorted(known, key=attrgetter("step")), key=attrgetter("step")):
+            looks: tuple[list[Record], list[Record]] = ([], [])  # of the held-out tokens, and of the gradients after
+            for record in records:
+                looks[record.site.startswith("grad.")].append(record)
+            probes += bool(looks[0])
+            for look in filter(None, looks):
+                self._alerts(look)
+        return probes
 
     def keep(self, clouds: Mapping[str, Cloud], step: int, name: str) -> None:
         """Put clouds by site into the run under a name, for a training that starts again."""
@@ -82,6 +85,13 @@ class Journal:
         for log in self._loggers:
             self._carefully(f"the logger {log!r}", partial(log, list(records)))
 
+    def _alerts(self, records: Sequence[Record]) -> list[Record]:
+        """What the rules say of one look that they did not say of the look before."""
+        step = records[0].step
+        if step not in self._steps:
+            self._steps = [*self._steps[-1:], step]
+        return [alert for rule in self._rules for alert in self._ask(rule, records) if self._is_new(alert)]
+
     def _ask(self, rule: Rule, records: Sequence[Record]) -> list[Record]:
         found: list[Record] = []
         self._carefully(f"the rule {rule!r}", lambda: found.extend(rule(records)))
@@ -104,7 +114,7 @@ class Journal:
 
 def open_run(out: str | Path, info: Mapping[str, Any], resume: int | None) -> Run:
     """A new run, or the one that is there, without what it holds from the step on at which training starts again."""
-    if resume is None and Path(out).is_dir() and any(Path(out).iterdir()):
+    if resume is None and (Path(out) / "run.json").exists():  # what a kill left before that is no run yet
         raise StoreError(
             f"{out} exists already; choose another folder, or pass resume=step, the step training starts again at"
         )

@@ -306,8 +306,8 @@ class Tracker:
             self._probe.reference[site], self._probe.reference_step = cloud, step
         for step, site, cloud in self._journal.kept("frozen"):
             self._bases.fit(Site.parse(site), cloud, step)
-        self._probes = int(self._journal.run.info.get("tracker", {}).get("probes", 0))
-        self._journal.catch_up()
+        # of the steps that are left: training may start again far before the last probe
+        self._probes = self._journal.catch_up()
 
     def _own_facts(self) -> dict[str, Any]:
         return {

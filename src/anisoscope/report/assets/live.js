@@ -105,14 +105,14 @@ class Live {
     // Other charts may fit now (a second step, a new metric): only the server knows which.
     if (signatureOf(table, metrics) !== before) return this.choose(this.chosen);
     if (metrics.has(this.page.view().metric)) await this.page.show();
-    this.figures.filter((figure) => figure.querySelector("svg") && metrics.has(figure.dataset.metric)).forEach((figure) => figure.draw());
+    this.figures.filter((figure) => isDrawn(figure) && metrics.has(figure.dataset.metric)).forEach((figure) => figure.draw());
     this.count();
   }
 
   redraw() {
     if (!this.page) return;
     this.page.show();
-    this.figures.filter((figure) => figure.querySelector("svg")).forEach((figure) => figure.draw());
+    this.figures.filter(isDrawn).forEach((figure) => figure.draw());
   }
 
   count() {
@@ -128,9 +128,9 @@ class Live {
 // What decides which charts fit: for each metric, the fields that vary, and how many sites there are.
 function signatureOf(table, metrics) {
   return JSON.stringify([...metrics].map((metric) => {
-    const rows = table.rows(metric);
-    const many = fieldsOf(rows).filter((field) => distinct(rows, field).length > 1);
-    return [many, distinct(rows, "site").length, rows.some((row) => row.value !== null)];
+    const { fields, known } = table.varies(metric);
+    const many = [...fields].filter(([, values]) => values.size > 1).map(([field]) => field).sort();
+    return [many, fields.has("site") ? fields.get("site").size : 0, known];
   }));
 }
 

@@ -180,6 +180,8 @@ function fillGallery(page) {
     };
     return figure;
   });
+  // a page that is read again for days must let the charts before go
+  for (const chart of $("gallery").querySelectorAll(".chart")) if (chart.view) chart.view.finalize();
   $("gallery").replaceChildren(...figures);
   const seen = new IntersectionObserver((entries) => {
     for (const entry of entries) if (entry.isIntersecting) {
@@ -188,9 +190,12 @@ function fillGallery(page) {
     }
   }, { rootMargin: "200px" });
   figures.forEach((figure) => seen.observe(figure));
-  window.addEventListener("beforeprint", () => figures.forEach((figure) => figure.draw()));
+  window.onbeforeprint = () => figures.forEach((figure) => figure.draw()); // one, however often this is called
   return figures;
 }
+
+// Whether a figure of the gallery has come into sight: few rows are drawn as svg, many on a canvas.
+const isDrawn = (figure) => figure.querySelector("svg, canvas") !== null;
 
 // Light or dark: as the system says until the reader chooses.
 function bindTheme(redraw) {
@@ -215,7 +220,7 @@ async function startReport() {
     const table = await unpack($("records").textContent);
     const page = new Page(table);
     let figures = [];
-    bindTheme(() => { page.show(); figures.filter((figure) => figure.querySelector("svg")).forEach((figure) => figure.draw()); });
+    bindTheme(() => { page.show(); figures.filter(isDrawn).forEach((figure) => figure.draw()); });
     $("csv").onclick = () => download("records.csv", table.csv());
     await page.show();
     figures = fillGallery(page);

@@ -35,36 +35,73 @@ class Table {
       this.columns[name] = column(bytes, offset, head.rows, kind);
       offset += head.rows * Number(kind[1]);
     }
-    this.cache = new Map();
-    this.late = new Map(); // rows that arrived after packing, by metric
+    this.metrics = new Map(); // by name: rows, where each stands by its key, and what varies in them
+    this.added = 0; // rows that arrived after packing
   }
 
   size() {
-    return [...this.late.values()].reduce((sum, rows) => sum + rows.size, this.head.rows);
+    return this.head.rows + this.added;
   }
 
-  // The rows of one metric, made when first asked for.
+  // The rows of one metric, made when first asked for; those that arrive later join them.
   rows(metric) {
-    if (!this.cache.has(metric)) {
+    return this.about(metric).rows;
+  }
+
+  about(metric) {
+    if (!this.metrics.has(metric)) {
       const found = [];
       this.head.starts.forEach(([name, first], place) => {
         const next = place + 1 < this.head.starts.length ? this.head.starts[place + 1][1] : this.head.rows;
         if (name === metric) for (let i = first; i < next; i++) found.push(this.row(i));
       });
-      this.cache.set(metric, found);
+      this.metrics.set(metric, { rows: filledUp(found), places: null, varies: null });
     }
-    const late = this.late.get(metric);
-    if (!late) return filledUp(this.cache.get(metric));
-    return filledUp([...this.cache.get(metric).filter((row) => !late.has(rowKey(row))), ...late.values()]);
+    return this.metrics.get(metric);
   }
 
-  // A later row of the same key takes the place of an earlier one, as in a run.
+  // A later row of the same key takes the place of an earlier one, as in a run. What a row costs does not depend on
+  // how many there are: a run may grow for days.
   append(rows) {
-    for (const row of rows) {
+    const late = new Map();
+    for (const row of rows) late.set(row.metric, [...(late.get(row.metric) || []), row]);
+    late.forEach((some, metric) => this.join(this.about(metric), some, this.places(metric)));
+  }
+
+  join(about, late, places) {
+    for (const row of late) {
       if (row.behind) row.place += this.head.depths[`${row.run}\n${row.stack}`] || 0;
-      if (!this.late.has(row.metric)) this.late.set(row.metric, new Map());
-      this.late.get(row.metric).set(rowKey(row), row);
+      const key = rowKey(row), place = places.get(key);
+      if (place === undefined) {
+        places.set(key, about.rows.length);
+        this.added++;
+      }
+      about.rows[place === undefined ? about.rows.length : place] = row;
     }
+    const keys = variantKeys(about.rows.slice(0, 1));
+    if (variantKeys(late).some((key) => !keys.includes(key))) {
+      filledUp(about.rows); // a new key, which all earlier rows lack
+      about.varies = null;
+    } else {
+      for (const row of late) for (const key of keys) if (!(key in row)) row[key] = NONE;
+    }
+    if (about.varies) late.forEach((row) => note(about.varies, row));
+  }
+
+  places(metric) {
+    const about = this.about(metric);
+    if (!about.places) about.places = new Map(about.rows.map((row, place) => [rowKey(row), place]));
+    return about.places;
+  }
+
+  // The different values of every field of a metric's rows, and whether any has a number.
+  varies(metric) {
+    const about = this.about(metric);
+    if (!about.varies) {
+      about.varies = { fields: new Map(), known: false };
+      for (const row of about.rows) note(about.varies, row);
+    }
+    return about.varies;
   }
 
   text(name, i) {
@@ -110,9 +147,22 @@ class Table {
 
 // A variant's key that only some rows have gets a value in the others, so that they can be told apart.
 function filledUp(rows) {
-  const keys = fieldsOf(rows).filter((field) => field.startsWith("v_"));
+  const keys = variantKeys(rows);
   for (const row of rows) for (const key of keys) if (!(key in row)) row[key] = NONE;
   return rows;
+}
+
+function variantKeys(rows) {
+  return fieldsOf(rows).filter((field) => field.startsWith("v_"));
+}
+
+function note(varies, row) {
+  for (const field in row) {
+    if (!FIELDS.includes(field) && !field.startsWith("v_")) continue;
+    if (!varies.fields.has(field)) varies.fields.set(field, new Set());
+    if (row[field] !== null && row[field] !== undefined) varies.fields.get(field).add(row[field]);
+  }
+  varies.known ||= row.value !== null;
 }
 
 // What makes two rows the same measurement.

@@ -1,0 +1,99 @@
+"""What is killed: the four drivers on tiny models, each as a user starts it and starts it again."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from anisoscope import Tracker, alerts, cli
+from anisoscope.disk import replacing
+from anisoscope.offline import partial
+from anisoscope.schedule import every
+from tests import model_folders, training
+from tests.sweep_folders import checkpoint_series, documents
+
+STEPS = 8
+
+
+def make_material(folder: Path) -> Path:
+    """Checkpoints and a text that all works share."""
+    checkpoint_series(folder / "train", (0, 100, 200))
+    documents(folder / "text.jsonl")
+    (folder / "text.txt").write_text(" ".join(model_folders.WORDS.split()[i * i % 40] for i in range(3000)))
+    return folder
+
+
+def command(*arguments: object) -> None:
+    """A command as the terminal runs it; another exit code than 0 is a failure."""
+    sys.argv = ["anisoscope", *map(str, arguments)]
+    try:
+        cli.main()
+    except SystemExit as end:
+        if end.code:
+            raise RuntimeError(f"{sys.argv} ended with {end.code}") from end
+
+
+SMALL = ("--tokens", 400, "--window", 32, "--batch", 2)
+
+
+def measure(material: Path, folder: Path) -> None:
+    """Every layer of a model, the half-done pass kept after every batch."""
+    partial._EVERY, partial._PRICE = -1.0, 0.0
+    chosen = ("--metrics", "mean_cosine,spectral_anisotropy,two_nn,attention_entropy", "--sites", "resid,pattern")
+    source = material / "train" / "checkpoint-0"
+    command("measure", source, "--text", material / "text.jsonl", *SMALL, *chosen, "--out", folder / "run", "--json")
+
+
+def sweep(material: Path, folder: Path) -> None:
+    chosen = ("--metrics", "mean_cosine,two_nn", "--sites", "resid")
+    command("sweep", material / "train", "--text", material / "text.jsonl", *SMALL, *chosen, "--out", folder / "run")
+
+
+def lab(material: Path, folder: Path) -> None:
+    """A tracked training; where it has begun it goes on."""
+    run = folder / "run"
+    if (run / "run.json").is_file():
+        command("lab", "train", "--resume", "--out", run)
+        return
+    size = ("--layers", 1, "--width", 16, "--heads", 2, "--context", 16, "--batch", 2, "--steps", STEPS)
+    command("lab", "train", *size, "--text", material / "text.txt", "--out", run)
+
+
+def track(material: Path, folder: Path) -> None:
+    """A training loop of a user's own, with checkpoints of its own every third step."""
+    model, start = training.small_model(n_layer=2, attn_pdrop=0.0, embd_pdrop=0.0, resid_pdrop=0.0), 0
+    optimiser = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
+    saved = folder / "mine.pt"
+    if saved.is_file():
+        state: dict[str, Any] = torch.load(saved, weights_only=True)
+        model.load_state_dict(state["model"])
+        optimiser.load_state_dict(state["optimiser"])
+        start = state["step"]
+    run = folder / "run"
+    rules = [alerts.collapse(below=2.0, probes=2), alerts.dimension_fell(by=0.01), alerts.high_cosine(above=-1.0)]
+    options: dict[str, Any] = {"schedule": every(1), "bars_every": 3, "alerts": rules, "sample": 64}
+    with Tracker(
+        model, training.held_out(), run, resume=start if (run / "run.json").is_file() else None, **options
+    ) as tracker:
+        for step in range(start, STEPS):
+            if step % 3 == 0:
+                state = {"model": model.state_dict(), "optimiser": optimiser.state_dict(), "step": step}
+                with replacing(saved) as temporary:
+                    torch.save(state, temporary)
+            tracker.probe(step)
+            model(**training.words(100 * step))["loss"].backward()
+            tracker.watch(step)
+            optimiser.step()
+            optimiser.zero_grad()
+
+
+WORKS = (measure, track, sweep, lab)
+
+
+def named(records: Any) -> list[Any]:
+    """Records without the name of their run."""
+    return [replace(record, run="") for record in records]

@@ -1,0 +1,185 @@
+"""Real kills: work runs in a process of its own and is ended by SIGKILL at a chosen operation on its files.
+
+The processes are forked from one that has imported everything, so a kill costs what the work costs. An operation is
+what changes a file below the work's folder: opening for writing, writing, syncing, cutting, renaming, removing, making
+folders. A kill in a write leaves its first half on the disk; a kill with a delay hits what comes between operations:
+passes, evaluations, steps of a training.
+"""
+
+from __future__ import annotations
+
+import io
+import multiprocessing
+import os
+import random
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+_CONTEXT = multiprocessing.get_context("forkserver")
+_CONTEXT.set_forkserver_preload(["tests.warmed"])
+_CHANGING = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC
+_PATHS = {"os.rename": 1, "os.mkdir": 0, "os.remove": 0, "os.rmdir": 0}  # where an event holds the path it changes
+_NEEDS_SPACE = ("open", "write", "sync", "os.mkdir")  # what a full disk refuses: removing always works
+PATIENCE = 300.0  # seconds; only a hang takes that long
+
+
+@dataclass(frozen=True)
+class Operation:
+    """Something that changed a file, and when, in seconds since the work began."""
+
+    kind: str
+    name: str
+    seconds: float
+
+
+@dataclass(frozen=True)
+class Kill:
+    """At which operation, counted from 0, the process dies, and how many seconds after it."""
+
+    operation: int
+    delay: float = 0.0
+
+
+@dataclass(frozen=True)
+class Refusal:
+    """From which operation on, counted from 0, the system refuses to change files below `within`, and why."""
+
+    operation: int
+    error: int  # such as errno.ENOSPC
+    within: str = ""
+
+
+Fault = Kill | Refusal
+Work = Callable[[Path, Path], None]  # given the folder of what it needs, and its own, which it may find half done
+
+
+def run(work: Work, material: Path, folder: Path, kill: Kill | None = None) -> list[Operation] | None:
+    """Does the work in a process; its operations, or None where it was killed. A failure of the work is an error."""
+    code, answer = _run(work, material, folder, kill)
+    if code == -signal.SIGKILL and kill is not None:
+        return None
+    assert isinstance(answer, list), f"{work.__name__} under {kill} failed: {answer}"
+    return answer
+
+
+def failure(work: Work, material: Path, folder: Path, fault: Refusal | None = None) -> str:
+    """What the work says on stderr when it fails under a refusal, or by itself; "" where it does not fail."""
+    _, answer = _run(work, material, folder, fault)
+    return answer if isinstance(answer, str) else ""
+
+
+def _run(
+    work: Work, material: Path, folder: Path, fault: Fault | None
+) -> tuple[int | None, list[Operation] | str | None]:
+    """The exit code of the process that did the work, and its answer."""
+    folder.mkdir(parents=True, exist_ok=True)
+    told, tell = _CONTEXT.Pipe(duplex=False)
+    # one thread each, also where the caller set nothing: what is compared is compared to the bit
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+    process = _CONTEXT.Process(target=_begin, args=(work, material, folder, fault, tell))
+    process.start()
+    tell.close()
+    try:
+        answer = told.recv() if told.poll(PATIENCE) else "it hangs"
+    except EOFError:
+        answer = None
+    process.join(PATIENCE)
+    if process.is_alive():
+        process.kill()
+        raise AssertionError(f"{work.__name__} under {fault}: {answer}")
+    return process.exitcode, answer
+
+
+def spread(operations: list[Operation], count: int, seed: int) -> list[Kill]:
+    """So many different kills over the whole of some work: every other one between operations."""
+    chance = random.Random(seed)
+    edges = [len(operations) * part // count for part in range(count + 1)]
+    kills = []
+    for part in range(count):
+        place = chance.randrange(edges[part], max(edges[part] + 1, edges[part + 1]))
+        following = operations[min(place + 1, len(operations) - 1)].seconds
+        gap = max(0.0, following - operations[place].seconds)
+        kills.append(Kill(place, chance.random() * gap if part % 2 else 0.0))
+    return kills
+
+
+def _begin(work: Work, material: Path, folder: Path, fault: Fault | None, tell: Any) -> None:
+    """In the new process."""
+    import torch
+
+    torch.set_num_threads(1)
+    sys.stdout, sys.stderr = io.StringIO(), io.StringIO()
+    seen = _watch(folder.resolve(), fault)
+    try:
+        work(material, folder)
+    except BaseException as error:
+        tell.send(sys.stderr.getvalue() or f"{type(error).__name__}: {error}")
+        return
+    if isinstance(fault, Kill) and fault.delay:
+        time.sleep(fault.delay)  # the last operation's kill comes after the work
+    tell.send(list(seen))
+
+
+def _watch(root: Path, fault: Fault | None) -> list[Operation]:
+    """Notes every operation below the folder, and dies or is refused at the one that is asked for."""
+    began = time.perf_counter()
+    seen: list[Operation] = []
+    inside = os.fspath(root)
+
+    def note(kind: str, path: object) -> bool:
+        """Whether this is where the process dies at once."""
+        if isinstance(path, int):
+            path = os.readlink(f"/proc/self/fd/{path}") if os.path.exists(f"/proc/self/fd/{path}") else ""
+        if not isinstance(path, str | bytes | os.PathLike):
+            return False
+        text = os.path.abspath(os.fsdecode(path))
+        if not text.startswith(inside):
+            return False
+        seen.append(Operation(kind, os.path.basename(text), time.perf_counter() - began))
+        if isinstance(fault, Refusal) and len(seen) > fault.operation and kind in _NEEDS_SPACE and fault.within in text:
+            raise OSError(fault.error, os.strerror(fault.error), text)
+        if not isinstance(fault, Kill) or len(seen) != fault.operation + 1:
+            return False
+        if not fault.delay:
+            return True
+        threading.Timer(fault.delay, _die).start()
+        return False
+
+    def audit(event: str, given: tuple[Any, ...]) -> None:
+        if event == "open":
+            path, _, flags = given
+            if isinstance(flags, int) and flags & _CHANGING and not isinstance(path, int) and note("open", path):
+                _die()
+        elif event in _PATHS:
+            if note(event, given[_PATHS[event]]):
+                _die()
+        elif event == "os.truncate" and note("truncate", given[0]):
+            _die()
+
+    write, sync = os.write, os.fsync
+
+    def torn_write(descriptor: int, data: Any) -> int:
+        if note("write", descriptor):
+            write(descriptor, bytes(data)[: len(data) // 2])
+            _die()
+        return write(descriptor, data)
+
+    def watched_sync(descriptor: int) -> None:
+        if note("sync", descriptor):
+            _die()
+        sync(descriptor)
+
+    os.write, os.fsync = torn_write, watched_sync  # type: ignore[assignment]
+    sys.addaudithook(audit)
+    return seen
+
+
+def _die() -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+    time.sleep(60)  # the signal is on its way
