@@ -7,9 +7,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.console import Console
 
-from anisoscope.cli.app import AsJson, Metrics, app, command_line, escape, names_of, progress_bar, stderr
+from anisoscope.cli.app import AsJson, Metrics, app, command_line, escape, names_of, progress_bar, stderr, stdout
 from anisoscope.cli.ranks import launched
 from anisoscope.errors import InputError
 
@@ -177,7 +176,7 @@ def _show(records: list[Record], table: Any, out: Path | None) -> None:
     if table is None:
         typer.echo(json.dumps([record.to_json() for record in records]))
         return
-    Console().print(table)
+    stdout().print(table)
     if out is not None:
         stderr().print(f"run written to {escape(str(out))}")
 
@@ -208,4 +207,4 @@ def _tell_cost(source: str, request: dict[str, Any]) -> None:
     from anisoscope.offline import estimate_cost
     from anisoscope.report.terminal import cost_table
 
-    Console().print(cost_table(estimate_cost(source, **request), title=source))
+    stdout().print(cost_table(estimate_cost(source, **request), title=source))

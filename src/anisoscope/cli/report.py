@@ -7,9 +7,8 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
 
-from anisoscope.cli.app import AsJson, Metrics, app, escape, names_of, stderr
+from anisoscope.cli.app import AsJson, Metrics, app, escape, names_of, stderr, stdout
 from anisoscope.errors import InputError
 from anisoscope.records import Site
 
@@ -54,7 +53,7 @@ def show(run: Annotated[Path, typer.Argument(help="A run folder.")]) -> None:
     shown = [record for record in records if record.step == last]
     layered = any(Site.parse(record.site).layer is not None for record in shown)
     rows = {metric: rows_of(group) for metric, group in by_metric(first_and_last(table_of([opened]))).items()}
-    console = Console()
+    console = stdout()
     console.print(
         layers_table(shown, opened.info, title=opened.name) if layered else records_table(shown, title=opened.name)
     )
@@ -133,7 +132,7 @@ def compare(
         typer.echo(json.dumps([each.to_json() for each in found]))
     else:
         table = sites_table if sites else differences_table
-        Console().print(table(found, f"{one.name} and {other.name}"))
+        stdout().print(table(found, f"{one.name} and {other.name}"))
 
 
 @app.command(epilog="Examples:\n\n    anisoscope serve runs/\n\n    anisoscope serve runs/ --host 0.0.0.0 --port 9000")

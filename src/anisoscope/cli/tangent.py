@@ -8,11 +8,11 @@ from typing import Annotated, Any
 
 import typer
 from rich import box
-from rich.console import Console, Group, RenderableType
+from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from anisoscope.cli.app import AsJson, app, command_line, escape, progress_bar, stderr
+from anisoscope.cli.app import AsJson, app, command_line, escape, progress_bar, stderr, stdout
 from anisoscope.errors import InputError
 
 _LONG = 12  # characters of a site's name in a table
@@ -105,9 +105,9 @@ def tangent(
     if as_json:
         typer.echo(json.dumps([record.to_json() for record in records]))
         return
-    Console().print(tangent_table(records, run.info, rank, source))
+    stdout().print(tangent_table(records, run.info, rank, source))
     if concepts:
-        Console().print(concepts_table(run.info, rank))
+        stdout().print(concepts_table(run.info, rank))
     if out is not None:
         stderr().print(f"run written to {escape(str(out))}")
 
@@ -127,7 +127,7 @@ def curvature(
     if as_json:
         typer.echo(json.dumps([record.to_json() for record in records]))
     else:
-        Console().print(curvature_table(records))
+        stdout().print(curvature_table(records))
 
 
 def curvature_table(records: list[Any]) -> RenderableType:
