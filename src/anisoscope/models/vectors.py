@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hashlib
 import io
-import json
 import math
 import os
 import pickle
@@ -16,7 +15,7 @@ import stat
 import warnings
 import zipfile
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import partial
@@ -27,8 +26,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from anisoscope.disk import explained, replacing
-from anisoscope.errors import AnisoscopeError, InputError, unknown
+from anisoscope.disk import explained, parse_json, replacing, understood
+from anisoscope.errors import InputError, unknown
 
 Stream = Callable[[int], Iterator[Tensor]]  # at most so many rows at a time -> (m, d) tensors, from the first row on
 NumpyArray = np.ndarray[Any, Any]
@@ -177,19 +176,8 @@ def write_npy(path: str | os.PathLike[str], n: int, d: int) -> Iterator[Callable
 # What is common to all formats.
 
 
-@contextmanager
-def _reading(path: Path) -> Iterator[None]:
-    """Whatever a parser makes of damaged or crafted bytes becomes an InputError that names the file.
-
-    Catches every Exception on purpose: zipfile, pyarrow and torch raise dozens of kinds on bytes that are not theirs.
-    """
-    try:
-        yield
-    except AnisoscopeError:
-        raise
-    except Exception as error:
-        reason = (str(error) or type(error).__name__).splitlines()[0][:200]
-        raise InputError(f"{path}: cannot be read, it is damaged or not what its name says ({reason})") from error
+def _reading(path: Path) -> AbstractContextManager[None]:
+    return understood(path, "save the vectors again")
 
 
 def _stamp(status: os.stat_result) -> tuple[int, int, int]:
@@ -206,7 +194,7 @@ def _regular_file(path: Path) -> _File:
     if not stat.S_ISREG(status.st_mode):
         raise InputError(f"{path} is not a plain file; save the vectors to one")
     if status.st_size == 0:
-        raise InputError(f"{path} is empty")
+        raise InputError(f"{path} is empty; save the vectors again")
     return _File(path, status.st_size, _stamp(status))
 
 
@@ -409,7 +397,7 @@ def _open_safetensors(file: _File) -> dict[str, _Array]:
         pass  # opening checks the header: sizes, offsets, overlaps
     with file.open() as opened:
         length = int.from_bytes(opened.read(8), "little")
-        header = json.loads(opened.read(length))
+        header = parse_json(opened.read(length))
     header.pop("__metadata__", None)
     return {name: _safetensor(file, 8 + length, entry) for name, entry in header.items()}
 
@@ -480,6 +468,7 @@ def _inflated(file: _File, member: zipfile.ZipInfo, start: bytes) -> _Array:
 
 
 def _open_torch(file: _File) -> dict[str, _Array]:
+    _require_stored(file)
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
@@ -494,6 +483,17 @@ def _open_torch(file: _File) -> dict[str, _Array]:
             raise InputError(f"{file.path} is in torch's format before 1.6 or damaged; torch.save it again") from error
         raise
     return {name: _torch_array(tensor) for name, tensor in _tensors_in(loaded).items()}
+
+
+def _require_stored(file: _File) -> None:
+    """torch.save never compresses: a member that is, or that claims more than the file, would only fill the memory."""
+    with file.open() as opened:
+        if not zipfile.is_zipfile(opened):
+            return
+        with zipfile.ZipFile(opened) as archive:
+            members = archive.infolist()
+    if any(m.compress_type != zipfile.ZIP_STORED for m in members) or sum(m.file_size for m in members) > file.size:
+        raise InputError(f"{file.path} is packed as torch.save never does, or damaged; save the tensors again")
 
 
 def _tensors_in(loaded: object) -> dict[str, Tensor]:
