@@ -237,23 +237,25 @@ def _text_of(row: Any, field: str, where: str) -> str:
 def _parquet_rows(path: Path, field: str) -> Iterator[str]:
     import pyarrow.parquet
 
-    # As a dictionary, each text is unpacked once: a small file may repeat a large one a million times.
-    options: dict[str, Any] = {"read_dictionary": [field], "pre_buffer": False, "buffer_size": 1 << 20}
-    with understood(path, "give another file"), pyarrow.parquet.ParquetFile(path, **options) as table:
-        names = table.schema_arrow.names
-        if field not in names:
-            raise InputError(f"{path} has no column {field!r}; its columns are {', '.join(names)}")
-        kind = table.schema_arrow.field(field).type
-        if not pyarrow.types.is_dictionary(kind) or not _is_text(kind.value_type):
+    with understood(path, "give another file"):
+        schema = pyarrow.parquet.read_schema(path)
+        if field not in schema.names:
+            raise InputError(f"{path} has no column {field!r}; its columns are {', '.join(schema.names)}")
+        if not _is_text(kind := schema.field(field).type):
             raise InputError(f"{path}: column {field!r} holds {kind}, not text; name the column that holds the text")
-        for rows in table.iter_batches(columns=[field], batch_size=1024, use_threads=False):
-            yield from (text for value in rows.column(0) if (text := value.as_py()))
+        # As a dictionary, each text is unpacked once: a small file may repeat a large one a million times.
+        options: dict[str, Any] = {"read_dictionary": [field], "pre_buffer": False, "buffer_size": 1 << 20}
+        with pyarrow.parquet.ParquetFile(path, **options) as table:
+            for rows in table.iter_batches(columns=[field], batch_size=1024, use_threads=False):
+                yield from (text for value in rows.column(0) if (text := value.as_py()))
 
 
 def _is_text(kind: Any) -> bool:
     from pyarrow import types
 
-    return bool(types.is_string(kind) or types.is_large_string(kind))
+    # pandas saves its categories as a dictionary of texts
+    kind = kind.value_type if types.is_dictionary(kind) else kind
+    return bool(types.is_string(kind) or types.is_large_string(kind) or types.is_null(kind))
 
 
 def _dataset_rows(source: str, field: str) -> Iterator[str]:
