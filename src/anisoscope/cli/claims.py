@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich import box
 from rich.console import Group, RenderableType
+from rich.markup import escape
 from rich.padding import Padding
 from rich.table import Table
 
-from anisoscope.cli.app import AsJson, app, command_line, escape, progress_bar, stderr, stdout
+from anisoscope.cli.app import AsJson, app, command_line, progress_bar, stderr, stdout
 
 if TYPE_CHECKING:
     from anisoscope.claims.claim import Claim, Verdict

@@ -7,8 +7,9 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+from rich.markup import escape
 
-from anisoscope.cli.app import app, command_line, escape, progress_bar, stderr, stdout
+from anisoscope.cli.app import app, command_line, progress_bar, stderr, stdout
 from anisoscope.cli.lab import say_why_stopped, training_bar
 from anisoscope.cli.lab_tables import findings_table, opening, story_table
 

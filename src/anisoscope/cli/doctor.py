@@ -6,9 +6,10 @@ import json
 from dataclasses import asdict
 
 import typer
+from rich.markup import escape
 from rich.table import Table
 
-from anisoscope.cli.app import AsJson, app, escape, stdout
+from anisoscope.cli.app import AsJson, app, stdout
 
 _MARKS = {"ok": "[green]✓[/]", "missing": "[dim]–[/]", "broken": "[bold red]✗[/]"}
 

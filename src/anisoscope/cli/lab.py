@@ -9,9 +9,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from anisoscope.cli.app import AsJson, app, command_line, escape, stderr, stdout
+from anisoscope.cli.app import AsJson, app, command_line, stderr, stdout
 from anisoscope.cli.lab_tables import losses_table
 from anisoscope.errors import InputError
 

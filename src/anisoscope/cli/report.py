@@ -7,8 +7,10 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from rich.markup import escape
 
-from anisoscope.cli.app import AsJson, Metrics, app, escape, names_of, stderr, stdout
+from anisoscope.cli.app import AsJson, Metrics, app, names_of, stderr, stdout
+from anisoscope.disk import parse_json
 from anisoscope.errors import InputError
 from anisoscope.records import Site
 
@@ -101,7 +103,7 @@ def _pick(text: str) -> tuple[str, Any]:
     if not equals:
         raise InputError(f"{text!r} picks nothing; write field=value, such as step=100 or tokens=no-sink")
     try:
-        return field, json.loads(value)
+        return field, parse_json(value)
     except ValueError:
         return field, value
 

@@ -7,8 +7,9 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+from rich.markup import escape
 
-from anisoscope.cli.app import AsJson, app, escape, stderr, stdout
+from anisoscope.cli.app import AsJson, app, stderr, stdout
 
 
 @app.command(epilog="Example:\n\n    anisoscope recompute runs/exp1 --metric rankme --metric two_nn")

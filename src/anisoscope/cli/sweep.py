@@ -7,8 +7,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from rich.markup import escape
 
-from anisoscope.cli.app import AsJson, Metrics, app, command_line, escape, names_of, progress_bar, stderr, stdout
+from anisoscope.cli.app import AsJson, Metrics, app, command_line, names_of, progress_bar, stderr, stdout
 from anisoscope.errors import InputError
 
 if TYPE_CHECKING:

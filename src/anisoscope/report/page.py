@@ -16,7 +16,7 @@ from anisoscope.report.book import cards_of, outline_of
 from anisoscope.report.pack import pack
 from anisoscope.report.parts import cards_part, claims_part, measured_part, reading_part
 from anisoscope.report.tidy import by_metric, depths_of, first_and_last, rows_of, run_labels, table_of
-from anisoscope.store import Run
+from anisoscope.store import Run, write_text
 
 SCRIPTS = ("table.js", "chart.js", "page.js")
 
@@ -28,7 +28,7 @@ def write_report(runs: Sequence[Run], path: str | Path) -> Path:
         raise InputError(f"a report is an .html file; {target.name!r} is not one")
     if not target.parent.is_dir():
         raise InputError(f"cannot write {target}: there is no folder {target.parent}; make it first")
-    target.write_text(report_page(runs), encoding="utf-8")
+    write_text(target, report_page(runs))
     return target
 
 

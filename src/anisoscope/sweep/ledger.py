@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from anisoscope.disk import append_lines, explained, read_lines
+from anisoscope.disk import append_lines, explained, parse_json, read_lines, understood
+from anisoscope.errors import StoreError
 
 _FILE, _SKETCH = "tasks.jsonl", "sketch"
 
@@ -17,10 +19,8 @@ class Ledger:
     def __init__(self, run: Path) -> None:
         self._path = run / _FILE
         self.done: dict[str, dict[str, Any]] = {}
-        with explained("read", self._path):
-            for _, lines in read_lines(self._path):
-                for line in lines:
-                    self._count(json.loads(line))
+        for line in self._lines():
+            self._count(line)
 
     def add(self, key: str, **facts: Any) -> None:
         """Writes a finished task down; it is on the disk when this returns."""
@@ -32,12 +32,25 @@ class Ledger:
     def sketches(self) -> dict[int, list[float]]:
         """By step, the few weights that tell how far the model has moved."""
         found: dict[int, list[float]] = {}
-        with explained("read", self._path):
-            for _, lines in read_lines(self._path):
-                for line in map(json.loads, lines):
-                    if _SKETCH in line:
-                        found[line["step"]] = line[_SKETCH]
+        for line in self._lines():
+            if _SKETCH in line:
+                found[line["step"]] = line[_SKETCH]
         return found
+
+    def _lines(self) -> Iterator[dict[str, Any]]:
+        """The lines that were written; one that is none of ours is a StoreError that says which."""
+        with explained("read", self._path):
+            for first, lines in read_lines(self._path):
+                for number, text in enumerate(lines, start=first):
+                    with understood(f"{self._path}, line {number}", "delete the line to do its task again", StoreError):
+                        yield _checked(parse_json(text))
 
     def _count(self, line: dict[str, Any]) -> None:
         self.done[line["key"]] = {name: value for name, value in line.items() if name not in ("key", _SKETCH)}
+
+
+def _checked(line: Any) -> dict[str, Any]:
+    sketch = line.get(_SKETCH, [])
+    if not isinstance(line["key"], str) or not isinstance(line.get("step", 0), int) or not isinstance(sketch, list):
+        raise ValueError("not a finished task")
+    return {**line, **({_SKETCH: [float(x) for x in sketch]} if _SKETCH in line else {})}
