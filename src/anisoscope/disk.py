@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import json
 import os
 import re
 import shutil
@@ -11,12 +12,14 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
-from anisoscope.errors import StoreError
+from anisoscope.errors import AnisoscopeError, InputError, StoreError, first_line
 
 TEMPORARY = ".tmp"
 # Far above anything real, so that a crafted file cannot fill the memory.
 LINE_LIMIT = 16 << 20
+JSON_LIMIT = 64 << 20
 # About a thousand records: large enough to check many at once, small enough to stay in the cache.
 _CHUNK = 1 << 18
 # How libraries written in Rust, safetensors among them, pass on what the system said.
@@ -57,6 +60,69 @@ def refusal(error: Exception) -> str | None:
     if number is None:
         return None
     return f"{os.strerror(int(number[1]))}; {_REMEDIES.get(int(number[1]), _REMEDY)}"
+
+
+def given_path(source: str | os.PathLike[str]) -> Path:
+    """The path that a user named, ~ as the home; one that no system could have is an InputError."""
+    try:
+        path = Path(source).expanduser()
+        path.exists()
+    except (OSError, ValueError, RuntimeError) as error:  # too long, not to be looked at, ~ of nobody
+        text = os.fspath(source)
+        shown = text if len(text) <= 80 else f"{text[:80]}…"
+        raise InputError(f"{shown!r} is no path ({getattr(error, 'strerror', None) or error}); check it") from error
+    return path
+
+
+@contextmanager
+def understood(path: Path | str, remedy: str, kind: type[AnisoscopeError] = InputError) -> Iterator[None]:
+    """Whatever a parser makes of damaged or crafted bytes becomes one line that names the file.
+
+    Catches every Exception on purpose: the readers of other libraries raise dozens of kinds on bytes that are not
+    theirs.
+    """
+    try:
+        yield
+    except AnisoscopeError:
+        raise
+    except Exception as error:
+        seen = f"cannot be read, it is damaged or not what its name says ({first_line(error)}); {remedy}"
+        raise kind(f"{path}: {impostor(path) or seen}") from error
+
+
+def impostor(path: Path | str) -> str | None:
+    """What a file really is where a download left something else in its place, and what to do; None where it did not.
+
+    >>> impostor(__file__) is None
+    True
+    """
+    try:
+        with Path(path).open("rb") as file:
+            start = file.read(64).lstrip(b"\xef\xbb\xbf \t\r\n").lower()
+    except (OSError, ValueError):
+        return None
+    if start.startswith(b"version https://git-lfs"):
+        return "it is a pointer of git-lfs, not the file itself; fetch it with: git lfs pull"
+    if start.startswith((b"<!doctype html", b"<html")):
+        return "it is a web page, not the file itself; download it again from the address of the raw file"
+    return None
+
+
+def read_json(path: Path, limit: int = JSON_LIMIT) -> Any:
+    """The value in a JSON file; anything else, one that is too long or too deep included, is a ValueError."""
+    with path.open("rb") as file:
+        data = file.read(limit + 1)
+    if len(data) > limit:
+        raise ValueError(f"longer than {limit:,} bytes")
+    return parse_json(data)
+
+
+def parse_json(data: bytes | str) -> Any:
+    """The value of a JSON text; one that is nested too deeply is a ValueError like all others."""
+    try:
+        return json.loads(data)
+    except RecursionError as error:
+        raise ValueError("nested too deeply") from error
 
 
 def open_plain(path: Path, flags: int) -> int:

@@ -32,9 +32,23 @@ class StoreError(AnisoscopeError):
     """A run folder cannot be read or written."""
 
 
+def visible(text: str) -> str:
+    """A text whose control characters are written out: one from a stranger's file must not command the terminal.
+
+    >>> visible("a\\x1b]0;b"), visible("two\\nlines")
+    ('a\\\\x1b]0;b', 'two\\nlines')
+    """
+    return "".join(c if c.isprintable() or c in "\n\t" else ascii(c)[1:-1] for c in text)
+
+
+def first_line(error: BaseException) -> str:
+    """What an error of a library says, short enough for a line of ours."""
+    return (str(error).strip().splitlines() or [type(error).__name__])[0][:200]
+
+
 def unknown(kind: str, name: str, known: Iterable[str]) -> InputError:
     """An InputError for a name that does not exist, with its nearest neighbours."""
     names = sorted(known)
     near = difflib.get_close_matches(name, names, n=3, cutoff=0.5)
-    hint = f"did you mean {' or '.join(near)}?" if near else f"known: {', '.join(names)}"
+    hint = f"did you mean {' or '.join(near)}?" if near else f"known: {', '.join(names) or 'none'}"
     return InputError(f"no {kind} is called {name!r}; {hint}")

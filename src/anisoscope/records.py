@@ -15,6 +15,7 @@ _HEAD_KINDS = ("q.pre", "k.pre", "q", "k")
 _WHOLE_KINDS = ("vectors", "embed", "final.in", "final")
 _NAMED_KINDS = ("vectors", "in", "weight")
 _ORDER = {"vectors": 0, "embed": 1, **dict.fromkeys(_LAYER_KINDS, 2), "final.in": 3, "final": 4, "in": 5, "weight": 6}
+_DIGITS = 9  # of a layer's or a head's number: more than any model has, few enough for any type of number
 _STACKS = ("", "enc", "dec")
 
 
@@ -54,14 +55,14 @@ class Site:
                 return cls(kind, name=rest[len(kind) + 1 :], stack=stack, grad=grad)
         for kind in _LAYER_KINDS:
             numbers = rest.removeprefix(kind + ".").split(".") if rest.startswith(kind + ".") else []
-            if not numbers or not all(n.isascii() and n.isdigit() for n in numbers):
+            if not numbers or not all(n.isascii() and n.isdigit() and len(n) <= _DIGITS for n in numbers):
                 continue
             if len(numbers) == 1:
                 return cls(kind, layer=int(numbers[0]), stack=stack, grad=grad)
             if len(numbers) == 2 and kind in _HEAD_KINDS:
                 return cls(kind, layer=int(numbers[0]), head=int(numbers[1]), stack=stack, grad=grad)
         raise InputError(
-            f"{text!r} is not a site; sites look like embed, resid.7, attn.7, mlp.7, q.7.3, k.7.3, q.pre.7.3, "
+            f"{text[:80]!r} is not a site; sites look like embed, resid.7, attn.7, mlp.7, q.7.3, k.7.3, q.pre.7.3, "
             "pattern.7, final, final.in, in.<module>, weight.<name>, with enc./dec. or grad. in front"
         )
 

@@ -380,6 +380,12 @@ class Run:
             file.writelines(_dump(record.to_json()) for record in self.records())
 
 
+def write_text(path: Path, text: str) -> None:
+    """A text file, whole or not at all; a link in its place is replaced, not followed: the folder may be another's."""
+    with explained("write", path), replacing(path) as temporary:
+        temporary.write_text(text, encoding="utf-8")
+
+
 def record_key(record: Record) -> Key:
     """What makes two records the same measurement: (step, site, metric, version, tokens, index, variant as text).
 

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Annotated
+from dataclasses import dataclass
+from typing import Annotated, NoReturn
 
 import typer
-from rich.console import Console
+from rich.console import Console, ConsoleOptions, ConsoleRenderable, RenderHook, RenderResult
+from rich.markup import escape
 from rich.progress import (
     BarColumn,
     MofNCompleteColumn,
@@ -20,11 +23,12 @@ from rich.progress import (
     TextColumn,
     TimeRemainingColumn,
 )
+from rich.segment import Segment
 from rich.text import Text
 
 from anisoscope import __version__
 from anisoscope.disk import refusal
-from anisoscope.errors import AnisoscopeError
+from anisoscope.errors import AnisoscopeError, visible
 
 app = typer.Typer(
     name="anisoscope",
@@ -47,18 +51,27 @@ def main() -> None:
     try:
         app()
     except AnisoscopeError as error:
-        stderr().print(f"[bold red]anisoscope:[/] {escape(str(error))}", soft_wrap=True)
+        _end(str(error))
+    except MemoryError:
+        _end("not enough memory; ask for less at a time (--batch, --tokens, --sample), or use a larger machine")
+    except BrokenPipeError:  # who reads the output, such as `head`, has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or Python complains when it flushes
         sys.exit(1)
     except Exception as error:
         told = refusal(error)
         if told is None:
             raise  # a mistake of ours: its traceback is what we need to see
         where = getattr(error, "filename", None)
-        stderr().print(f"[bold red]anisoscope:[/] {escape(f'{where}: {told}' if where else told)}", soft_wrap=True)
-        sys.exit(1)
+        _end(f"{where}: {told}" if where else told)
     except KeyboardInterrupt:
         stderr().print("[bold red]anisoscope:[/] interrupted; what was written stays readable")
         sys.exit(130)
+
+
+def _end(told: str) -> NoReturn:
+    """Ends the program with one line, however many the text had."""
+    stderr().print(f"[bold red]anisoscope:[/] {escape(' '.join(told.splitlines()))}", soft_wrap=True)
+    sys.exit(1)
 
 
 @app.callback(invoke_without_command=True)
@@ -79,13 +92,36 @@ def command_line() -> str:
     return shlex.join(["anisoscope", *sys.argv[1:]])
 
 
+def stdout() -> Console:
+    return _console(stderr=False)
+
+
 def stderr() -> Console:
-    return Console(stderr=True)
+    return _console(stderr=True)
 
 
-def escape(text: str) -> str:
-    """User text as it is: rich must not read markup in it."""
-    return text.replace("[", "\\[")
+def _console(*, stderr: bool) -> Console:
+    """A console on which nothing that a file says can command the terminal."""
+    console = Console(stderr=stderr)
+    console.push_render_hook(_Visible())
+    return console
+
+
+class _Visible(RenderHook):
+    """Writes control characters out, whatever table or sentence they stand in."""
+
+    def process_renderables(self, renderables: list[ConsoleRenderable]) -> list[ConsoleRenderable]:
+        return [_Written(each) for each in renderables]
+
+
+@dataclass(frozen=True)
+class _Written:
+    what: ConsoleRenderable
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        for segment in console.render(self.what, options):
+            # What rich itself tells the terminal (to move the cursor) comes as control segments.
+            yield segment if segment.control else Segment(visible(segment.text), segment.style)
 
 
 class Bar:

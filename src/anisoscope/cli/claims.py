@@ -8,11 +8,12 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich import box
-from rich.console import Console, Group, RenderableType
+from rich.console import Group, RenderableType
+from rich.markup import escape
 from rich.padding import Padding
 from rich.table import Table
 
-from anisoscope.cli.app import AsJson, app, command_line, escape, progress_bar, stderr
+from anisoscope.cli.app import AsJson, app, command_line, progress_bar, stderr, stdout
 
 if TYPE_CHECKING:
     from anisoscope.claims.claim import Claim, Verdict
@@ -45,7 +46,7 @@ def listed(
     if as_json:
         typer.echo(json.dumps([_row(claim, verdicts.get(claim.id, {})) for claim in CLAIMS]))
         return
-    Console().print(_list_table(CLAIMS, verdicts, find_size("small")))
+    stdout().print(_list_table(CLAIMS, verdicts, find_size("small")))
 
 
 @claims.command(
@@ -92,7 +93,7 @@ def run(
     if as_json:
         typer.echo(json.dumps([verdict.to_record().to_json() for _, pair in found for verdict in pair]))
         return
-    Console().print(_told(found))
+    stdout().print(_told(found))
     stderr().print(f"[dim]look at it[/]  anisoscope claims report --out {escape(str(out))}", soft_wrap=True)
 
 

@@ -16,7 +16,7 @@ from anisoscope.report.page import asset
 from anisoscope.report.parts import paper_said
 from anisoscope.report.shapes import choose, colours_of, shape_of
 from anisoscope.report.tidy import of_metric, table_of
-from anisoscope.store import Run
+from anisoscope.store import Run, write_text
 
 _STYLE = """
 .claim { border-top: 1px solid var(--line); padding: .6rem 0 1.2rem; }
@@ -37,7 +37,7 @@ def write_claims_page(folder: Path, page: Path) -> Path:
     told = [(claim, evidence) for claim in CLAIMS if (evidence := kept_evidence(folder, claim.id)) is not None]
     if not told:
         raise InputError(f"{folder} holds no evidence yet; gather some with: anisoscope claims run --out {folder}")
-    page.write_text(_page(run, told), encoding="utf-8")
+    write_text(page, _page(run, told))
     return page
 
 

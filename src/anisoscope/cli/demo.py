@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
+from rich.markup import escape
 
-from anisoscope.cli.app import app, command_line, escape, progress_bar, stderr
+from anisoscope.cli.app import app, command_line, progress_bar, stderr, stdout
 from anisoscope.cli.lab import say_why_stopped, training_bar
 from anisoscope.cli.lab_tables import findings_table, opening, story_table
 
@@ -40,7 +40,7 @@ def demo(
     from anisoscope.store import Run
 
     torch.set_num_threads(1)  # models this small gain little from a second one, and lose much where others work too
-    console = Console()
+    console = stdout()
     console.print(opening(int(SWITCHES["steps"])))
     grown = grow(out, partial(training_bar, stays=True))
     say_why_stopped([each.trained for each in grown.values()], again=command_line())
@@ -60,7 +60,7 @@ def _clouds(out: Path) -> None:
 
     with progress_bar("clouds", None) as told:
         found = measure_clouds(told)
-    Console().print(clouds_table(found.records, found.metrics))
+    stdout().print(clouds_table(found.records, found.metrics))
     out.mkdir(parents=True, exist_ok=True)
     picture = save_chart(clouds_chart(found.points, found.records), out / "clouds.png")
     stderr().print(f"picture: {escape(str(picture))}")

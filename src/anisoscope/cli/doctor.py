@@ -6,10 +6,10 @@ import json
 from dataclasses import asdict
 
 import typer
-from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
-from anisoscope.cli.app import AsJson, app, escape
+from anisoscope.cli.app import AsJson, app, stdout
 
 _MARKS = {"ok": "[green]✓[/]", "missing": "[dim]–[/]", "broken": "[bold red]✗[/]"}
 
@@ -26,6 +26,6 @@ def doctor(as_json: AsJson = False) -> None:
         table = Table.grid(padding=(0, 2))
         for check in found:
             table.add_row(_MARKS[check.state], check.what, f"[dim]{escape(check.detail)}[/]")
-        Console().print(table)
+        stdout().print(table)
     if any(check.state == "broken" for check in found):
         raise typer.Exit(1)

@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.console import Console
+from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from anisoscope.cli.app import AsJson, app, command_line, escape, stderr
+from anisoscope.cli.app import AsJson, app, command_line, stderr, stdout
 from anisoscope.cli.lab_tables import losses_table
 from anisoscope.errors import InputError
 
@@ -206,7 +206,7 @@ def _show(runs: list[tuple[str, Trained]], as_json: bool) -> None:
     if as_json:
         typer.echo(json.dumps(rows))
         return
-    Console().print(losses_table(rows))
+    stdout().print(losses_table(rows))
     folders = " ".join(escape(str(done.folder)) for _, done in runs)
     stderr().print(f"[dim]look at it[/]  anisoscope report {folders}", soft_wrap=True)
     last = runs[-1][1].folder / "checkpoints" / f"step-{runs[-1][1].step}"

@@ -7,10 +7,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.console import Console
+from rich.markup import escape
 
-from anisoscope.cli.app import AsJson, Metrics, app, command_line, escape, names_of, progress_bar, stderr
+from anisoscope.cli.app import AsJson, Metrics, app, command_line, names_of, progress_bar, stderr, stdout
 from anisoscope.cli.ranks import launched
+from anisoscope.disk import given_path
 from anisoscope.errors import InputError
 
 if TYPE_CHECKING:
@@ -86,14 +87,21 @@ def measure(
     as_json: AsJson = False,
 ) -> None:
     """Every measure of a cloud of vectors on disk, or of a model layer by layer, with error bars and null levels."""
+    from anisoscope.models.sources import is_hub_id, near_paths
+
     has_data = any(given is not None for given in (text, images, audio))
-    if not has_data and not weights and Path(source).is_file() and Path(source).suffix != ".gguf":
+    place = given_path(source)
+    if not has_data and not weights and place.is_file() and place.suffix != ".gguf":
         opening = {"tensor": tensor, "column": column, "documents": documents}
         options = {"sample": sample or 8192, "seed": seed, "precise": precise, "errors": errors}
         _measure_vectors(source, names_of(metrics), out, as_json, opening, {**options, "keep_blocks": keep_blocks})
         return
-    if not has_data and not weights:
+    if not has_data and not weights and (place.is_dir() or is_hub_id(source)):
         raise InputError(f"{source} is not a file of vectors; a model needs --text, --images, --audio or --weights")
+    if not has_data and not weights and place.suffix != ".gguf":
+        raise InputError(f"no file at {source}{near_paths(place)}; give vectors, or a model with --text or --weights")
+    if not has_data and not weights:
+        raise InputError(f"{source} is a model; give it --text, or ask for its --weights")
     request: dict[str, Any] = {
         "text": text,
         "images": images,
@@ -177,7 +185,7 @@ def _show(records: list[Record], table: Any, out: Path | None) -> None:
     if table is None:
         typer.echo(json.dumps([record.to_json() for record in records]))
         return
-    Console().print(table)
+    stdout().print(table)
     if out is not None:
         stderr().print(f"run written to {escape(str(out))}")
 
@@ -208,4 +216,4 @@ def _tell_cost(source: str, request: dict[str, Any]) -> None:
     from anisoscope.offline import estimate_cost
     from anisoscope.report.terminal import cost_table
 
-    Console().print(cost_table(estimate_cost(source, **request), title=source))
+    stdout().print(cost_table(estimate_cost(source, **request), title=source))

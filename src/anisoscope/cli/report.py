@@ -7,9 +7,10 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
+from rich.markup import escape
 
-from anisoscope.cli.app import AsJson, Metrics, app, escape, names_of, stderr
+from anisoscope.cli.app import AsJson, Metrics, app, names_of, stderr, stdout
+from anisoscope.disk import parse_json
 from anisoscope.errors import InputError
 from anisoscope.records import Site
 
@@ -53,7 +54,7 @@ def show(run: Annotated[Path, typer.Argument(help="A run folder.")]) -> None:
     shown = records_of(table[table["step"] == table["step"].max()])
     layered = any(Site.parse(record.site).layer is not None for record in shown)
     rows = {metric: rows_of(group) for metric, group in by_metric(first_and_last(table)).items()}
-    console = Console()
+    console = stdout()
     console.print(
         layers_table(shown, opened.info, title=opened.name) if layered else records_table(shown, title=opened.name)
     )
@@ -101,7 +102,7 @@ def _pick(text: str) -> tuple[str, Any]:
     if not equals:
         raise InputError(f"{text!r} picks nothing; write field=value, such as step=100 or tokens=no-sink")
     try:
-        return field, json.loads(value)
+        return field, parse_json(value)
     except ValueError:
         return field, value
 
@@ -134,7 +135,7 @@ def compare(
     if as_json:
         typer.echo(json.dumps([each.to_json() for each in found]))
     else:
-        Console().print(sites_table(found, title) if sites else differences_table(found, title, both["step"].nunique()))
+        stdout().print(sites_table(found, title) if sites else differences_table(found, title, both["step"].nunique()))
 
 
 @app.command(epilog="Examples:\n\n    anisoscope serve runs/\n\n    anisoscope serve runs/ --host 0.0.0.0 --port 9000")

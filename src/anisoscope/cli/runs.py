@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
+from rich.markup import escape
 
-from anisoscope.cli.app import AsJson, app, escape, stderr
+from anisoscope.cli.app import AsJson, app, stderr, stdout
 
 
 @app.command(epilog="Example:\n\n    anisoscope recompute runs/exp1 --metric rankme --metric two_nn")
@@ -26,7 +26,7 @@ def recompute(
     if as_json:
         typer.echo(json.dumps([record.to_json() for record in records]))
     else:
-        Console().print(records_table(records, title=str(run)))
+        stdout().print(records_table(records, title=str(run)))
 
 
 @app.command(epilog="Example:\n\n    anisoscope export runs/exp1 --to run.parquet")

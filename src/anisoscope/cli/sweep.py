@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.console import Console
+from rich.markup import escape
 
-from anisoscope.cli.app import AsJson, Metrics, app, command_line, escape, names_of, progress_bar, stderr
+from anisoscope.cli.app import AsJson, Metrics, app, command_line, names_of, progress_bar, stderr, stdout
 from anisoscope.errors import InputError
 
 if TYPE_CHECKING:
@@ -133,9 +133,9 @@ def _show(swept: Swept, as_json: bool) -> None:
         typer.echo(json.dumps(records))
     else:
         before = f", {swept.skipped} had been before" if swept.skipped else ""
-        Console().print(f"{swept.measured} steps measured{before}")
+        stdout().print(f"{swept.measured} steps measured{before}")
         for run in swept.runs:
-            Console().print(f"  {escape(str(run))}", soft_wrap=True)
+            stdout().print(f"  {escape(str(run))}", soft_wrap=True)
     for finding in swept.findings:
         stderr().print(f"[yellow]{escape(finding)}[/]", soft_wrap=True)
     for name, reason in swept.failed.items():

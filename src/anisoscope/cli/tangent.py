@@ -8,12 +8,14 @@ from typing import Annotated, Any
 
 import typer
 from rich import box
-from rich.console import Console, Group, RenderableType
+from rich.console import Group, RenderableType
+from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
-from anisoscope.cli.app import AsJson, app, command_line, escape, progress_bar, stderr
-from anisoscope.errors import InputError
+from anisoscope.cli.app import AsJson, app, command_line, progress_bar, stderr, stdout
+from anisoscope.disk import read_json
+from anisoscope.errors import InputError, first_line
 
 _LONG = 12  # characters of a site's name in a table
 
@@ -64,7 +66,7 @@ def tangent(
 
     asked = Tangent(
         proxies=_names(proxies),
-        ranks=sorted({rank, *(int(r) for r in _names(ranks or ""))}),
+        ranks=sorted({rank, *_ranks(ranks or "")}),
         nulls="all" if nulls == "all" else _names(nulls),
     )
     opened = open_model(source, head=True, revision=revision, device=device)
@@ -105,9 +107,9 @@ def tangent(
     if as_json:
         typer.echo(json.dumps([record.to_json() for record in records]))
         return
-    Console().print(tangent_table(records, run.info, rank, source))
+    stdout().print(tangent_table(records, run.info, rank, source))
     if concepts:
-        Console().print(concepts_table(run.info, rank))
+        stdout().print(concepts_table(run.info, rank))
     if out is not None:
         stderr().print(f"run written to {escape(str(out))}")
 
@@ -127,7 +129,7 @@ def curvature(
     if as_json:
         typer.echo(json.dumps([record.to_json() for record in records]))
     else:
-        Console().print(curvature_table(records))
+        stdout().print(curvature_table(records))
 
 
 def curvature_table(records: list[Any]) -> RenderableType:
@@ -249,11 +251,19 @@ def _names(text: str) -> list[str]:
     return [name.strip() for name in text.split(",") if name.strip()]
 
 
+def _ranks(text: str) -> list[int]:
+    try:
+        return [int(rank) for rank in _names(text)]
+    except ValueError as error:
+        raise InputError(f"--ranks takes whole numbers with commas between, got {text!r}") from error
+
+
 def _table_of_counts(path: Path) -> dict[int, int]:
     try:
-        return {int(token): int(count) for token, count in json.loads(path.read_text()).items()}
-    except (OSError, ValueError, AttributeError) as error:
-        raise InputError(f'{path} is no table of counts ({error}); expected JSON such as {{"17": 4211}}') from None
+        return {int(token): int(count) for token, count in read_json(path).items()}
+    except (OSError, ValueError, AttributeError, TypeError) as error:
+        told = f"{path} is no table of counts ({first_line(error)})"
+        raise InputError(f'{told}; expected JSON such as {{"17": 4211}}') from None
 
 
 def _short(value: float | None) -> str:

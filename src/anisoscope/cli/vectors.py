@@ -7,9 +7,8 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 
-from anisoscope.cli.app import AsJson, Metrics, app, names_of, progress_bar
+from anisoscope.cli.app import AsJson, Metrics, app, names_of, progress_bar, stdout
 from anisoscope.errors import InputError, unknown
 
 
@@ -28,9 +27,9 @@ def metrics(
     if as_json:
         typer.echo(json.dumps(known[name] if name else list(known.values())))
     elif name is not None:
-        Console().print(metric_card(known[name]))
+        stdout().print(metric_card(known[name]))
     else:
-        Console().print(metrics_table(list(known.values())))
+        stdout().print(metrics_table(list(known.values())))
 
 
 @app.command(
@@ -78,4 +77,4 @@ def transform(
     title = f"{vectors.name} -> {out.name}"
     if whiten:
         title += f" (shrinkage {remedy.shrinkage:.3g})"
-    Console().print(before_after_table(before, after, title=title))
+    stdout().print(before_after_table(before, after, title=title))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import os
+import pickle
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -16,7 +17,7 @@ import torch
 from safetensors.torch import save_file
 
 from anisoscope.disk import TEMPORARY, explained, replacing, sweep_temporaries
-from anisoscope.errors import StoreError
+from anisoscope.errors import StoreError, first_line
 from anisoscope.lab.data import Data
 from anisoscope.lab.model import MODEL_TYPE, Transformer
 from anisoscope.lab.tokens import save_tokenizer
@@ -82,6 +83,11 @@ def load_state(run: Path) -> dict[str, Any]:
     with explained("read", path):
         try:
             state: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
-        except (RuntimeError, EOFError, ValueError) as error:
-            raise StoreError(f"{path} cannot be read ({error}); train again in another folder") from error
+        except pickle.UnpicklingError as error:
+            told = "opening it would run code that it carries, or it is damaged"
+            raise StoreError(f"{path}: {told}; train again in another folder") from error
+        except Exception as error:  # damaged archives raise dozens of kinds
+            raise StoreError(f"{path} cannot be read ({first_line(error)}); train again in another folder") from error
+    if not isinstance(state, dict):
+        raise StoreError(f"{path} is no state of a training; train again in another folder")
     return state

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from anisoscope.disk import given_path
 from anisoscope.errors import InputError
 from anisoscope.lab.enwik8 import articles
 
@@ -42,7 +43,7 @@ def open_text(source: str | Path) -> Text:
         return embedded_text()
     if name == "zipf":
         return zipf_text(**_numbers(rest))
-    path = Path(rest if name == "enwik8" else source).expanduser()
+    path = given_path(rest if name == "enwik8" else source)
     if not path.is_file():
         known = f"{EMBEDDED} (embedded), zipf:exponent=1, enwik8:PATH or a text file"
         raise InputError(f"no text at {path}; give {known}")

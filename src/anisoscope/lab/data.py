@@ -17,8 +17,8 @@ import torch
 from tokenizers import Tokenizer
 from torch import Tensor
 
-from anisoscope.disk import explained, replacing
-from anisoscope.errors import InputError
+from anisoscope.disk import explained, read_json, replacing, understood
+from anisoscope.errors import InputError, StoreError
 from anisoscope.lab.corpora import Text
 from anisoscope.lab.tokens import UNKNOWN, encode, load_tokenizer, make_tokenizer, save_tokenizer
 
@@ -100,11 +100,11 @@ def prepare(text: Text, folder: Path, *, tokens: str = "char", symbols: int | No
 
 def open_data(folder: Path) -> Data:
     """What `prepare` left in a folder."""
-    with explained("read", folder):
-        info = json.loads((folder / _HEAD).read_text())
+    with explained("read", folder), understood(folder, "delete it, and the text is tokenised again", StoreError):
+        info = dict(read_json(folder / _HEAD))
         tokenizer = load_tokenizer(folder)
-    dtype = _dtype(tokenizer)
-    train, validation = (_mapped(folder / name, dtype) for name in (_TRAIN, _VALIDATION))
+        dtype = _dtype(tokenizer)
+        train, validation = (_mapped(folder / name, dtype) for name in (_TRAIN, _VALIDATION))
     return Data(folder, tokenizer, train, validation, info)
 
 

@@ -7,14 +7,19 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from anisoscope.disk import append_lines, explained, read_lines, replacing
+from anisoscope.disk import append_lines, explained, parse_json, read_lines, replacing, understood
+from anisoscope.errors import StoreError
 
 _NAME = "losses.jsonl"
 
 
 def read_losses(run: Path) -> list[dict[str, Any]]:
     """The rows of a run folder: step, train, validation."""
-    return [json.loads(line) for _, lines in read_lines(run / _NAME) for line in lines if line.strip()]
+    with understood(run / _NAME, "delete what is no row of losses", StoreError):
+        rows = [parse_json(line) for _, lines in read_lines(run / _NAME) for line in lines if line.strip()]
+        if not all(isinstance(row, dict) and type(row["step"]) is int and "validation" in row for row in rows):
+            raise ValueError("a row has step, train and validation")
+    return rows
 
 
 def add_losses(run: Path, row: Mapping[str, Any]) -> None:

@@ -15,10 +15,10 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from anisoscope.disk import acquire, explained
-from anisoscope.errors import InputError
+from anisoscope.disk import acquire, explained, understood
+from anisoscope.errors import InputError, StoreError, first_line
 from anisoscope.lab.bf16 import require_bf16
-from anisoscope.lab.checkpoints import is_begun, load_state, save_checkpoint, save_state
+from anisoscope.lab.checkpoints import STATE, is_begun, load_state, save_checkpoint, save_state
 from anisoscope.lab.corpora import open_text
 from anisoscope.lab.data import Data, open_data, prepare
 from anisoscope.lab.experiment import Experiment, Recipe
@@ -94,8 +94,9 @@ def train(
     folder, recipe = Path(out), experiment.recipe
     if folder.is_dir() and any(folder.iterdir()):
         raise InputError(f"{folder} exists already; go on with it (--resume), or choose another folder")
+    place_of_work = _device(device)  # looked at before anything is written
     if recipe.bf16:
-        require_bf16(_device(device).type)
+        require_bf16(place_of_work.type)
     with explained("create", folder):
         folder.parent.mkdir(parents=True, exist_ok=True)
     # Tokenised aside first: a text that cannot be used must leave no half-made run behind.
@@ -141,7 +142,8 @@ def experiment_of(out: str | Path) -> Experiment:
     info = Run.open(out).info
     if info.get("kind") != "lab":
         raise InputError(f"{out} is a run, but no training of the lab; choose another folder")
-    return Experiment.from_json(info["experiment"])
+    with understood(Path(out) / "run.json", "restore it from a copy, or train again in another folder", StoreError):
+        return Experiment.from_json(info["experiment"])
 
 
 # --- the loop -----------------------------------------------------------------------------------------------------
@@ -183,7 +185,7 @@ def _run(
         torch.manual_seed(experiment.recipe.seed)
         parts = _assemble(experiment, folder, open_data(folder / info["data"]["folder"]), place)
         stack.enter_context(parts.interventions)
-        start, pending = _restore(parts, state) if state is not None else (0, [])
+        start, pending = _restored(parts, state) if state is not None else (0, [])
         observer = None if observe is None else observe(parts.model, {"input_ids": parts.held_out}, folder, start)
         if observer is not None:
             stack.callback(observer.close)
@@ -322,7 +324,12 @@ def _asked(parts: _Parts, ids: Tensor, *seed: int) -> dict[str, Tensor]:
 
 
 def _device(name: str | None) -> torch.device:
-    return torch.device(name or ("cuda" if torch.cuda.is_available() else "cpu"))
+    try:
+        place = torch.device(name or ("cuda" if torch.cuda.is_available() else "cpu"))
+        torch.zeros(1, device=place)
+    except (RuntimeError, AssertionError, NotImplementedError) as error:
+        raise InputError(f"device {name!r} is not there ({first_line(error)}); give cpu, cuda or cuda:1") from error
+    return place
 
 
 # --- states -------------------------------------------------------------------------------------------------------
@@ -339,6 +346,14 @@ def _state(parts: _Parts, step: int, pending: list[Tensor]) -> dict[str, Any]:
         "bases": parts.interventions.bases,
         "pending": [float(loss) for loss in pending],
     }
+
+
+def _restored(parts: _Parts, state: dict[str, Any]) -> tuple[int, list[Tensor]]:
+    with understood(parts.folder / STATE, "train again in another folder", StoreError):
+        start, pending = _restore(parts, state)
+        if type(start) is not int or not 0 <= start <= parts.recipe.steps:
+            raise ValueError(f"step {start!r} of {parts.recipe.steps}")
+    return start, pending
 
 
 def _restore(parts: _Parts, state: dict[str, Any]) -> tuple[int, list[Tensor]]:

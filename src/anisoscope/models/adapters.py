@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from anisoscope.disk import read_json, understood
 from anisoscope.errors import InputError
-from anisoscope.models.weights import stored_tensors, weight_files
+from anisoscope.models.weights import pickle_refused, stored_tensors
 
 _CONFIG = "adapter_config.json"
+_WEIGHTS = "adapter_model.safetensors"
 _PREFIX = "base_model.model."
 
 
@@ -31,20 +32,23 @@ def is_adapter(folder: Path) -> bool:
 
 def read_adapter(folder: Path) -> Adapter:
     """An adapter from its folder; kinds that change the input instead of modules, and pickles, are refused."""
-    config: dict[str, Any] = json.loads((folder / _CONFIG).read_text())
+    with understood(folder / _CONFIG, "copy or save it again"):
+        config: dict[str, Any] = dict(read_json(folder / _CONFIG))
     kind = str(config.get("peft_type", "?"))
-    base = config.get("base_model_name_or_path")
-    if not base:
+    base, revision = config.get("base_model_name_or_path"), config.get("revision")
+    if not base or not isinstance(base, str) or not isinstance(revision, str | None):
         raise InputError(f"{folder / _CONFIG} does not name its base model; write base_model_name_or_path into it")
     # Adapters are never loaded from a pickle: their safetensors form is the default of every library that writes them.
-    names = [name for file in weight_files(folder) for name in stored_tensors(file)]
+    if not (folder / _WEIGHTS).is_file():
+        raise pickle_refused(f"{folder} (it has no {_WEIGHTS})")
+    names = stored_tensors(folder / _WEIGHTS)
     modules = frozenset(name.removeprefix(_PREFIX).partition(".lora_")[0] for name in names if ".lora_" in name)
     if not modules:
         raise InputError(
             f"{folder} is a {kind} adapter; only LoRA adapters can be applied: merge it and give the result"
         )
     beside = folder / base
-    return Adapter(folder, kind, str(beside if beside.is_dir() else base), config.get("revision"), modules)
+    return Adapter(folder, kind, str(beside if beside.is_dir() else base), revision, modules)
 
 
 def missing_modules(adapter: Adapter, model: Any) -> list[str]:

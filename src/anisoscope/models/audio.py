@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from anisoscope.disk import understood
 from anisoscope.errors import InputError
 from anisoscope.models.sources import named_files
 from anisoscope.models.tables import Batch, Table, item_table, require_positive, runs, window_table, with_inputs
@@ -23,6 +24,10 @@ PLAIN_RATE = 16_000
 
 # Shorter clips have fewer frames than any model's first convolutions need.
 _SHORTEST = 0.1
+
+# What a header may claim: channels, and weights of the resampling kernel (from 44,100 to 16,000 Hz it has 70,560).
+_CHANNELS, _WEIGHTS = 64, 1 << 25
+_TRANSCRIPT = 1 << 20  # characters of what is said in a clip
 
 # Zero crossings of the resampling kernel on each side, and the shape of its Kaiser window (stop band below -100 dB).
 _CROSSINGS, _KAISER = 48, 12.0
@@ -105,7 +110,10 @@ def _clips(files: list[Path], rate: int, seconds: float) -> Iterator[Clip]:
 
 def _transcript(file: Path) -> str | None:
     beside = file.with_suffix(".txt")
-    return beside.read_text(encoding="utf-8").strip() if beside.is_file() else None
+    if not beside.is_file():
+        return None
+    with understood(beside, "write what is said as UTF-8 text"), beside.open(encoding="utf-8") as text:
+        return text.read(_TRANSCRIPT).strip()
 
 
 def _recording(file: Path, rate: int, seconds: float) -> Iterator[tuple[Tensor, bool]]:
@@ -115,15 +123,23 @@ def _recording(file: Path, rate: int, seconds: float) -> Iterator[tuple[Tensor, 
     """
     import soundfile
 
-    try:
-        with soundfile.SoundFile(file) as recording:
-            frames = max(1, round(seconds * recording.samplerate))
-            for block in recording.blocks(blocksize=frames, dtype="float32", always_2d=True):  # (frames, channels)
-                if len(block) >= _SHORTEST * recording.samplerate:
-                    sound = torch.from_numpy(block.mean(axis=1))
-                    yield resample(sound, recording.samplerate, rate), recording.frames <= frames
-    except (soundfile.LibsndfileError, OSError) as error:
-        raise InputError(f"{file} is not a readable recording ({error}); remove or replace it") from error
+    with understood(file, "remove or replace it"), soundfile.SoundFile(file) as recording:
+        _require_readable(file, recording.samplerate, recording.channels, rate)
+        frames = max(1, round(seconds * recording.samplerate))
+        for block in recording.blocks(blocksize=frames, dtype="float32", always_2d=True):  # (frames, channels)
+            if len(block) >= _SHORTEST * recording.samplerate:
+                sound = torch.from_numpy(block.mean(axis=1))
+                yield resample(sound, recording.samplerate, rate), recording.frames <= frames
+
+
+def _require_readable(file: Path, rate: int, channels: int, to: int) -> None:
+    """Refuse what a header may claim but no recording has: memory is asked for by its rate and channels."""
+    if not 1_000 <= rate <= 1_000_000 or channels > _CHANNELS:
+        raise InputError(f"{file} claims {rate:,} samples a second in {channels} channels; remove or replace it")
+    common = math.gcd(rate, to)
+    if (rate // common) * (to // common) > _WEIGHTS:
+        # Both rates share no large divisor, so that every sample would need weights of its own.
+        raise InputError(f"{file} has {rate:,} samples a second, which do not go into {to:,}; resample it first")
 
 
 def _batch(clips: list[Clip], extractor: Any, tokenizer: Any, decoder_start: int | None, decoder_window: int) -> Batch:

@@ -8,11 +8,14 @@ from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from pathlib import Path
 
+from anisoscope.disk import given_path
 from anisoscope.errors import InputError, unknown
 from anisoscope.models.sources import hub_refs, is_hub_id, near_paths
 from anisoscope.models.weights import PICKLES, weights_problem
 
+_LIST_LIMIT = 16 << 20  # bytes
 _WEIGHTS = (".gguf", ".safetensors", *PICKLES)
+_DIGITS = 18  # of a step: what 64 bits hold
 _STEPPED = re.compile(r"(checkpoint|ckpt|step|epoch|iter)s?[-_]?\d+", re.IGNORECASE)
 _AFTER_STEP = re.compile(r"step[-_]?(\d+)", re.IGNORECASE)
 _WHOLE_MODEL = re.compile(r"model(-\d+-of-\d+)?|adapter_model|optimizer")
@@ -41,7 +44,7 @@ def checkpoints(source: str | Path, revisions: str | Iterable[str] | None = None
     model, at step 0. The step is the number in the name (behind "step" where that occurs); if a name in a list has
     none, all of the list are numbered in its order.
     """
-    path = Path(source).expanduser()
+    path = given_path(source)
     patterns = _patterns(revisions)
     if (path / "run.json").is_file() and (path / "checkpoints").is_dir():  # a training of the lab
         path = path / "checkpoints"
@@ -64,10 +67,10 @@ def step_of(name: str) -> int | None:
     >>> step_of("checkpoint-500"), step_of("stage1-step1000-tokens5B"), step_of("main")
     (500, 1000, None)
     """
-    if behind := _AFTER_STEP.search(name):
-        return int(behind[1])
-    numbers = re.findall(r"\d+", name)
-    return int(numbers[-1]) if numbers else None
+    behind = _AFTER_STEP.search(name)
+    numbers = [behind[1]] if behind else re.findall(r"\d+", name)
+    # A number beyond any training is a date or a digest.
+    return int(numbers[-1]) if numbers and len(numbers[-1]) <= _DIGITS else None
 
 
 def _patterns(revisions: str | Iterable[str] | None) -> list[str]:
@@ -121,10 +124,18 @@ def _problem(place: Path) -> str | None:
 def _in_list(path: Path) -> list[Checkpoint]:
     """The checkpoints of a list file; paths in it are relative to its folder."""
     found = []
-    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1):
+    if path.stat().st_size > _LIST_LIMIT:
+        raise InputError(f"{path} is too long for a list of checkpoints; give a folder, a list file or a hub id")
+    try:
+        lines = path.read_text(encoding="utf-8-sig").splitlines()
+    except UnicodeDecodeError as error:
+        raise InputError(f"{path} is no list of checkpoints, nor a model; give a folder or a hub id") from error
+    for number, line in enumerate(lines, start=1):
         words = line.partition("#")[0].split()
         if len(words) > 2:
-            raise InputError(f"{path}, line {number}: expected a source and perhaps a revision, seen {line.strip()!r}")
+            raise InputError(
+                f"{path}, line {number}: expected a source and perhaps a revision, seen {line.strip()[:80]!r}"
+            )
         if words:
             found.append(_listed(path, number, *words))
     if not found:
@@ -133,7 +144,7 @@ def _in_list(path: Path) -> list[Checkpoint]:
 
 
 def _listed(path: Path, number: int, name: str, revision: str | None = None) -> Checkpoint:
-    place = path.parent / Path(name).expanduser()
+    place = path.parent / given_path(name)
     if place.exists() and revision is None:
         return Checkpoint(str(place), None, 0, place.name, _problem(place))
     if not is_hub_id(name):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from pathlib import Path
 
+from anisoscope.disk import given_path
 from anisoscope.errors import InputError
 from anisoscope.models.checkpoints import Checkpoint
 from anisoscope.models.sources import HUB_SECONDS, is_hub_id, locate
@@ -15,7 +16,7 @@ _CHUNK = 1 << 24
 
 def is_remote(source: str) -> bool:
     """Whether a source names a repository of the hub and nothing on this machine."""
-    return not Path(source).expanduser().exists() and is_hub_id(source)
+    return not given_path(source).exists() and is_hub_id(source)
 
 
 def contents(checkpoints: Iterable[Checkpoint]) -> list[str | None]:
@@ -31,7 +32,7 @@ def contents(checkpoints: Iterable[Checkpoint]) -> list[str | None]:
         if checkpoint.problem is not None:
             found.append(None)
         elif not is_remote(source):
-            found.append(weights_digest(Path(source).expanduser()))
+            found.append(weights_digest(given_path(source)))
         else:
             if source not in commits:
                 commits[source] = _commits(source)

@@ -6,11 +6,13 @@ import struct
 from pathlib import Path
 from typing import BinaryIO
 
+from anisoscope.disk import impostor
 from anisoscope.errors import InputError
 
 # Bytes of a value by its type number; 8 is a string, 9 an array.
 _SIZES = {0: 1, 1: 1, 2: 2, 3: 2, 4: 4, 5: 4, 6: 4, 7: 1, 10: 8, 11: 8, 12: 8}
 _STRING, _ARRAY, _UINT32 = 8, 9, 4
+_KEY = 1 << 16  # bytes: what the format allows for a key
 
 
 def gguf_quantization(file: Path) -> str | None:
@@ -22,18 +24,22 @@ def gguf_quantization(file: Path) -> str | None:
 
     with file.open("rb") as stream:
         if stream.read(4) != b"GGUF":
-            raise InputError(f"{file} is not a GGUF file; give another, or a folder")
+            seen = impostor(file)
+            raise InputError(f"{file}: {seen}" if seen else f"{file} is not a GGUF file; give another, or a folder")
         try:
             number = _file_type(stream)
             return None if number is None else LlamaFileType(number).name.removeprefix("MOSTLY_").removeprefix("ALL_")
-        except (struct.error, ValueError):
+        except (struct.error, ValueError, OverflowError, OSError):
             raise InputError(f"the header of {file} cannot be read; copy or download it again") from None
 
 
 def _file_type(stream: BinaryIO) -> int | None:
     _version, _tensors, entries = struct.unpack("<IQQ", stream.read(20))
     for _ in range(entries):
-        key = stream.read(_number(stream, "<Q"))
+        length = _number(stream, "<Q")
+        if length > _KEY:
+            raise ValueError(f"a key of {length} bytes")
+        key = stream.read(length)
         kind = _number(stream, "<I")
         if key == b"general.file_type" and kind == _UINT32:
             return _number(stream, "<I")
@@ -49,6 +55,8 @@ def _skip(stream: BinaryIO, kind: int) -> None:
         if inner in _SIZES:
             stream.seek(_SIZES[inner] * length, 1)
         else:
+            if inner != _STRING:
+                raise ValueError("arrays of arrays hold nothing that a model has")
             for _ in range(length):
                 _skip(stream, inner)
     elif kind in _SIZES:

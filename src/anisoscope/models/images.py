@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterable, Iterator
 from itertools import count
 from pathlib import Path
@@ -10,11 +11,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from anisoscope.errors import InputError
+from anisoscope.disk import impostor
+from anisoscope.errors import InputError, first_line
 from anisoscope.models.sources import named_files
 from anisoscope.models.tables import Batch, item_table, require_positive, runs, with_inputs
 
 IMAGES = (".png", ".jpg", ".jpeg", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".ppm", ".pgm", ".avif")
+_FORMATS = ("PNG", "JPEG", "WEBP", "BMP", "GIF", "TIFF", "PPM", "AVIF")
+_PIXELS = 1 << 26  # a few kilobytes can claim gigabytes of one colour; models see a few hundred pixels a side
 _MODES = {1: "L", 3: "RGB", 4: "RGBA"}
 
 
@@ -53,11 +57,17 @@ def _image(file: Path, channels: int) -> Any:
     from PIL import Image, ImageOps
 
     try:
-        with Image.open(file) as image:
-            # Cameras store how the picture was held beside the pixels.
-            return ImageOps.exif_transpose(image).convert(_MODES.get(channels, "RGB"))
-    except (OSError, ValueError, Image.DecompressionBombError) as error:
-        raise InputError(f"{file} is not a readable image ({error}); remove or replace it") from error
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # on what we refuse below, and on odd metadata
+            # Known formats only: others (PostScript) are read by programs that run what the file says.
+            with Image.open(file, formats=_FORMATS) as image:
+                if image.width * image.height > _PIXELS:
+                    raise ValueError(f"{image.width} × {image.height} pixels, of which at most {_PIXELS:,} are read")
+                # Cameras store how the picture was held beside the pixels.
+                return ImageOps.exif_transpose(image).convert(_MODES.get(channels, "RGB"))
+    except Exception as error:  # damaged and crafted images raise dozens of kinds
+        seen = f"{file}: {told}" if (told := impostor(file)) else f"{file} is not a readable image"
+        raise InputError(f"{seen} ({first_line(error)}); remove or replace it") from error
 
 
 def _plain_pixels(image: Any, size: tuple[int, ...]) -> Tensor:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import json
+import math
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -10,25 +10,31 @@ from typing import Any
 import torch
 from safetensors.torch import load_file
 
+from anisoscope.disk import read_json, understood
 from anisoscope.errors import InputError
 from anisoscope.lab.model import MODEL_TYPE, Config, Transformer
-from anisoscope.models.weights import weights_digest
+from anisoscope.models.weights import stored_tensors, weights_digest
+
+_CONTEXT = 1 << 20  # tokens a window: rotary positions take memory that no weights file accounts for
 
 
 def is_lab_folder(folder: Path) -> bool:
     """Whether a folder's config.json says that its model is one of the lab's."""
     path = folder / "config.json"
     try:
-        return path.is_file() and json.loads(path.read_text()).get("model_type") == MODEL_TYPE
+        return path.is_file() and read_json(path).get("model_type") == MODEL_TYPE
     except (ValueError, AttributeError, OSError):
         return False  # whatever it is, the usual way of opening will say
 
 
 def load_lab_model(folder: Path, dtype: torch.dtype | None, device: torch.device) -> Transformer:
     """The model of a lab's checkpoint, in eval mode."""
-    config = Config.from_json(json.loads((folder / "config.json").read_text()))
+    with understood(folder / "config.json", "copy the checkpoint again"):
+        config = Config.from_json(read_json(folder / "config.json"))
+    _require_fitting(folder, config)
     model = Transformer(config)
-    missing, unexpected = model.load_state_dict(load_file(folder / "model.safetensors"), strict=False)
+    with understood(folder / "model.safetensors", "copy the checkpoint again"):
+        missing, unexpected = model.load_state_dict(load_file(folder / "model.safetensors"), strict=False)
     lacking = [name for name in missing if not (config.tied and name == "head.weight")]  # which is the embedding
     if lacking or unexpected:
         raise InputError(
@@ -38,15 +44,28 @@ def load_lab_model(folder: Path, dtype: torch.dtype | None, device: torch.device
     return model.to(device, dtype).eval()
 
 
+def _require_fitting(folder: Path, config: Config) -> None:
+    """Refuse a configuration that its weights do not fill, before memory is asked for what it claims."""
+    there = sum(math.prod(tensor.shape) for tensor in stored_tensors(folder / "model.safetensors").values())
+    learned = config.context * config.width if config.positions == "learned" else 0
+    needed = (config.vocabulary or 0) * config.width + learned + 2 * config.layers * config.width * config.mlp_width
+    if needed > there or config.context > _CONTEXT:
+        raise InputError(
+            f"{folder / 'config.json'} describes a model of {needed:,} weights and more, with windows of "
+            f"{config.context:,}; model.safetensors holds {there:,}: copy the checkpoint again"
+        )
+
+
 def lab_tokenizer(folder: Path) -> Any:
     import transformers
 
-    return transformers.PreTrainedTokenizerFast.from_pretrained(folder, local_files_only=True)
+    with understood(folder / "tokenizer.json", "copy the checkpoint again"):
+        return transformers.PreTrainedTokenizerFast.from_pretrained(folder, local_files_only=True)
 
 
 def lab_info(model: Transformer, folder: Path) -> dict[str, Any]:
     """What `open_model` says of any model, for one of the lab's."""
-    values = json.loads((folder / "config.json").read_text())
+    values = read_json(folder / "config.json")
     return {
         "commit": None,
         "model_type": MODEL_TYPE,

@@ -13,14 +13,15 @@ from typing import Any
 
 import torch
 
-from anisoscope.errors import AnisoscopeError, InputError
+from anisoscope.errors import AnisoscopeError, InputError, first_line
 from anisoscope.models.adapters import Adapter, apply_adapter, is_adapter, missing_modules, read_adapter
+from anisoscope.models.configs import require_plain_config
 from anisoscope.models.devices import choose_device, choose_dtype
 from anisoscope.models.gguf_files import gguf_quantization
 from anisoscope.models.lab_folders import is_lab_folder, lab_info, lab_tokenizer, load_lab_model
 from anisoscope.models.processors import open_processor, processor_name, require_vocabulary
 from anisoscope.models.sources import Located, locate
-from anisoscope.models.weights import stored_dtype, weight_files, weights_digest
+from anisoscope.models.weights import PICKLES, stored_dtype, weight_files, weights_digest
 
 # The input that a model names as its main one tells what it eats.
 _MODALITIES = {"input_ids": "text", "pixel_values": "image", "input_values": "audio", "input_features": "audio"}
@@ -112,6 +113,8 @@ def _open_plain(wish: _Wish, place: Located) -> Opened:
     if gguf is not None:
         options["gguf_file"] = gguf.name
     quantization = gguf_quantization(gguf) if gguf is not None else None
+    if gguf is None:
+        require_plain_config(place.folder, files, trusted=wish.trust_remote_code)
     config = transformers.AutoConfig.from_pretrained(place.folder, **options)
     stored = None if gguf is not None else stored_dtype(files) or getattr(config, "dtype", None)
     if gguf is None and (quantization := _quantization(config)) is not None:
@@ -122,6 +125,8 @@ def _open_plain(wish: _Wish, place: Located) -> Opened:
         options["tp_plan"] = "auto"
     elif wish.device_map is not None or wish.device.type != "cpu":
         options["device_map"] = wish.device_map or {"": str(wish.device)}
+    if place.file is None and not any(file.suffix in PICKLES for file in files):
+        options["use_safetensors"] = True  # or a pickle beside files that it cannot use would be opened instead
     whole, random = _load(wish, place, config, options)
     model, modality = _part(whole, wish.modality)
     processor = open_processor(modality, place.folder, gguf, wish.trust_remote_code)
@@ -231,12 +236,19 @@ def _classes(config: Any, head: bool) -> list[tuple[Any, bool]]:
 
     own = getattr(config, "auto_map", None) or {}
     backbones = [*_known(tf.MODEL_MAPPING, config)[:1], *([tf.AutoModel] if "AutoModel" in own else [])]
-    named = [kind for name in config.architectures or () if (kind := getattr(tf, name, None)) is not None]
+    # A config may name anything that transformers has: only its models are taken.
+    named = [kind for name in config.architectures or () if _is_model(kind := getattr(tf, name, None))]
     heads = [kind for kind in named if kind not in backbones]
     heads += [getattr(tf, name) for name in own if name.startswith("AutoModelFor")]
     heads += [kind for mapping in _head_mappings(config) for kind in _known(mapping, config)]
     with_head = [(kind, True) for kind in heads] if head or not backbones else []
     return [*with_head, *((kind, False) for kind in (*backbones, *named))]
+
+
+def _is_model(kind: Any) -> bool:
+    import transformers
+
+    return isinstance(kind, type) and issubclass(kind, transformers.PreTrainedModel)
 
 
 def _known(mapping: Any, config: Any) -> tuple[Any, ...]:
@@ -360,15 +372,17 @@ def _one_line_errors(source: str) -> Iterator[None]:
         raise
     except (torch.OutOfMemoryError, MemoryError) as error:
         raise _out_of_memory(source) from error
-    except (OSError, ValueError, RuntimeError, ImportError, KeyError) as error:
+    except Exception as error:  # configurations and weights that are damaged or crafted raise dozens of kinds
         text = str(error)
         if "allocate memory" in text or "not enough memory" in text:
             raise _out_of_memory(source) from error
         if "trust_remote_code" in text:
             remedy = "it needs code of its own: trust_remote_code=True (--trust-remote-code) if you trust its author"
             raise InputError(f"cannot open {source}: {remedy}") from error
-        line = (text.strip().splitlines() or [type(error).__name__])[0]
-        raise InputError(f"cannot open {source}: {line}") from error
+        if "ignore_mismatched_sizes" in text:
+            told = "have other sizes than its config.json says; check that both are its own"
+            raise InputError(f"the weights of {source} {told}") from error
+        raise InputError(f"cannot open {source}: {first_line(error)}; check or save its files again") from error
 
 
 def _out_of_memory(source: str) -> InputError:

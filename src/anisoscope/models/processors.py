@@ -5,7 +5,15 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from anisoscope.errors import InputError
+from anisoscope.disk import impostor
+from anisoscope.errors import InputError, first_line
+
+# Where one of these is there, a processor that cannot be opened is damaged, not absent.
+_FILES = {
+    "text": ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "spiece.model"),
+    "image": ("preprocessor_config.json",),
+    "audio": ("preprocessor_config.json",),
+}
 
 
 def open_processor(modality: str, folder: Path, gguf: Path | None, trust_remote_code: bool) -> Any | None:
@@ -21,10 +29,18 @@ def open_processor(modality: str, folder: Path, gguf: Path | None, trust_remote_
     options: dict[str, Any] = {"trust_remote_code": trust_remote_code, "local_files_only": True}
     if gguf is not None:
         options["gguf_file"] = gguf.name
+    problem: Exception | None = None
     for kind in kinds.get(modality, ()):
-        found = _opened(kind, folder, options)
-        if found is not None and (gguf is not None or _usable(found, modality, folder)):
+        try:
+            found = kind.from_pretrained(folder, **options)
+        except Exception as error:  # each kind has its own way to say that its files are not there, or damaged
+            problem = error
+            continue
+        if gguf is not None or _usable(found, modality, folder):
             return found
+    there = [name for name in _FILES.get(modality, ()) if (folder / name).is_file()]
+    if problem is not None and there and gguf is None:
+        raise _unopened(folder / there[0], problem)
     return None
 
 
@@ -47,12 +63,12 @@ def require_vocabulary(tokenizer: Any, rows: int | None, source: str) -> None:
         )
 
 
-def _opened(kind: Any, folder: Path, options: dict[str, Any]) -> Any | None:
-    try:
-        return kind.from_pretrained(folder, **options)
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, ImportError):
-        # Each kind of processor has its own way to say that its files are not there.
-        return None
+def _unopened(file: Path, problem: Exception) -> InputError:
+    if "trust_remote_code" in str(problem):
+        remedy = "it needs code of its own: trust_remote_code=True (--trust-remote-code) if you trust its author"
+        return InputError(f"cannot open {file}: {remedy}")
+    seen = impostor(file) or f"cannot be opened ({first_line(problem)}); copy or save it again"
+    return InputError(f"{file}: {seen}")
 
 
 def _usable(processor: Any, modality: str, folder: Path) -> bool:

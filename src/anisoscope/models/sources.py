@@ -8,7 +8,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from anisoscope.errors import InputError
+from anisoscope.disk import given_path
+from anisoscope.errors import InputError, first_line
 from anisoscope.models.weights import PICKLES, weight_names
 
 # One request, which the client does not repeat, decides whether the hub can be reached.
@@ -31,7 +32,7 @@ def locate(
     source: str | Path, revision: str | None = None, *, allow_pickle: bool = False, remote_code: bool = False
 ) -> Located:
     """The files of a model; those of a hub id are downloaded to the local cache first."""
-    path = Path(source).expanduser()
+    path = given_path(source)
     if path.exists() and revision is not None:
         raise InputError(f"{path} is on this machine and has no revision {revision!r}; give its checkpoint's folder")
     if path.is_file():
@@ -54,7 +55,10 @@ def is_hub_id(source: str | Path) -> bool:
 def near_paths(path: Path) -> str:
     """The names most like a missing path's that are there, as the rest of a sentence: ` (did you mean …?)`."""
     folder = path.parent
-    names = sorted(entry.name for entry in folder.iterdir()) if folder.is_dir() else []
+    try:
+        names = sorted(entry.name for entry in folder.iterdir())
+    except (OSError, ValueError):  # it is not there, or not to be looked into
+        names = []
     near = difflib.get_close_matches(path.name, names, n=3, cutoff=0.5)
     return f" (did you mean {' or '.join(str(folder / name) for name in near)}?)" if near else ""
 
@@ -74,7 +78,7 @@ def files_in(folder: Path, suffixes: Sequence[str]) -> list[Path]:
 def named_files(source: str | Path | Iterable[str | Path], suffixes: Sequence[str]) -> list[Path]:
     """The files that a user named: those of a folder with these suffixes, one file, or a list of files."""
     given = [source] if isinstance(source, str | Path) else list(source)
-    paths = [Path(name).expanduser() for name in given]
+    paths = [given_path(name) for name in given]
     if not paths:
         raise InputError("no files were given; name a folder or some files")
     if len(paths) == 1 and paths[0].is_dir():
@@ -193,7 +197,7 @@ def _hub_error(repository: str, revision: str | None, error: Exception) -> Input
     if isinstance(error, errors.OfflineModeIsEnabled):
         reason = "offline mode is on (HF_HUB_OFFLINE)"
     else:
-        reason = f"the hub cannot be reached ({(str(error).strip().splitlines() or [type(error).__name__])[0]})"
+        reason = f"the hub cannot be reached ({first_line(error)})"
     name = repository if revision is None else f"{repository} at {revision}"
     return InputError(
         f"{name} is neither a folder here{near_paths(Path(repository))} nor in the local cache, and {reason}; "

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import importlib
-import json
 import re
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from itertools import chain
+from itertools import chain, count
 from pathlib import Path
 from typing import Any, TextIO
 
 import torch
 
-from anisoscope.errors import InputError
+from anisoscope.disk import given_path, parse_json, understood
+from anisoscope.errors import InputError, first_line
 from anisoscope.models.sources import files_in, near_paths
 from anisoscope.models.tables import Batch, require_positive, runs, window_table, with_inputs
 
@@ -25,6 +25,9 @@ PIECE = 1 << 16
 # Between two letters a single space is a token boundary for every common pre-tokenizer; a newline or a second space
 # may belong to the token before it.
 _SAFE_CUT = re.compile(r"(?<=[^\W\d_]) (?=[^\W\d_])")
+
+# A row of a table is read whole: beyond this it is no text for a model, and would fill the memory.
+_LONGEST_LINE = 1 << 26  # characters
 
 _PLAIN = (".txt", ".md")
 _ROWS = (".jsonl", ".parquet")
@@ -82,7 +85,7 @@ def text_documents(
         return _stdin_documents(field, mark)
     if str(source).startswith("datasets:"):
         return Documents(lambda: _dataset_rows(str(source), field or "text"))
-    path = Path(source).expanduser()
+    path = given_path(source)
     if path.is_dir():
         files = files_in(path, _PLAIN + _ROWS)
         if len(files) > 1:
@@ -90,6 +93,8 @@ def text_documents(
         path = files[0]
     if not path.is_file():
         raise InputError(f"no text at {path}{near_paths(path)}; give a file, a folder, - or datasets:<name>")
+    if field is not None and path.suffix.lower() not in _ROWS:
+        raise InputError(f"{path} is plain text without fields; leave out the field ({field!r}), or give .jsonl")
     if path.suffix.lower() in _ROWS or mark is not None:
         return Documents(lambda: _file_documents(path, field, mark))
     return Documents(lambda: text_pieces(_chunks(path)), are="windows")
@@ -141,10 +146,13 @@ def text_pieces(chunks: Iterable[str], size: int = PIECE) -> Iterator[str]:
     held = ""
     for chunk in chunks:
         held += chunk
-        while len(held) > size:
-            cut = max((m.start() for m in _SAFE_CUT.finditer(held, 0, size + 1)), default=size)
-            yield held[:cut]
-            held = held[cut:]
+        start = 0  # what stands before it was given out; cutting that off each time would copy a long text every time
+        while len(held) - start > size:
+            piece = held[start : start + size + 1]
+            cut = max((m.start() for m in _SAFE_CUT.finditer(piece)), default=size)
+            yield piece[:cut]
+            start += cut
+        held = held[start:]
     if held:
         yield held
 
@@ -187,22 +195,35 @@ def _between(chunks: Iterable[str], mark: str) -> Iterator[str]:
     """The texts between marks, without the line breaks around them."""
     if not mark:
         raise InputError("the document mark is empty; give the string that stands between two documents")
-    held = ""
+    held: list[str] = []  # joined when a document ends: a long one would be copied with every chunk
+    edge = ""  # the end of what is held, in which a mark may begin
     for chunk in chunks:
-        *whole, held = (held + chunk).split(mark)
-        yield from (text.strip("\n") for text in whole)
-    yield held.strip("\n")
+        *whole, rest = (edge + chunk).split(mark)
+        if whole:
+            yield "".join([*held, whole[0]]).strip("\n")
+            yield from (text.strip("\n") for text in whole[1:])
+            held = []
+        cut = max(0, len(rest) - len(mark) + 1)
+        held.append(rest[:cut])
+        edge = rest[cut:]
+    yield "".join([*held, edge]).strip("\n")
 
 
-def _json_rows(lines: Iterable[str], name: str, field: str) -> Iterator[str]:
-    for number, line in enumerate(lines, start=1):
-        if not line.strip():
-            continue
+def _json_rows(lines: TextIO, name: str, field: str) -> Iterator[str]:
+    for number in count(1):
         try:
-            row = json.loads(line)
-        except json.JSONDecodeError as error:
-            raise InputError(f"{name}, line {number} is not JSON ({error.msg}); mend or remove the line") from error
-        yield _text_of(row, field, f"{name}, line {number}")
+            line = lines.readline(_LONGEST_LINE + 1)
+            if len(line) > _LONGEST_LINE:
+                raise ValueError(f"it has more than {_LONGEST_LINE:,} characters")
+            row = parse_json(line) if line.strip() else None
+        except ValueError as error:  # bytes that are no text are one too
+            raise InputError(
+                f"{name}, line {number} is not JSON ({first_line(error)}); mend or remove the line"
+            ) from error
+        if not line:
+            return
+        if line.strip():
+            yield _text_of(row, field, f"{name}, line {number}")
 
 
 def _text_of(row: Any, field: str, where: str) -> str:
@@ -216,14 +237,25 @@ def _text_of(row: Any, field: str, where: str) -> str:
 def _parquet_rows(path: Path, field: str) -> Iterator[str]:
     import pyarrow.parquet
 
-    try:
-        table = pyarrow.parquet.ParquetFile(path)
-    except (OSError, pyarrow.ArrowInvalid) as error:
-        raise InputError(f"{path} is not a parquet file ({error}); give another file") from error
-    if field not in table.schema_arrow.names:
-        raise InputError(f"{path} has no column {field!r}; its columns are {', '.join(table.schema_arrow.names)}")
-    for rows in table.iter_batches(columns=[field], batch_size=1024):
-        yield from (text for text in rows.column(0).to_pylist() if text)
+    with understood(path, "give another file"):
+        schema = pyarrow.parquet.read_schema(path)
+        if field not in schema.names:
+            raise InputError(f"{path} has no column {field!r}; its columns are {', '.join(schema.names)}")
+        if not _is_text(kind := schema.field(field).type):
+            raise InputError(f"{path}: column {field!r} holds {kind}, not text; name the column that holds the text")
+        # As a dictionary, each text is unpacked once: a small file may repeat a large one a million times.
+        options: dict[str, Any] = {"read_dictionary": [field], "pre_buffer": False, "buffer_size": 1 << 20}
+        with pyarrow.parquet.ParquetFile(path, **options) as table:
+            for rows in table.iter_batches(columns=[field], batch_size=1024, use_threads=False):
+                yield from (text for value in rows.column(0) if (text := value.as_py()))
+
+
+def _is_text(kind: Any) -> bool:
+    from pyarrow import types
+
+    # pandas saves its categories as a dictionary of texts
+    kind = kind.value_type if types.is_dictionary(kind) else kind
+    return bool(types.is_string(kind) or types.is_large_string(kind) or types.is_null(kind))
 
 
 def _dataset_rows(source: str, field: str) -> Iterator[str]:
@@ -235,18 +267,17 @@ def _dataset_rows(source: str, field: str) -> Iterator[str]:
     try:
         rows = datasets.load_dataset(name, config or None, split=split or "train", streaming=True)
     except Exception as error:  # the hub client raises dozens of kinds here; the user needs one line
-        raise InputError(f"cannot open {source}: {_first_line(error)}; check the name and the network") from error
+        raise InputError(f"cannot open {source}: {first_line(error)}; check the name and the network") from error
     for number, row in enumerate(rows):
         yield _text_of(row, field, f"{source}, row {number}")
 
 
-def _first_line(error: Exception) -> str:
-    return (str(error).strip().splitlines() or [type(error).__name__])[0]
-
-
 def _encoder(tokenizer: Any, special: bool) -> Encoder:
     if tokenizer is None:
-        raise InputError('the model has no tokenizer; give one, or tokenizer="bytes" if its vocabulary is bytes')
+        raise InputError(
+            "the model has no tokenizer; put its tokenizer.json into its folder, or give one "
+            '(tokenizer="bytes" if its vocabulary is bytes)'
+        )
     if isinstance(tokenizer, str):
         if tokenizer != "bytes":
             raise InputError(f'tokenizer {tokenizer!r} is not known; give a tokenizer object or "bytes"')

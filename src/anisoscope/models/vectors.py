@@ -8,15 +8,14 @@ from __future__ import annotations
 
 import hashlib
 import io
-import json
 import math
 import os
 import pickle
 import stat
 import warnings
 import zipfile
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import partial
@@ -27,8 +26,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from anisoscope.disk import explained, replacing
-from anisoscope.errors import AnisoscopeError, InputError, unknown
+from anisoscope.disk import explained, parse_json, replacing, understood
+from anisoscope.errors import InputError, unknown
 
 Stream = Callable[[int], Iterator[Tensor]]  # at most so many rows at a time -> (m, d) tensors, from the first row on
 NumpyArray = np.ndarray[Any, Any]
@@ -37,6 +36,9 @@ _DOCUMENTS = ("documents", "document")  # an array of this name beside the vecto
 _WIDEST = 1 << 20  # columns: beyond it no d × d statistic fits anywhere, and the header is damaged or crafted
 _BATCH_BYTES = 1 << 28
 _NPY_HEADER = 1 << 16
+# A column of lists may claim so many times its file's size, or so many bytes if it is small; more is a bomb.
+_AMPLIFIED, _SMALL_CLAIM = 1000, 1 << 28
+_MOST_DOCUMENTS = 1 << 28  # rows: their ids are held in memory
 # How safetensors stores what torch reads; numpy has neither bfloat16 nor eight-bit floats and maps their bytes.
 _SAFETENSORS = {
     "F64": ("float64", "<f8"),
@@ -177,19 +179,8 @@ def write_npy(path: str | os.PathLike[str], n: int, d: int) -> Iterator[Callable
 # What is common to all formats.
 
 
-@contextmanager
-def _reading(path: Path) -> Iterator[None]:
-    """Whatever a parser makes of damaged or crafted bytes becomes an InputError that names the file.
-
-    Catches every Exception on purpose: zipfile, pyarrow and torch raise dozens of kinds on bytes that are not theirs.
-    """
-    try:
-        yield
-    except AnisoscopeError:
-        raise
-    except Exception as error:
-        reason = (str(error) or type(error).__name__).splitlines()[0][:200]
-        raise InputError(f"{path}: cannot be read, it is damaged or not what its name says ({reason})") from error
+def _reading(path: Path) -> AbstractContextManager[None]:
+    return understood(path, "save the vectors again")
 
 
 def _stamp(status: os.stat_result) -> tuple[int, int, int]:
@@ -206,7 +197,7 @@ def _regular_file(path: Path) -> _File:
     if not stat.S_ISREG(status.st_mode):
         raise InputError(f"{path} is not a plain file; save the vectors to one")
     if status.st_size == 0:
-        raise InputError(f"{path} is empty")
+        raise InputError(f"{path} is empty; save the vectors again")
     return _File(path, status.st_size, _stamp(status))
 
 
@@ -260,7 +251,7 @@ def _conversion(array: _Array) -> tuple[str, list[str]]:
 def _documents(path: Path, arrays: Mapping[str, _Array], wanted: str | None, n: int) -> NumpyArray | None:
     """Each row's document (n,), from the array of that name, another .npy file, or an array called `documents`."""
     if wanted is None:
-        found = [arrays[name] for name in _DOCUMENTS if name in arrays]
+        found = [arrays[name] for name in _DOCUMENTS if name in arrays and n <= _MOST_DOCUMENTS]
         return next((_ids(array) for array in found if array.shape == (n,) and _is_whole(array)), None)
     if wanted not in arrays and wanted.endswith(".npy"):
         path = Path(wanted)
@@ -268,6 +259,8 @@ def _documents(path: Path, arrays: Mapping[str, _Array], wanted: str | None, n: 
     if wanted not in arrays:
         raise unknown("array of documents", wanted, arrays)
     array = arrays[wanted]
+    if n > _MOST_DOCUMENTS:
+        raise InputError(f"{path}: documents of {n:,} rows do not fit into memory; measure at most {_MOST_DOCUMENTS:,}")
     if array.shape != (n,) or not _is_whole(array):
         seen = f"{array.dtype} {array.shape}"
         raise InputError(f"{path}: {wanted} is {seen}; documents are one whole number a row, shape ({n},)")
@@ -409,7 +402,7 @@ def _open_safetensors(file: _File) -> dict[str, _Array]:
         pass  # opening checks the header: sizes, offsets, overlaps
     with file.open() as opened:
         length = int.from_bytes(opened.read(8), "little")
-        header = json.loads(opened.read(length))
+        header = parse_json(opened.read(length))
     header.pop("__metadata__", None)
     return {name: _safetensor(file, 8 + length, entry) for name, entry in header.items()}
 
@@ -480,6 +473,7 @@ def _inflated(file: _File, member: zipfile.ZipInfo, start: bytes) -> _Array:
 
 
 def _open_torch(file: _File) -> dict[str, _Array]:
+    _require_stored(file)
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
@@ -494,6 +488,17 @@ def _open_torch(file: _File) -> dict[str, _Array]:
             raise InputError(f"{file.path} is in torch's format before 1.6 or damaged; torch.save it again") from error
         raise
     return {name: _torch_array(tensor) for name, tensor in _tensors_in(loaded).items()}
+
+
+def _require_stored(file: _File) -> None:
+    """torch.save never compresses: a member that is, or that claims more than the file, would only fill the memory."""
+    with file.open() as opened:
+        if not zipfile.is_zipfile(opened):
+            return
+        with zipfile.ZipFile(opened) as archive:
+            members = archive.infolist()
+    if any(m.compress_type != zipfile.ZIP_STORED for m in members) or sum(m.file_size for m in members) > file.size:
+        raise InputError(f"{file.path} is packed as torch.save never does, or damaged; save the tensors again")
 
 
 def _tensors_in(loaded: object) -> dict[str, Tensor]:
@@ -533,15 +538,15 @@ Convert = Callable[[Any, int], NumpyArray]  # an arrow array and the number of i
 
 
 @contextmanager
-def _parquet(file: _File) -> Iterator[Any]:
-    """The file as pyarrow sees it, read through a small buffer: by default a row group is read whole."""
+def _parquet(file: _File, texts: Sequence[str] = ()) -> Iterator[Any]:
+    """The file as pyarrow sees it, read through a small buffer: by default a row group is read whole.
+
+    Columns of `texts` come as dictionaries, each text unpacked once however often it is repeated.
+    """
     import pyarrow.parquet as pq
 
-    with (
-        _reading(file.path),
-        file.open() as opened,
-        pq.ParquetFile(opened, buffer_size=1 << 20, pre_buffer=False) as table,
-    ):
+    options: dict[str, Any] = {"buffer_size": 1 << 20, "pre_buffer": False, "read_dictionary": list(texts)}
+    with _reading(file.path), file.open() as opened, pq.ParquetFile(opened, **options) as table:
         yield table
 
 
@@ -559,13 +564,25 @@ def _column(file: _File, table: Any, name: str, kind: Any) -> _Array:
     if types.is_integer(kind):
         return _Array((n,), str(kind), _column_stream(file, name, n, _whole_numbers))
     if types.is_string(kind) or types.is_large_string(kind):
-        return _Array((n,), "int64", _column_stream(file, name, n, _numbered))
+        return _Array((n,), "int64", _column_stream(file, name, n, _numbered, texts=(name,)))
     lists = types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind)
     if not lists or not (types.is_floating(kind.value_type) or types.is_integer(kind.value_type)):
         return _Array((n,), str(kind), _no_rows, f"holds {kind}; vectors are lists of numbers")
-    d = kind.list_size if types.is_fixed_size_list(kind) else _first_length(table, name)
     dtype = np.dtype(kind.value_type.to_pandas_dtype()).name
+    claimed = _claimed_bytes(table, name, np.dtype(dtype).itemsize)
+    if claimed > max(_SMALL_CLAIM, _AMPLIFIED * file.size):
+        # One row of a few hundred bytes on disk can be gigabytes in memory, and rows are unpacked whole.
+        return _Array((n,), str(kind), _no_rows, f"claims {claimed:,} bytes of numbers in a file of {file.size:,}")
+    d = kind.list_size if types.is_fixed_size_list(kind) else _first_length(table, name)
     return _Array((n, d), dtype, _column_stream(file, name, n, partial(_lists, d=d)))
+
+
+def _claimed_bytes(table: Any, name: str, itemsize: int) -> int:
+    """How many bytes of numbers the largest row group says that a column of lists has."""
+    facts = table.metadata
+    groups = [facts.row_group(g) for g in range(facts.num_row_groups)]
+    chunks = [group.column(c) for group in groups for c in range(group.num_columns)]
+    return max((c.num_values for c in chunks if c.path_in_schema.split(".")[0] == name), default=0) * itemsize
 
 
 def _first_length(table: Any, name: str) -> int:
@@ -574,13 +591,15 @@ def _first_length(table: Any, name: str) -> int:
     return len(row) if row is not None and row.is_valid else 0
 
 
-def _column_stream(file: _File, name: str, n: int, converter: Callable[[str], Convert]) -> Stream:
+def _column_stream(
+    file: _File, name: str, n: int, converter: Callable[[str], Convert], texts: Sequence[str] = ()
+) -> Stream:
     """How to look at a column; each pass gets a converter of its own, told where it is for its errors."""
 
     def stream(rows: int) -> Iterator[Tensor]:
         where, first = f"{file.path}: column {name}", 0
         convert = converter(where)
-        with _parquet(file) as table:
+        with _parquet(file, texts) as table:
             for batch in table.iter_batches(batch_size=rows, columns=[name], use_threads=False):
                 column = batch.column(0)
                 if first + len(column) > n:
@@ -625,9 +644,12 @@ def _numbered(where: str) -> Convert:
 
     def convert(column: Any, first: int) -> NumpyArray:
         _require_whole(where, column, column, first)
-        return np.array([numbers.setdefault(text, len(numbers)) for text in column.to_pylist()], dtype=np.int64)[
-            :, None
-        ]
+        places = np.array(column.indices.to_numpy(zero_copy_only=False), dtype=np.int64)  # (m,) into the dictionary
+        used, seen = np.unique(places, return_index=True)
+        known = np.zeros(len(column.dictionary), dtype=np.int64)
+        for place in used[np.argsort(seen)].tolist():
+            known[place] = numbers.setdefault(column.dictionary[place].as_py(), len(numbers))
+        return known[places][:, None]
 
     return convert
 

@@ -9,12 +9,14 @@ import mmap
 import re
 import struct
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 
+from anisoscope.disk import impostor, parse_json, read_json, understood
 from anisoscope.errors import InputError
 
 PICKLES = (".bin", ".pt", ".pth", ".ckpt")
@@ -25,6 +27,7 @@ _BLOCKS, _BLOCK_BYTES = 16, 4096
 
 _SAFE = re.compile(r"(adapter_model|model(-\d+-of-\d+)?)\.safetensors")
 _PICKLED = re.compile(r"(adapter_model|pytorch_model(-\d+-of-\d+)?)\.bin")
+_HEADER_LIMIT = 100_000_000  # bytes: what the library itself allows
 _INDEX = "model.safetensors.index.json"
 _DTYPES = {
     "F64": torch.float64,
@@ -75,7 +78,8 @@ def weight_files(place: Path, *, allow_pickle: bool = False) -> list[Path]:
         if place.suffix.lower() in PICKLES and not allow_pickle:
             raise pickle_refused(str(place))
         return [place]
-    names = (path.name for path in place.iterdir() if path.is_file())
+    names = [path.name for path in place.iterdir() if path.is_file()]
+    _require_shards(place)
     return [place / name for name in weight_names(names, str(place), allow_pickle=allow_pickle)]
 
 
@@ -85,39 +89,50 @@ def stored_tensors(file: Path) -> dict[str, Stored]:
     with file.open("rb") as stream:
         start = stream.read(8)
         length = struct.unpack("<Q", start)[0] if len(start) == 8 else -1
-        if length < 0 or 8 + length > size:
+        if not 0 <= length <= min(size - 8, _HEADER_LIMIT):
+            if seen := impostor(file):
+                raise InputError(f"{file}: {seen}")
             raise InputError(f"{file} is not whole: its header is cut short; copy or save it again")
-        try:
-            header = json.loads(stream.read(length))
-        except ValueError as error:
-            raise InputError(f"{file} is not a safetensors file; copy or save it again") from error
-    header.pop("__metadata__", None)
-    tensors = {
-        name: Stored(row["dtype"], tuple(row["shape"]), *(8 + length + at for at in row["data_offsets"]))
-        for name, row in header.items()
-    }
+        with understood(file, "copy or save it again"):
+            header = dict(parse_json(stream.read(length)))
+            header.pop("__metadata__", None)
+            tensors = {str(name): _stored(row, 8 + length) for name, row in header.items()}
     end = max((tensor.end for tensor in tensors.values()), default=0)
     if end > size:
         raise InputError(f"{file} is not whole: it promises {end:,} bytes and has {size:,}; copy or save it again")
     return tensors
 
 
+def _stored(row: Mapping[str, Any], offset: int) -> Stored:
+    """A tensor as the header describes it; what no tensor can be is a ValueError."""
+    dtype, shape, (begin, end) = row["dtype"], tuple(row["shape"]), row["data_offsets"]
+    if not isinstance(dtype, str) or not all(type(x) is int and x >= 0 for x in (*shape, begin, end)) or begin > end:
+        raise ValueError(f"no tensor is {dtype!r} {shape!r} between {begin!r} and {end!r}")
+    return Stored(dtype, shape, offset + begin, offset + end)
+
+
 def weights_problem(place: Path) -> str | None:
     """What is missing or cut short in a checkpoint's weights (a shard that the index names, a file's end), or None."""
     try:
-        index = place / _INDEX
-        if index.is_file() and not (place / "model.safetensors").is_file():
-            named = set(json.loads(index.read_text())["weight_map"].values())
-            if missing := sorted(name for name in named if not (place / name).is_file()):
-                return f"{_INDEX} names {_some(missing)}, which is not there"
         for file in weight_files(place, allow_pickle=True):
             if file.suffix == ".safetensors":
                 stored_tensors(file)
     except (InputError, OSError) as error:
         return str(error)
-    except (ValueError, KeyError, TypeError, AttributeError):
-        return f"{_INDEX} cannot be read"
     return None
+
+
+def _require_shards(folder: Path) -> None:
+    """The index of a model in several files may name files of its own folder only, and all of them must be there."""
+    index = folder / _INDEX
+    if not index.is_file() or (folder / "model.safetensors").is_file():
+        return
+    with understood(index, "copy or save it again"):
+        named = sorted({str(name) for name in read_json(index)["weight_map"].values()})
+    if foreign := [name for name in named if not _SAFE.fullmatch(name)]:
+        raise InputError(f"{index} names {_some(foreign)}, which is no safetensors file of this folder; save it again")
+    if missing := [name for name in named if not (folder / name).is_file()]:
+        raise InputError(f"{_INDEX} names {_some(missing)}, which is not there; copy or save {folder} again")
 
 
 def stored_dtype(files: Iterable[Path]) -> torch.dtype | None:

@@ -7,11 +7,13 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
-from anisoscope.disk import explained, replacing
+from anisoscope.disk import explained, replacing, understood
+from anisoscope.errors import StoreError
 from anisoscope.survey import Survey
 
 _FOLDER = "partial"
 _POINTER = "partial.txt"  # names the folder that is whole; written last
+_LONGEST = 64  # characters of the pointer
 _EVERY = 60.0  # seconds between two writes at least,
 _PRICE = 20.0  # and so many times as long as the last write took: 5 % of the time at most
 
@@ -28,10 +30,13 @@ class Partial:
         """Lets the survey go on where an earlier process stopped; False if there is nothing to go on from."""
         if self._folder is None or not (self._folder / _POINTER).is_file():
             return False
-        with explained("read", self._folder / _POINTER):
-            name = (self._folder / _POINTER).read_text().strip()
-            self._number = int(name.removeprefix(f"{_FOLDER}-"))
-            survey.load(self._folder / name)
+        pointer = self._folder / _POINTER
+        with understood(pointer, f"delete it and the {_FOLDER}-* folders to measure from the start", StoreError):
+            with pointer.open() as file:
+                text = file.read(_LONGEST)
+            self._number = int(text.strip().removeprefix(f"{_FOLDER}-"))
+            # Rebuilt from its number: a name from a file must not lead out of the run.
+            survey.load(self._folder / f"{_FOLDER}-{self._number}")
         return True
 
     def keep(self, survey: Survey, *, now: bool = False) -> None:

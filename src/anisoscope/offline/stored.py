@@ -8,7 +8,8 @@ from typing import Any
 
 import torch
 
-from anisoscope.errors import InputError, MetricError
+from anisoscope.disk import understood
+from anisoscope.errors import InputError, MetricError, StoreError
 from anisoscope.metrics import find
 from anisoscope.metrics.evaluate import Measured, evaluate
 from anisoscope.records import Record
@@ -40,9 +41,11 @@ def recompute(run: str | Path | Run, metrics: Sequence[str]) -> list[Record]:
                 if missing:
                     needed = f"the run keeps no {', '.join(missing)} at {site}"
                     raise MetricError(metric.name, needed, "measure again with this metric")
-            out += evaluate(
-                cloud, chosen, site=site, run=writer.name, step=step, tokens=tokens, unit=unit, errors=bool(blocks)
-            )
+            # Arrays of the right names may still have shapes or numbers that no measuring leaves.
+            with understood(f"{path}, the statistics of {site} at step {step}", "measure this step again", StoreError):
+                out += evaluate(
+                    cloud, chosen, site=site, run=writer.name, step=step, tokens=tokens, unit=unit, errors=bool(blocks)
+                )
         writer.update_info(metrics={metric.name: metric.card() for metric in chosen})
         save_measured(writer, out)
     return [m.record for m in out]
@@ -51,6 +54,7 @@ def recompute(run: str | Path | Run, metrics: Sequence[str]) -> list[Record]:
 def _stored_cloud(run: Run, step: int, site: str, tokens: str, blocks: Sequence[int]) -> Cloud:
     def load(block: int | None) -> dict[str, Any]:
         arrays = run.load_statistics(step, site, tokens, block)
-        return from_arrays({name: torch.from_numpy(array) for name, array in arrays.items()})
+        with understood(f"{run.path}, the statistics of {site} at step {step}", "measure this step again", StoreError):
+            return from_arrays({name: torch.from_numpy(array) for name, array in arrays.items()})
 
     return Cloud(load(None), tuple(Block(number, load(number)) for number in blocks))

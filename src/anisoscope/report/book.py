@@ -9,6 +9,7 @@ from typing import Any
 import pandas as pd
 
 from anisoscope.report.charts import look_of, spec_of
+from anisoscope.report.facts import sound
 from anisoscope.report.lines import title_of
 from anisoscope.report.reading import PHRASES
 from anisoscope.report.shapes import KINDS, Shape, choose, colours_of, shape_of
@@ -76,10 +77,8 @@ def cards_of(runs: Sequence[Run]) -> dict[str, Mapping[str, Any]]:
     """The cards of all metrics of some runs, the first run's where several have one."""
     found: dict[str, Mapping[str, Any]] = {}
     for run in runs:
-        cards = run.info.get("metrics")
-        for name, card in cards.items() if isinstance(cards, dict) else ():
-            if isinstance(card, Mapping):
-                found.setdefault(name, card)
+        for name, card in sound(run.info)["metrics"].items():
+            found.setdefault(name, card)
     return found
 
 

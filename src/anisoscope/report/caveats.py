@@ -6,6 +6,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from anisoscope.report.facts import sound
 from anisoscope.report.reading import WITHOUT, by_place, number
 from anisoscope.report.tidy import Row
 
@@ -20,6 +21,7 @@ _LISTED = 8  # notes shown before they are only counted
 
 def caveats(rows: Mapping[str, Sequence[Row]], info: Mapping[str, Any]) -> list[str]:
     """The caveats that apply to one run, given its rows by metric and its info."""
+    info = sound(info)
     found = [
         _interrupted(info),
         _small_sample(rows, info),
@@ -40,7 +42,7 @@ def width_of(rows: Mapping[str, Sequence[Row]], info: Mapping[str, Any]) -> int 
     """The dimension d of the vectors: from the data's own facts, or the highest rank of a spectrum."""
     for part in (info.get("data"), info.get("model"), info):
         for key in ("d", "dim", "width", "hidden_size"):
-            if isinstance(part, Mapping) and isinstance(part.get(key), int):
+            if isinstance(part, Mapping) and type(part.get(key)) is int and part[key] > 0:
                 return int(part[key])
     ranks = [row["index"] for row in rows.get("spectrum", ()) if row["index"] is not None]
     return max(ranks, default=None)
@@ -77,13 +79,10 @@ def _without_sinks(rows: Sequence[Row]) -> Sequence[Row]:
 
 
 def _massive(info: Mapping[str, Any]) -> str | None:
-    removed = info.get("removed")
-    if not isinstance(removed, Mapping) or not removed.get("count"):
+    removed = info["removed"]
+    if not removed["count"]:
         return None
-    tokens = removed.get("tokens")
-    texts = (
-        [repr(t.get("text")) for t in tokens if isinstance(t, Mapping) and t.get("text") is not None] if tokens else []
-    )
+    texts = [repr(token.get("text")) for token in removed["tokens"] if token.get("text") is not None]
     words = ", ".join(dict.fromkeys(texts[:64]))
     named = f" ({words})" if words else ""
     one = removed["count"] == 1

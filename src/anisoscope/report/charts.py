@@ -13,6 +13,7 @@ import pandas as pd
 from anisoscope.errors import InputError
 from anisoscope.records import Record
 from anisoscope.report import lines, maps
+from anisoscope.report.facts import sound
 from anisoscope.report.lines import Look
 from anisoscope.report.shapes import (
     KINDS,
@@ -79,7 +80,7 @@ def plot(
     defaults = {name: _default(name, rows, shape) for name in picks_of(chosen, shape, field)}
     rows = [row for row in rows if _at(row, defaults)]
     picked = {name: value for name, value in {**asked, **defaults}.items() if value != NONE}
-    card = runs[0].metrics().get(metric, {})
+    card = sound(runs[0].info)["metrics"].get(metric, {})
     spec = filled(spec_of(look_of(chosen, shape, field)), with_series(rows, chosen, field))
     size = {"width": width, "height": height}
     subtitle = [card["meaning"]] if "meaning" in card else []

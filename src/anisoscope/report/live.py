@@ -17,6 +17,7 @@ from urllib.parse import quote
 
 from starlette.applications import Starlette
 from starlette.concurrency import run_in_threadpool
+from starlette.datastructures import MutableHeaders
 from starlette.middleware import Middleware
 from starlette.requests import Request
 from starlette.responses import (
@@ -28,7 +29,7 @@ from starlette.responses import (
     StreamingResponse,
 )
 from starlette.routing import Route
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from anisoscope.errors import AnisoscopeError, InputError
 from anisoscope.report.shelf import Shelf, size_of
@@ -36,13 +37,21 @@ from anisoscope.store import Run
 
 PORT = 8733
 _COOKIE = "anisoscope_token"
+_DIGITS = 18  # of a position in a file: what 64 bits hold
 _LOOK_EVERY = 0.4  # seconds between looks at a growing file
 _ALIVE_EVERY = 15.0  # seconds of silence after which a comment keeps proxies from hanging up
 _POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self' 'unsafe-inline'; img-src data:; connect-src 'self'; "
     "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
 )
-_HEADERS = {"X-Content-Type-Options": "nosniff", "Referrer-Policy": "no-referrer", "Cache-Control": "no-store"}
+# On every answer. Other pages may neither read what is sent (nor load it as a script), nor show it in a frame.
+_HEADERS = {
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "no-referrer",
+    "Cache-Control": "no-store",
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "X-Frame-Options": "DENY",
+}
 
 
 def live_app(root: str, *, token: str | None = None) -> Starlette:
@@ -104,7 +113,7 @@ async def _index(request: Request) -> Response:
     from anisoscope.report.page import live_page
 
     page = await run_in_threadpool(live_page)
-    return HTMLResponse(page, headers={**_HEADERS, "Content-Security-Policy": _POLICY})
+    return HTMLResponse(page, headers={"Content-Security-Policy": _POLICY})
 
 
 async def _asset(request: Request) -> Response:
@@ -117,21 +126,21 @@ async def _asset(request: Request) -> Response:
     }
     name = request.path_params["name"]
     if name not in makers:
-        return PlainTextResponse("no such file", status_code=404, headers=_HEADERS)
+        return PlainTextResponse("no such file", status_code=404)
     make, kind = makers[name]
     # Vega is large and changes only with the package: the browser may keep it for a while.
     kept = {"Cache-Control": "private, max-age=3600"} if name == "vega.js" else {}
-    return Response(await run_in_threadpool(make), media_type=kind, headers={**_HEADERS, **kept})
+    return Response(await run_in_threadpool(make), media_type=kind, headers=kept)
 
 
 async def _runs(request: Request) -> Response:
     shelf: Shelf = request.app.state.shelf
-    return JSONResponse(await run_in_threadpool(shelf.listing), headers=_HEADERS)
+    return JSONResponse(await run_in_threadpool(shelf.listing))
 
 
 async def _book(request: Request) -> Response:
     """The records of the chosen runs, packed as in a report, and the positions from which to follow them."""
-    return JSONResponse(await run_in_threadpool(_packed, _chosen(request)), headers=_HEADERS)
+    return JSONResponse(await run_in_threadpool(_packed, _chosen(request)))
 
 
 def _packed(runs: list[Run]) -> dict[str, Any]:
@@ -148,11 +157,12 @@ def _packed(runs: list[Run]) -> dict[str, Any]:
 async def _events(request: Request) -> Response:
     """A stream of the rows that are appended to the chosen runs; `again` says that they must be read whole."""
     runs = _chosen(request)
-    positions = [int(text) for text in request.query_params.getlist("position") if text.isascii() and text.isdigit()]
+    given = request.query_params.getlist("position")
+    positions = [int(text) for text in given if text.isascii() and text.isdigit() and len(text) <= _DIGITS]
     if len(positions) != len(runs):
         raise InputError("events need one position for each run; take them from /api/book")
     stream = _follow(runs, positions)
-    return StreamingResponse(stream, media_type="text/event-stream", headers=_HEADERS)
+    return StreamingResponse(stream, media_type="text/event-stream")
 
 
 async def _follow(runs: list[Run], positions: list[int]) -> AsyncIterator[str]:
@@ -160,9 +170,12 @@ async def _follow(runs: list[Run], positions: list[int]) -> AsyncIterator[str]:
     quiet = 0.0
     while True:
         grown = [place for place, run in enumerate(runs) if size_of(run) != positions[place]]
-        event = await run_in_threadpool(_grown_rows, runs, positions, grown) if grown else None
+        try:
+            event = await run_in_threadpool(_grown_rows, runs, positions, grown) if grown else None
+        except AnisoscopeError:
+            event = {"again": True}  # reading the runs whole will say what is wrong with them
         if event is not None:
-            yield f"data: {json.dumps(event, ensure_ascii=False)}\n\n"
+            yield f"data: {json.dumps(event)}\n\n"
             quiet = 0.0
         if event is not None and event.get("again"):
             return
@@ -191,7 +204,7 @@ async def _report(request: Request) -> Response:
     from anisoscope.report.page import report_page
 
     # The report brings its own policy, which allows its own inline scripts and nothing else.
-    return HTMLResponse(await run_in_threadpool(report_page, _chosen(request)), headers=_HEADERS)
+    return HTMLResponse(await run_in_threadpool(report_page, _chosen(request)))
 
 
 def _chosen(request: Request) -> list[Run]:
@@ -203,7 +216,7 @@ def _chosen(request: Request) -> list[Run]:
 
 
 async def _refused(request: Request, error: Exception) -> Response:
-    return PlainTextResponse(str(error), status_code=404, headers=_HEADERS)
+    return PlainTextResponse(str(error), status_code=404)
 
 
 class _Loopback:
@@ -213,11 +226,32 @@ class _Loopback:
         self.app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http" and is_loopback(Request(scope).url.hostname or ""):
-            await self.app(scope, receive, send)
+        if scope["type"] == "http" and is_loopback(_host(scope)):
+            await self.app(scope, receive, _with_headers(send))
         elif scope["type"] == "http":
             told = "This page answers to 127.0.0.1 and localhost only."
             await PlainTextResponse(told, status_code=400, headers=_HEADERS)(scope, receive, send)
+
+
+def _with_headers(send: Send) -> Send:
+    """Sends every answer with our headers, those of the framework itself (no such page, no such method) included."""
+
+    async def sending(message: Message) -> None:
+        if message["type"] == "http.response.start":
+            headers = MutableHeaders(scope=message)
+            for name, value in _HEADERS.items():
+                headers.setdefault(name, value)
+        await send(message)
+
+    return sending
+
+
+def _host(scope: Scope) -> str:
+    """The name that a request was sent to, without the port; empty where there is none or it is no name."""
+    try:
+        return Request(scope).url.hostname or ""
+    except ValueError:
+        return ""
 
 
 class _Token:
@@ -232,7 +266,7 @@ class _Token:
             return
         request = Request(scope)
         if self._equal(request.cookies.get(_COOKIE)):
-            await self.app(scope, receive, send)
+            await self.app(scope, receive, _with_headers(send))
         elif self._equal(request.query_params.get("token")):
             response: Response = RedirectResponse(_without_token(request), status_code=303, headers=_HEADERS)
             response.set_cookie(_COOKIE, self.token, httponly=True, samesite="strict")

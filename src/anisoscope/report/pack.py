@@ -22,6 +22,7 @@ from anisoscope.report.tidy import BEHIND, depths_of, parse_site, parse_variant,
 _CODED = ("run", "site", "tokens", "variant", "index", "step", "n", "note", "error_kind", "version")
 # A bar or a level needs no more than four digits: the rest would be noise that does not compress.
 _BITS = {"value": 23, "error": 12, "null": 12, "x": 23}
+_LARGEST = float(np.finfo(np.float32).max)
 _ORDER = ["metric", "run", "variant", "tokens", "index", "site", "step"]  # so that neighbours in a column are alike
 
 
@@ -38,7 +39,8 @@ def pack(table: pd.DataFrame, outline: Mapping[str, Any]) -> str:
         planes.append(_planes(codes.astype(f"<{kind}")))
     for name, bits in (item for item in _BITS.items() if item[0] in rows):
         head["columns"].append([name, "f4"])
-        planes.append(_planes(rounded(rows[name].to_numpy(dtype="<f4", na_value=np.nan), bits)))
+        numbers = rows[name].to_numpy(dtype="<f8", na_value=np.nan).clip(-_LARGEST, _LARGEST)
+        planes.append(_planes(rounded(numbers.astype("<f4"), bits)))
     head["sites"] = _site_facts(head["lists"]["site"])
     head["depths"] = {f"{run}\n{stack}": depth for (run, stack), depth in depths_of(table).items()}
     head["variants"] = [parse_variant(text) for text in head["lists"]["variant"]]

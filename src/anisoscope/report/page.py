@@ -11,13 +11,12 @@ from importlib.resources import files
 from pathlib import Path
 from string import Template
 
-from anisoscope.disk import explained, replacing
 from anisoscope.errors import InputError
 from anisoscope.report.book import cards_of, outline_of
 from anisoscope.report.pack import pack
 from anisoscope.report.parts import cards_part, claims_part, measured_part, reading_part
 from anisoscope.report.tidy import by_metric, depths_of, first_and_last, rows_of, run_labels, table_of
-from anisoscope.store import Run
+from anisoscope.store import Run, write_text
 
 SCRIPTS = ("table.js", "chart.js", "page.js")
 
@@ -29,9 +28,7 @@ def write_report(runs: Sequence[Run], path: str | Path) -> Path:
         raise InputError(f"a report is an .html file; {target.name!r} is not one")
     if not target.parent.is_dir():
         raise InputError(f"cannot write {target}: there is no folder {target.parent}; make it first")
-    page = report_page(runs)
-    with explained("write", target), replacing(target) as temporary:
-        temporary.write_text(page, encoding="utf-8")
+    write_text(target, report_page(runs))
     return target
 
 

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from anisoscope.errors import InputError
+from anisoscope.errors import AnisoscopeError, InputError
 from anisoscope.store import Run
 
 _HEAD, _RECORDS = "run.json", "records.jsonl"
@@ -33,7 +32,9 @@ class Shelf:
         for folder, inside, names in os.walk(self.root, followlinks=False):
             path = Path(folder)
             depth = len(path.relative_to(self.root).parts)
-            if _HEAD in names:
+            if not _is_text(folder):
+                inside.clear()  # no page and no address can spell it
+            elif _HEAD in names:
                 found[path.relative_to(self.root).as_posix()] = path
                 inside.clear()  # a run holds no runs
             elif depth >= _DEEPEST:
@@ -56,17 +57,26 @@ class Shelf:
         return sorted(entries, key=lambda entry: (-entry["changed"], entry["id"]))
 
 
+def _is_text(name: str) -> bool:
+    """Whether a name is text: a disk may hold bytes that are none."""
+    try:
+        name.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
 def _entry(name: str, path: Path) -> dict[str, Any]:
     try:
-        head = json.loads((path / _HEAD).read_text(encoding="utf-8"))
-        model = head.get("info", {}).get("model")
+        run = Run.open(path)  # as every reader: no link, no pipe, bounded in size and depth
+        model = run.info.get("model")
         title = model.get("source") or model.get("architecture") if isinstance(model, dict) else model
-        shown = {"name": str(head.get("name", name)), "created": str(head.get("created", "")), "model": title}
-    except (OSError, ValueError, AttributeError):
+        shown = {"name": run.name, "created": run.created, "model": None if title is None else str(title)}
+    except AnisoscopeError:
         # One broken run must not hide the others.
         shown = {"name": path.name, "created": "", "model": "run.json cannot be read"}
     try:
-        facts = (path / _RECORDS).stat()
+        facts = (path / _RECORDS).lstat()
         return {"id": name, **shown, "size": facts.st_size, "changed": facts.st_mtime}
     except OSError:
         return {"id": name, **shown, "size": 0, "changed": 0.0}

@@ -15,6 +15,7 @@ from rich.text import Text
 
 from anisoscope.records import Record
 from anisoscope.report.compare import Difference
+from anisoscope.report.facts import sound
 
 _HIDDEN_CURVES = 3  # a curve with more points than this is shown as one sparkline row
 _BARS = "▁▂▃▄▅▆▇█"
@@ -55,23 +56,21 @@ def layers_table(records: Sequence[Record], info: Mapping[str, Any], title: str)
     for (label, tokens), found in sorted(shown.items(), key=lambda item: _first_seen(item, list(shown))):
         known = [r for r in found if r.value is not None]
         if not known:
-            table.add_row(_stacked(label), tokens, "", "", "", f"[dim]{escape(found[0].note or '')}[/]")
+            table.add_row(_stacked(label), escape(tokens), "", "", "", f"[dim]{escape(found[0].note or '')}[/]")
             continue
         highest = max(known, key=lambda r: r.value or 0.0)
         table.add_row(
             _stacked(label),
-            tokens,
+            escape(tokens),
             sparkline([r.value for r in found]),
             _with_error(known[0], 3),
-            f"{_number(highest.value, 3)} [dim]{highest.site}[/]",
+            f"{_number(highest.value, 3)} [dim]{escape(highest.site)}[/]",
             _with_error(known[-1], 3),
         )
-    removed = info.get("removed", {})
-    gone = removed.get("tokens", [])
-    words = ", ".join(f"{t['text']!r}" if t.get("text") is not None else f"#{t['token']}" for t in gone[:12])
-    note = f"no-sink: without first tokens and {removed.get('count', 0)} massive tokens" + (
-        f" ({words})" if words else ""
-    )
+    removed = sound(info)["removed"]
+    gone = removed["tokens"][:12]
+    words = ", ".join(f"{t['text']!r}" if t.get("text") is not None else f"#{t.get('token')}" for t in gone)
+    note = f"no-sink: without first tokens and {removed['count']} massive tokens" + (f" ({words})" if words else "")
     return Group(table, Text(note, style="dim"))
 
 
@@ -139,7 +138,7 @@ def differences_table(found: Sequence[Difference], title: str, steps: int = 1) -
         largest = max(group, key=lambda each: abs(each.value))
         table.add_row(
             label,
-            tokens,
+            escape(tokens),
             sparkline([each.first.value for each in group]),
             sparkline([each.second.value for each in group]),
             _signed(largest),
@@ -154,7 +153,7 @@ def sites_table(found: Sequence[Difference], title: str) -> RenderableType:
     """One row a number: both values and their difference with its error; a star where the interval leaves out 0."""
     table = _table(title, "metric", "site", "tokens", "first", "second", "difference", "")
     for each in found:
-        where = (_label(each.first), escape(_where(each.first)), each.first.tokens)
+        where = (_label(each.first), escape(_where(each.first)), escape(each.first.tokens))
         table.add_row(
             *where, _with_error(each.first), _with_error(each.second), _signed(each), "*" if each.clear else ""
         )
@@ -233,8 +232,8 @@ def sparkline(values: Sequence[float | None]) -> str:
     if not known:
         return ""
     low, high = min(known), max(known)
-    span = (high - low) or 1.0
-    return "".join(" " if v is None else _BARS[round((v - low) / span * (len(_BARS) - 1))] for v in drawn)
+    span = (high / 2 - low / 2) or 1.0  # halves: the difference of two huge numbers may be infinite
+    return "".join(" " if v is None else _BARS[round((v / 2 - low / 2) / span * (len(_BARS) - 1))] for v in drawn)
 
 
 def _binned(values: Sequence[float | None], most: int) -> Sequence[float | None]:
@@ -243,7 +242,7 @@ def _binned(values: Sequence[float | None], most: int) -> Sequence[float | None]
         return values
     edges = [len(values) * k // most for k in range(most + 1)]
     bins = [[v for v in values[a:b] if v is not None] for a, b in pairwise(edges)]
-    return [sum(part) / len(part) if part else None for part in bins]
+    return [sum(v / len(part) for v in part) if part else None for part in bins]
 
 
 def _groups(records: Sequence[Record]) -> list[list[Record]]:
@@ -309,7 +308,7 @@ def _range(card: Mapping[str, Any]) -> str:
 
 
 def _table(title: str, *columns: str) -> Table:
-    table = Table(title=title or None, box=box.SIMPLE_HEAD, title_justify="left", title_style="bold")
+    table = Table(title=escape(title) or None, box=box.SIMPLE_HEAD, title_justify="left", title_style="bold")
     for place, column in enumerate(columns):
         text = place == 0 or column in ("note", "meaning")
         whole = place == 0 or column in _CURVES

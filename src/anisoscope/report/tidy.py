@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
 from typing import Any
@@ -135,7 +136,7 @@ def _row(values: Row, depths: Depths, keys: Sequence[str]) -> Row:
     site = parse_site(values["site"])
     heads = site.kind == "pattern"  # there the index is a head
     half = None if values["error"] is None else values["error"] * t_factor(values["error_kind"])
-    known = values["value"] is not None and half is not None
+    known = values["value"] is not None and half is not None and math.isfinite(abs(values["value"]) + half)
     variant = parse_variant(values["variant"])
     return {
         "run": values["run"],

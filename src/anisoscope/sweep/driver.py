@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from anisoscope.disk import given_path
 from anisoscope.errors import AnisoscopeError, InputError
 from anisoscope.models import Checkpoint
 from anisoscope.sweep.engines import Engine, Outcome, in_process
@@ -66,7 +67,7 @@ def sweep(
     try:
         for model in models:
             for seed in seeds:
-                folder = _folder(base, model, seed, one=not is_list(Path(source).expanduser()), seeds=len(seeds))
+                folder = _folder(base, model, seed, one=not is_list(given_path(source)), seeds=len(seeds))
                 options: dict[str, Any] = {"seed": seed, "shards": shards, "reference": reference}
                 options |= {"keep_downloads": keep_downloads, "command": command}
                 try:

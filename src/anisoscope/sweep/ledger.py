@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from anisoscope.disk import append_lines, explained, read_lines
+from anisoscope.disk import append_lines, explained, parse_json, read_lines, understood
 from anisoscope.errors import StoreError
 
 _FILE, _SKETCH = "tasks.jsonl", "sketch"
@@ -38,21 +38,19 @@ class Ledger:
         return found
 
     def _lines(self) -> Iterator[dict[str, Any]]:
-        """The tasks that were written down, those of a torn last line left out."""
+        """The lines that were written; one that is none of ours is a StoreError that says which."""
         with explained("read", self._path):
-            for number, lines in read_lines(self._path):
-                for place, line in enumerate(lines, start=number):
-                    try:
-                        task = json.loads(line)
-                        known = isinstance(task["key"], str)
-                    except (ValueError, TypeError, KeyError, RecursionError):
-                        known = False
-                    if not known:
-                        raise StoreError(
-                            f"{self._path}, line {place}: not a task of a sweep; delete that line, "
-                            "and what it stood for is measured again"
-                        )
-                    yield task
+            for first, lines in read_lines(self._path):
+                for number, text in enumerate(lines, start=first):
+                    with understood(f"{self._path}, line {number}", "delete the line to do its task again", StoreError):
+                        yield _checked(parse_json(text))
 
     def _count(self, line: dict[str, Any]) -> None:
         self.done[line["key"]] = {name: value for name, value in line.items() if name not in ("key", _SKETCH)}
+
+
+def _checked(line: Any) -> dict[str, Any]:
+    sketch = line.get(_SKETCH, [])
+    if not isinstance(line["key"], str) or not isinstance(line.get("step", 0), int) or not isinstance(sketch, list):
+        raise ValueError("not a finished task")
+    return {**line, **({_SKETCH: [float(x) for x in sketch]} if _SKETCH in line else {})}

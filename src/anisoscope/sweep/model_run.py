@@ -216,9 +216,9 @@ class ModelRun:
     def _drop_kept(self) -> None:
         """Removes kept rows that nothing will be compared with; a longer series may need the reference and the last."""
         stay = {self.reference, next(reversed(self.tasks))}
-        for file in (self.run.path / _KEPT).glob("*.safetensors"):
-            step = int(file.stem)
-            if step in stay or step not in self.tasks:
+        for step in self.tasks:
+            file = self._kept(step)
+            if step in stay or not file.is_file():
                 continue
             if all(each.key in self.ledger.done for each in self._involving(step)):
                 file.unlink()

@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from anisoscope.capture import Layout, find_layout
-from anisoscope.errors import InputError
+from anisoscope.disk import understood
+from anisoscope.errors import InputError, StoreError
 from anisoscope.metrics.evaluate import Measured
 from anisoscope.models import Opened
 from anisoscope.offline.models import SAMPLE, SITES, TOKENS, Asked, in_words, read_data
@@ -41,7 +42,8 @@ def evaluate_shares(
     whole = _survey(opened, layout, request, seed, Share())
     for folder in folders:
         part = _survey(opened, layout, request, seed, Share())
-        part.load(folder)
+        with understood(folder, "delete it, and its share is counted again", StoreError):
+            part.load(folder)
         whole.absorb(part)
     measured: list[Measured] = []
     removed: list[dict[str, Any]] = []

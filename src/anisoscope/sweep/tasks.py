@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from anisoscope.disk import given_path
 from anisoscope.errors import InputError
 from anisoscope.models import Checkpoint, checkpoints, text_documents
 from anisoscope.models.checkpoints import step_of
@@ -55,7 +56,7 @@ def models_of(source: str | Path, revisions: str | Iterable[str] | None = None) 
     A list file names one a line; lines that are revisions of one repository, or checkpoint folders of one training,
     are one model. Everything else is one model: a hub id with `revisions`, a folder of checkpoints, a single model.
     """
-    path = Path(source).expanduser()
+    path = given_path(source)
     if not is_list(path):
         name = path.resolve().name if path.exists() else str(source).replace("/", "--")
         return [Model(name, tuple(checkpoints(source, revisions)))]
@@ -133,7 +134,7 @@ def _require_readable(kind: str, source: Any, reading: Mapping[str, Any]) -> Pat
         raise InputError("a sweep reads its data once a task, so it cannot come from standard input; give a file")
     if kind == "text":
         text_documents(source, **reading)  # opens nothing yet, but knows what is there
-    path = Path(source).expanduser()
+    path = given_path(source)
     if kind != "text" and not path.exists():
         raise InputError(f"no {kind} at {path}{near_paths(path)}; give a folder")
     return path if path.exists() else None

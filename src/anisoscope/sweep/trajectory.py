@@ -11,7 +11,8 @@ import numpy as np
 import torch
 from safetensors.numpy import load_file, save_file
 
-from anisoscope.disk import explained, replacing
+from anisoscope.disk import explained, replacing, understood
+from anisoscope.errors import StoreError
 from anisoscope.metrics import Metric, find
 from anisoscope.metrics.evaluate import Measured, evaluate
 from anisoscope.records import Site
@@ -76,7 +77,7 @@ def save_kept(path: Path, kept: Iterable[Kept]) -> None:
 def load_kept(path: Path) -> tuple[Kept, ...]:
     """The inverse of `save_kept`."""
     grouped: dict[tuple[str, str], Arrays] = {}
-    with explained("read", path):
+    with explained("read", path), understood(path, "delete it, and its step is measured again", StoreError):
         for address, array in load_file(path).items():
             site, tokens, name = address.split("~", 2)
             grouped.setdefault((site, tokens), {})[name] = array
