@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import difflib
 import errno
 import os
+import re
 import stat
 import sys
 from collections.abc import Iterator
@@ -36,6 +38,30 @@ def explained(action: str, path: Path) -> Iterator[None]:
     except OSError as error:
         remedy = _REMEDIES.get(error.errno or 0, "check the path and the disk")
         raise StoreError(f"cannot {action} {path}: {error.strerror or error}; {remedy}") from error
+
+
+def near_paths(path: Path) -> str:
+    """The names most like a missing path's that are there, as the rest of a sentence: ` (did you mean …?)`.
+
+    Of names that differ by their last number only, such as checkpoints, the nearest numbers.
+    """
+    folder, names = path.parent, list[str]()
+    with suppress(OSError):
+        names = sorted(os.listdir(folder))
+    near = _near_numbers(path.name, names) or difflib.get_close_matches(path.name, names, n=3, cutoff=0.5)
+    return f" (did you mean {' or '.join(str(folder / name) for name in near)}?)" if near else ""
+
+
+def _near_numbers(name: str, names: list[str]) -> list[str]:
+    """
+    >>> _near_numbers("step-99", ["data", "step-8", "step-64", "step-100"])
+    ['step-100', 'step-64']
+    """
+    numbered = re.compile(r"(.*?)(\d{1,18})")
+    wanted = numbered.fullmatch(name)
+    found = [there for each in names if wanted and (there := numbered.fullmatch(each)) and there[1] == wanted[1]]
+    found.sort(key=lambda there: abs(int(there[2]) - int(wanted[2])) if wanted else 0)
+    return [there[0] for there in found[:2]]
 
 
 def open_plain(path: Path, flags: int) -> int:

@@ -11,6 +11,7 @@ from rich.console import Console
 
 from anisoscope.cli.app import AsJson, Metrics, app, command_line, escape, names_of, progress_bar, stderr
 from anisoscope.cli.ranks import launched
+from anisoscope.disk import near_paths
 from anisoscope.errors import InputError
 
 if TYPE_CHECKING:
@@ -93,7 +94,7 @@ def measure(
         _measure_vectors(source, names_of(metrics), out, as_json, opening, {**options, "keep_blocks": keep_blocks})
         return
     if not has_data and not weights:
-        raise InputError(f"{source} is not a file of vectors; a model needs --text, --images, --audio or --weights")
+        raise InputError(_nothing_to_measure(source))
     request: dict[str, Any] = {
         "text": text,
         "images": images,
@@ -125,6 +126,17 @@ def measure(
         _tell_cost(source, request)
         return
     _measure_model(source, request, out, as_json, tokens if text is not None else None)
+
+
+def _nothing_to_measure(source: str) -> str:
+    """What a source that is neither vectors nor a model with data may have been meant to be."""
+    data = "--text FILE, --images FOLDER, --audio FOLDER or --weights"
+    if Path(source).exists():
+        return f"{source} is not a file of vectors; if it is a model, say what to measure it on: {data}"
+    return (
+        f"there is no file {source}{near_paths(Path(source))}; give a file of vectors, or a model (a folder or hub id) "
+        f"with {data}"
+    )
 
 
 def _measure_vectors(

@@ -8,8 +8,9 @@ from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from pathlib import Path
 
+from anisoscope.disk import near_paths
 from anisoscope.errors import InputError, unknown
-from anisoscope.models.sources import hub_refs, is_hub_id, near_paths
+from anisoscope.models.sources import hub_refs, is_hub_id
 from anisoscope.models.weights import PICKLES, weights_problem
 
 _WEIGHTS = (".gguf", ".safetensors", *PICKLES)

@@ -14,8 +14,9 @@ from typing import Any, TextIO
 
 import torch
 
+from anisoscope.disk import near_paths
 from anisoscope.errors import InputError
-from anisoscope.models.sources import files_in, near_paths
+from anisoscope.models.sources import files_in
 from anisoscope.models.tables import Batch, require_positive, runs, window_table, with_inputs
 
 # A long text is tokenised in pieces of this many characters: enough that the tokenizer's overhead per call is
@@ -89,7 +90,8 @@ def text_documents(
             return Documents(lambda: chain.from_iterable(_file_documents(file, field, mark) for file in files))
         path = files[0]
     if not path.is_file():
-        raise InputError(f"no text at {path}{near_paths(path)}; give a file, a folder, - or datasets:<name>")
+        known = "a file, a folder, - or datasets:NAME, in Python also a list of texts"
+        raise InputError(f"no text at {path}{near_paths(path)}; give {known}")
     if path.suffix.lower() in _ROWS or mark is not None:
         return Documents(lambda: _file_documents(path, field, mark))
     return Documents(lambda: text_pieces(_chunks(path)), are="windows")
