@@ -20,7 +20,7 @@ import runpy
 import shlex
 import sys
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +41,7 @@ class Block:
     rest: str
     code: str
     shown: str | None = None
+    shown_line: int = 0
 
     @property
     def runs(self) -> bool:
@@ -73,7 +74,7 @@ def blocks_of(text: str) -> list[Block]:
             code = "\n".join(inside)
             before = found[-1] if found else None
             if language == "text" and before is not None and before.runs and start - last_end <= 2:
-                found[-1] = Block(before.line, before.language, before.rest, before.code, code)
+                found[-1] = replace(before, shown=code, shown_line=start)
             else:
                 found.append(Block(start, language, rest.strip(), code))
             opened, last_end = None, number
@@ -99,6 +100,15 @@ def run_blocks(blocks: list[Block], folder: Path, name: str) -> Iterator[tuple[B
         output = _tidy(printed.getvalue(), folder)
         assert (code != 0) == block.fails, f"{where}: ended with {code}\n{output}"
         yield block, output
+
+
+def refreshed(text: str, outputs: list[tuple[Block, str]]) -> str:
+    """A page with what its blocks print now; what still agrees is left as it is, with its `…`."""
+    lines = text.splitlines()
+    for block, output in reversed(outputs):
+        if block.shown is not None and not agrees(block.shown, output):
+            lines[block.shown_line : block.shown_line + len(block.shown.splitlines())] = output.splitlines()
+    return "\n".join(lines) + "\n"
 
 
 def commands(code: str) -> list[list[str]]:

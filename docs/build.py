@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+import tempfile
 from pathlib import Path
 
 from anisoscope.metrics import catalogue
@@ -47,6 +49,21 @@ def _row(metric: Metric) -> str:
     return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
 
 
+def walked() -> list[Path]:
+    """The pages that a reader can walk through: their blocks run, in order, in one folder a page."""
+    return [HERE / "tour.md", HERE / "pitfalls.md", *sorted((HERE / "howto").glob("*.md"))]
+
+
+def walk(page: Path) -> str:
+    """A page with what its blocks print now."""
+    text = page.read_text()
+    with tempfile.TemporaryDirectory() as folder:
+        prepare(Path(folder))
+        return refreshed(text, list(run_blocks(blocks_of(text), Path(folder), page.name)))
+
+
 if __name__ == "__main__":
     for path, text in pages().items():
         path.write_text(text)
+    for path in walked():
+        path.write_text(walk(path))

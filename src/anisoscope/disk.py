@@ -43,13 +43,19 @@ def explained(action: str, path: Path) -> Iterator[None]:
 def near_paths(path: Path) -> str:
     """The names most like a missing path's that are there, as the rest of a sentence: ` (did you mean …?)`.
 
-    Of names that differ by their last number only, such as checkpoints, the nearest numbers.
+    Of names that differ by their last number only, such as checkpoints, the nearest numbers. Where the folder is
+    missing too, what is most like the first part of the path that is not there.
     """
-    folder, names = path.parent, list[str]()
+    given = path
+    while not path.parent.is_dir() and path.parent != path.parent.parent:
+        path = path.parent
+    names: list[str] = []
     with suppress(OSError):
-        names = sorted(os.listdir(folder))
+        names = sorted(os.listdir(path.parent))
     near = _near_numbers(path.name, names) or difflib.get_close_matches(path.name, names, n=3, cutoff=0.5)
-    return f" (did you mean {' or '.join(str(folder / name) for name in near)}?)" if near else ""
+    if near:
+        return f" (did you mean {' or '.join(str(path.parent / name) for name in near)}?)"
+    return f" (there is no folder {path})" if path != given else ""
 
 
 def _near_numbers(name: str, names: list[str]) -> list[str]:

@@ -19,7 +19,8 @@ from anisoscope.report.compare import Difference
 _HIDDEN_CURVES = 3  # a curve with more points than this is shown as one sparkline row
 _BARS = "▁▂▃▄▅▆▇█"
 _WIDEST = 14  # characters of a sparkline
-_CURVES = ("over layers", "first run", "second run")  # columns of sparklines, which must not break
+_BOTH = "first run\nsecond run"
+_CURVES = ("over layers", _BOTH)  # columns of sparklines, which must not break
 
 
 def records_table(records: Sequence[Record], title: str = "") -> Table:
@@ -44,8 +45,7 @@ def records_table(records: Sequence[Record], title: str = "") -> Table:
 def layers_table(records: Sequence[Record], info: Mapping[str, Any], title: str) -> RenderableType:
     """One row a metric and token policy: its curve over the layers, the first, the highest and the last value."""
     table = _table(title, "metric", "tokens", "over layers", "first", "highest", "last")
-    # In a narrow terminal a long name breaks before a number does.
-    table.columns[0].no_wrap, table.columns[0].min_width, table.columns[0].max_width = False, 20, 28
+    _give_way(table)
     for column in table.columns[3:]:
         column.min_width = 8
     shown: dict[tuple[str, str], list[Record]] = {}
@@ -131,23 +131,28 @@ def differences_table(found: Sequence[Difference], title: str) -> RenderableType
     """One row a metric and token policy at the last step: both curves, the largest difference with its error."""
     last = max(each.first.step for each in found)
     shown = [each for each in found if each.first.step == last]
-    table = _table(title, "metric", "tokens", "first run", "second run", "largest difference", "at", "clear")
+    table = _table(title, "metric", "tokens", _BOTH, "largest difference", "clear")
+    _give_way(table)
+    for column in table.columns[1:]:
+        column.no_wrap = column.header != "largest difference"
+    table.columns[3].min_width = 10
     groups: dict[tuple[str, str], list[Difference]] = {}
     for each in shown:
         groups.setdefault((_label(each.first), each.first.tokens), []).append(each)
     for (label, tokens), group in groups.items():
         largest = max(group, key=lambda each: abs(each.value))
+        curves = ([each.first.value for each in group], [each.second.value for each in group])
         table.add_row(
-            label,
+            _stacked(label),
             tokens,
-            sparkline([each.first.value for each in group]),
-            sparkline([each.second.value for each in group]),
-            _signed(largest),
-            escape(_where(largest.first)),
+            "\n".join(map(sparkline, curves)),
+            f"{_signed(largest)}\n[dim]{escape(_place(largest.first))}[/]",
             f"{sum(each.clear for each in group)} of {len(group)}",
         )
-    earlier = len({each.first.step for each in found}) - 1
-    note = f"at step {last}, the last of {earlier + 1} that both have; all of them with --sites" if earlier else ""
+    steps = len({each.first.step for each in found})
+    note = f"at step {last}" if last else ""
+    if steps > 1:
+        note = f"at step {last}, the last of {steps} that both have; all of them with --sites"
     return Group(table, *([Text(note, style="dim")] if note else []), _how_compared(shown))
 
 
@@ -179,9 +184,12 @@ def _signed(each: Difference) -> str:
     return f"{sign}{_number(each.value, 3)}{error}"
 
 
+def _place(record: Record) -> str:
+    return record.site if record.index is None else f"{record.site} ({record.index})"
+
+
 def _where(record: Record) -> str:
-    where = record.site if record.index is None else f"{record.site} ({record.index})"
-    return f"{where}, step {record.step}" if record.step else where
+    return f"{_place(record)}, step {record.step}" if record.step else _place(record)
 
 
 def metrics_table(cards: Sequence[Mapping[str, Any]]) -> Table:
@@ -256,6 +264,11 @@ def _groups(records: Sequence[Record]) -> list[list[Record]]:
         else:
             groups.append([record])
     return groups
+
+
+def _give_way(table: Table) -> None:
+    """In a narrow terminal a long name breaks before a number does."""
+    table.columns[0].no_wrap, table.columns[0].min_width, table.columns[0].max_width = False, 20, 28
 
 
 def _label(record: Record) -> str:
