@@ -6,6 +6,11 @@ import sys
 import tempfile
 from pathlib import Path
 
+sys.path.insert(0, str(Path(__file__).parent))  # a page's helpers lie beside this file, wherever it is started
+
+from blocks import blocks_of, refreshed, run_blocks
+from reader import prepare
+
 from anisoscope.metrics import catalogue
 from anisoscope.metrics.metric import INVARIANCES, Metric
 
@@ -58,7 +63,8 @@ def walk(page: Path) -> str:
     """A page with what its blocks print now."""
     text = page.read_text()
     with tempfile.TemporaryDirectory() as folder:
-        prepare(Path(folder))
+        if page.parent.name == "howto":
+            prepare(Path(folder))
         return refreshed(text, list(run_blocks(blocks_of(text), Path(folder), page.name)))
 
 

@@ -1,4 +1,4 @@
-"""What a reader of the pages has in the current folder: a model, a text in documents, vectors. Small, and no download."""
+"""What a reader of the how-to pages has in the folder: a model, a text in documents, vectors. Small, no download."""
 
 from __future__ import annotations
 
