@@ -29,6 +29,7 @@ WIDTH = 100  # columns of the terminal that pages show
 _FENCE = re.compile(r"^```(.*)$")
 _NUMBER = re.compile(r"[−+-]?\d[\d,]*\.?\d*(e[+-]?\d+)?")
 _SPARK = re.compile("[▁▂▃▄▅▆▇█]+")
+_BAR = re.compile(r"\d%\|.*\[")  # a library's progress bar
 _RELATIVE, _ABSOLUTE = 0.15, 0.03  # by how much a number may differ from the page
 
 
@@ -194,9 +195,9 @@ def _as_a_reader(folder: Path) -> Iterator[None]:
 
 
 def _tidy(output: str, folder: Path) -> str:
-    """Output as a page shows it: paths from the reader's folder, no spaces at the ends, no run of empty lines."""
+    """Output as a page shows it: paths from the reader's folder, no progress, no run of empty lines."""
     for name in {str(folder.resolve()), str(folder)}:
         output = output.replace(name + "/", "")
-    lines = [line.rstrip() for line in output.splitlines()]
+    lines = [line.rstrip() for line in output.splitlines() if not _BAR.search(line)]
     kept = [line for number, line in enumerate(lines) if line or (number and lines[number - 1])]
     return "\n".join(kept).strip("\n")

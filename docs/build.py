@@ -9,6 +9,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parent))  # a page's helpers lie beside this file, wherever it is started
 
 from blocks import blocks_of, refreshed, run_blocks
+from cli_reference import cli_page
 from reader import prepare
 
 from anisoscope.metrics import catalogue
@@ -20,7 +21,7 @@ HEADER = "<!-- written by docs/build.py from the code: do not edit -->\n\n"
 
 def pages() -> dict[Path, str]:
     """Every generated page and its text."""
-    return {HERE / "metrics.md": HEADER + metrics_page()}
+    return {HERE / "metrics.md": HEADER + metrics_page(), HERE / "cli.md": HEADER + cli_page()}
 
 
 def metrics_page() -> str:

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-_DOCUMENTS = 48
+_DOCUMENTS = 32
 _LETTERS = 160  # of a document
 
 
@@ -38,7 +38,7 @@ def _save_decoder(folder: Path, texts: list[str]) -> None:
     special = {"special_tokens": ["<|end|>"], "initial_alphabet": alphabet}
     tokenizer.train_from_iterator(texts, parts.trainers.BpeTrainer(vocab_size=320, show_progress=False, **special))
     torch.manual_seed(0)
-    shape = {"n_embd": 32, "n_layer": 4, "n_head": 4, "vocab_size": 320, "n_positions": 64}
+    shape = {"n_embd": 24, "n_layer": 3, "n_head": 2, "vocab_size": 320, "n_positions": 64}
     model = library.GPT2LMHeadModel(library.GPT2Config(**shape, bos_token_id=0, eos_token_id=0))
     model.save_pretrained(folder)
     words = library.PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<|end|>", pad_token="<|end|>")

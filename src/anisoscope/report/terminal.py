@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
@@ -13,7 +14,7 @@ from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
-from anisoscope.records import Record
+from anisoscope.records import Record, Site
 from anisoscope.report.compare import Difference
 
 _HIDDEN_CURVES = 3  # a curve with more points than this is shown as one sparkline row
@@ -49,9 +50,8 @@ def layers_table(records: Sequence[Record], info: Mapping[str, Any], title: str)
     for column in table.columns[3:]:
         column.min_width = 8
     shown: dict[tuple[str, str], list[Record]] = {}
-    for record in records:
-        if record.index is None:
-            shown.setdefault((_label(record), record.tokens), []).append(record)
+    for record in (*(each for each in records if each.index is None), *_over_heads(records)):
+        shown.setdefault((_label(record), record.tokens), []).append(record)
     for (label, tokens), found in sorted(shown.items(), key=lambda item: _first_seen(item, list(shown))):
         known = [r for r in found if r.value is not None]
         if not known:
@@ -72,7 +72,32 @@ def layers_table(records: Sequence[Record], info: Mapping[str, Any], title: str)
     note = f"no-sink: without first tokens and {removed.get('count', 0)} massive tokens" + (
         f" ({words})" if words else ""
     )
-    return Group(table, Text(note, style="dim"))
+    curves = dict.fromkeys(each.metric for each in records if each.index is not None and not _is_head(each))
+    more = f"\nCurves, which the report draws: {', '.join(curves)}" if curves else ""
+    return Group(table, Text(note + more, style="dim"))
+
+
+def _is_head(record: Record) -> bool:
+    return record.index is not None and Site.parse(record.site).kind == "pattern"
+
+
+def _over_heads(records: Sequence[Record]) -> list[Record]:
+    """The heads of each layer as one number, their mean; the report shows each of them."""
+    heads: dict[tuple[str, str, str, int], list[Record]] = {}
+    for record in records:
+        if _is_head(record) and record.value is not None:
+            key = (record.site, record.tokens, _label(record), record.step)
+            heads.setdefault(key, []).append(record)
+    return [
+        replace(
+            found[0],
+            value=math.fsum(r.value or 0.0 for r in found) / len(found),
+            variant={**found[0].variant, "mean over": "heads"},
+            index=None,
+            error=None,
+        )
+        for found in heads.values()
+    ]
 
 
 def _first_seen(item: tuple[tuple[str, str], list[Record]], order: list[tuple[str, str]]) -> tuple[int, str]:
