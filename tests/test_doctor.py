@@ -35,7 +35,15 @@ def test_here_the_core_works_and_every_dependency_is_looked_at() -> None:
     done = CliRunner().invoke(app, ["doctor", "--json"])
     assert done.exit_code == 0, done.stdout
     checks = {check["what"]: check for check in json.loads(done.stdout)}
-    assert set(checks) >= {"torch", "transformers", "vl-convert-python", "ray", "wandb", "float32 on the CPU", "chromium"}
+    assert set(checks) >= {
+        "torch",
+        "transformers",
+        "vl-convert-python",
+        "ray",
+        "wandb",
+        "float32 on the CPU",
+        "chromium",
+    }
     assert {check["state"] for check in checks.values()} <= STATES
     assert checks["anisoscope"]["detail"].startswith(__version__)
     assert checks["float32 on the CPU"]["state"] == "ok"
@@ -83,7 +91,7 @@ def test_half_precision_that_fails_is_no_reason_to_give_up(monkeypatch: pytest.M
 
 @pytest.mark.usefixtures("quick")
 def test_a_folder_that_cannot_be_written_is_told_with_a_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(dir: Path, **_: Any) -> None:  # noqa: A002 the name that tempfile gives it
+    def refuse(dir: Path, **_: Any) -> None:
         raise OSError(errno.EROFS, "Read-only file system")
 
     monkeypatch.setattr(tempfile, "NamedTemporaryFile", refuse)
