@@ -52,7 +52,9 @@ def measure(
     generate: Annotated[
         int | None, typer.Option(min=1, help="Also measure so many tokens that the model adds to each window.")
     ] = None,
-    sites: Annotated[str, typer.Option(help="Where to look: kinds or sites, with commas.")] = "embed,resid,final",
+    sites: Annotated[
+        str, typer.Option(help="Kinds (embed resid attn mlp q k pattern final) or sites (resid.7), with commas.")
+    ] = "embed,resid,final",
     tokens: Annotated[int, typer.Option(min=2, help="How many tokens to measure.")] = 65_536,
     batch_tokens: Annotated[
         int | None, typer.Option(min=2, help="Also give mean and deviation over batches of so many tokens.")
@@ -81,7 +83,7 @@ def measure(
     seed: Annotated[int, typer.Option(help="Seed of the keyed sample.")] = 0,
     precise: Annotated[bool, typer.Option(help="Products of vectors in float64 throughout.")] = False,
     errors: Annotated[bool, typer.Option(help="Error bars by jackknife over blocks.")] = True,
-    out: Annotated[Path | None, typer.Option(help="A run folder to write; the same command resumes it.")] = None,
+    out: Annotated[Path | None, typer.Option(help="A run folder to write; a model's goes on when asked again.")] = None,
     keep_blocks: Annotated[bool, typer.Option(help="Keep block statistics, for error bars of `recompute`.")] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what it would cost, and stop.")] = False,
     as_json: AsJson = False,
