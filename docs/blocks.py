@@ -30,7 +30,7 @@ _FENCE = re.compile(r"^```(.*)$")
 _NUMBER = re.compile(r"[−+-]?\d[\d,]*\.?\d*(e[+-]?\d+)?")
 _SPARK = re.compile("[▁▂▃▄▅▆▇█]+")
 _BAR = re.compile(r"\d%\|.*\[")  # a library's progress bar
-_RELATIVE, _ABSOLUTE = 0.15, 0.03  # by how much a number may differ from the page
+_RELATIVE, _ABSOLUTE = 0.05, 0.02  # by how much a number may differ from the page
 
 
 @dataclass(frozen=True)

@@ -40,6 +40,7 @@ def load(name: str) -> ModuleType:
 
 blocks = load("blocks")
 reader = load("reader")
+COMMANDS: Any = typer.main.get_command(app)
 
 
 @pytest.mark.filterwarnings("default")  # a reader sees warnings of libraries, and goes on
@@ -85,8 +86,7 @@ def command_lines(text: str) -> list[list[str]]:
 
 def parse(words: list[str]) -> None:
     """Parses a command line as the program would, without running it."""
-    command: Any = typer.main.get_command(app)
-    rest = words[1:]
+    command, rest = COMMANDS, words[1:]
     while rest and hasattr(command, "commands") and not rest[0].startswith("-"):
         command, rest = command.commands[rest[0]], rest[1:]
     if not hasattr(command, "commands"):
@@ -113,7 +113,7 @@ def test_an_option_that_does_not_exist_would_be_found() -> None:
 
 def test_every_command_and_option_has_help_and_every_command_examples_that_parse() -> None:
     reference = load("cli_reference")
-    found = dict(reference.commands(typer.main.get_command(app), "anisoscope"))
+    found = dict(reference.commands(COMMANDS, "anisoscope"))
     assert len(found) > 15
     for name, command in found.items():
         lines = reference.examples(command)
