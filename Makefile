@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 .DEFAULT_GOAL := help
 
-.PHONY: help demo demo-real browser test test-real test-slow check fix docs bench constraints clean
+.PHONY: help demo demo-real browser test test-real test-slow check fix docs dist bench constraints clean
 
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -51,8 +51,12 @@ fix: $(VENV)/dev  ## format, and mend what ruff can
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-docs: $(VENV)/dev  ## the generated pages of docs/
+docs: $(VENV)/dev  ## the generated pages of docs/, and what the blocks of the others print
 	$(BIN)/python docs/build.py
+
+dist: $(VENV)/dev  ## wheel and sdist, in dist/
+	rm -rf dist
+	$(BIN)/python -m build --no-isolation
 
 bench: $(VENV)/dev  ## peers and limits, interleaved; results in benchmarks/results/
 	$(BIN)/python -m benchmarks

@@ -2,7 +2,15 @@
 
 from __future__ import annotations
 
+import sys
+import tempfile
 from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parent))  # a page's helpers lie beside this file, wherever it is started
+
+from blocks import blocks_of, refreshed, run_blocks
+from cli_reference import cli_page
+from reader import prepare
 
 from anisoscope.metrics import catalogue
 from anisoscope.metrics.metric import INVARIANCES, Metric
@@ -13,7 +21,7 @@ HEADER = "<!-- written by docs/build.py from the code: do not edit -->\n\n"
 
 def pages() -> dict[Path, str]:
     """Every generated page and its text."""
-    return {HERE / "metrics.md": HEADER + metrics_page()}
+    return {HERE / "metrics.md": HEADER + metrics_page(), HERE / "cli.md": HEADER + cli_page()}
 
 
 def metrics_page() -> str:
@@ -47,6 +55,22 @@ def _row(metric: Metric) -> str:
     return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
 
 
+def walked() -> list[Path]:
+    """The pages that a reader can walk through: their blocks run, in order, in one folder a page."""
+    return [HERE / "tour.md", HERE / "pitfalls.md", *sorted((HERE / "howto").glob("*.md"))]
+
+
+def walk(page: Path) -> str:
+    """A page with what its blocks print now."""
+    text = page.read_text()
+    with tempfile.TemporaryDirectory() as folder:
+        if page.parent.name == "howto":
+            prepare(Path(folder))
+        return refreshed(text, list(run_blocks(blocks_of(text), Path(folder), page.name)))
+
+
 if __name__ == "__main__":
     for path, text in pages().items():
         path.write_text(text)
+    for path in walked():
+        path.write_text(walk(path))

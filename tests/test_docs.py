@@ -30,6 +30,8 @@ MODULES = [
     "report.shapes",
     "report.terminal",
     "report.tidy",
+    "disk",
+    "doctor",
     "schedule",
     "stats.threads",
 ]
@@ -78,8 +80,25 @@ def test_examples_run(path: Path, capsys: pytest.CaptureFixture[str], monkeypatc
     assert capsys.readouterr().out
 
 
+@pytest.mark.filterwarnings("default")  # the kernel's libraries warn of their own
+def test_the_notebook_runs_from_top_to_bottom(tmp_path: Path) -> None:
+    import nbformat
+    from nbclient import NotebookClient
+
+    notebook = nbformat.read(ROOT / "examples" / "notebook.ipynb", as_version=4)
+    nbformat.validate(notebook)
+    assert not any(cell.get("outputs") for cell in notebook.cells)  # kept without what it prints: it cannot be stale
+    where = {"metadata": {"path": str(tmp_path)}}
+    NotebookClient(notebook, timeout=300, kernel_name="python3", resources=where).execute()
+    outputs = [output for cell in notebook.cells for output in cell.get("outputs", [])]
+    charts = [each for each in outputs if "vega" in str(each.get("data", {}).get("text/html", ""))]
+    assert len(charts) == 2
+    told = "".join(each.get("text", "") for each in outputs)
+    assert re.search(r"mean_cosine +\+0\.\d+ ± 0\.\d+ +clear", told)
+
+
 def test_no_path_of_a_machine_is_in_the_tree() -> None:
-    for folder in ("src", "docs", "tests", "benchmarks"):
+    for folder in ("src", "docs", "tests", "benchmarks", "examples"):
         for path in (ROOT / folder).rglob("*.*"):
-            if path.suffix in (".py", ".md", ".json", ".toml") and path != Path(__file__):
+            if path.suffix in (".py", ".md", ".json", ".toml", ".ipynb") and path != Path(__file__):
                 assert not re.search(r"(^|[^\w.])/(work|root|home)/", path.read_text()), path

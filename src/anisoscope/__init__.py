@@ -5,6 +5,7 @@ The public names, each imported when first used, so that a report renders where 
 
 from __future__ import annotations
 
+import sys
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
@@ -77,7 +78,8 @@ def __getattr__(name: str) -> Any:
     if name in _ROOMS:
         return import_module(f"anisoscope.{name}")
     if name not in _HOME:
-        raise AttributeError(f"module 'anisoscope' has no attribute {name!r}")
+        # with name and object Python itself adds "Did you mean …?"
+        raise AttributeError(f"module 'anisoscope' has no attribute {name!r}", name=name, obj=sys.modules[__name__])
     return getattr(import_module(f"anisoscope.{_HOME[name]}"), name)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import errno
 import json
 import os
@@ -123,6 +124,36 @@ def parse_json(data: bytes | str) -> Any:
         return json.loads(data)
     except RecursionError as error:
         raise ValueError("nested too deeply") from error
+
+
+def near_paths(path: Path) -> str:
+    """The names most like a missing path's that are there, as the rest of a sentence: ` (did you mean …?)`.
+
+    Of names that differ by their last number only, such as checkpoints, the nearest numbers. Where the folder is
+    missing too, what is most like the first part of the path that is not there.
+    """
+    given = path
+    while not path.parent.is_dir() and path.parent != path.parent.parent:
+        path = path.parent
+    names: list[str] = []
+    with suppress(OSError):
+        names = sorted(os.listdir(path.parent))
+    near = _near_numbers(path.name, names) or difflib.get_close_matches(path.name, names, n=3, cutoff=0.5)
+    if near:
+        return f" (did you mean {' or '.join(str(path.parent / name) for name in near)}?)"
+    return f" (there is no folder {path})" if path != given else ""
+
+
+def _near_numbers(name: str, names: list[str]) -> list[str]:
+    """
+    >>> _near_numbers("step-99", ["data", "step-8", "step-64", "step-100"])
+    ['step-100', 'step-64']
+    """
+    numbered = re.compile(r"(.*?)(\d{1,18})")
+    wanted = numbered.fullmatch(name)
+    found = [there for each in names if wanted and (there := numbered.fullmatch(each)) and there[1] == wanted[1]]
+    found.sort(key=lambda there: abs(int(there[2]) - int(wanted[2])) if wanted else 0)
+    return [there[0] for there in found[:2]]
 
 
 def open_plain(path: Path, flags: int) -> int:

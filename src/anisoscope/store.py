@@ -45,6 +45,7 @@ from anisoscope.disk import (
     acquire,
     append_lines,
     explained,
+    near_paths,
     open_plain,
     read_lines,
     replacing,
@@ -582,7 +583,10 @@ def _require_place(folder: Path, resume: bool) -> None:
         there = {name for name in os.listdir(folder) if name != _LOCK and not name.endswith(TEMPORARY)}
     if _HEAD in there:
         if not resume:
-            raise StoreError(f"{folder} is a run already; continue it with resume, or choose another folder")
+            raise StoreError(
+                f"{folder} is a run already (anisoscope show prints it); choose another folder, delete it, or continue "
+                "it: --resume where a command has that, resume=True in Python"
+            )
     elif there:
         raise StoreError(f"{folder} is not empty and not a run; choose another folder")
 
@@ -606,7 +610,7 @@ def _read_head(folder: Path) -> dict[str, Any]:
         try:
             descriptor = open_plain(path, os.O_RDONLY)
         except (FileNotFoundError, NotADirectoryError) as error:
-            raise StoreError(f"{folder} is not a run: it has no {_HEAD}; give a folder made with --out") from error
+            raise StoreError(_no_run(folder)) from error
         with os.fdopen(descriptor, "rb") as file:
             data = file.read(_HEAD_LIMIT + 1)
     try:
@@ -615,6 +619,17 @@ def _read_head(folder: Path) -> dict[str, Any]:
         return _checked_head(_parse_objects([data])[0])
     except (ValueError, InputError) as error:
         raise StoreError(f"{path} cannot be read: {error}; restore it from a copy or measure again") from error
+
+
+def _no_run(folder: Path) -> str:
+    """What a path that is no run is instead, and where a run may be."""
+    if not folder.exists():
+        return f"there is no {folder}{near_paths(folder)}; give a folder made with --out"
+    with suppress(OSError):
+        inside = sorted(entry.name for entry in folder.iterdir() if (entry / _HEAD).is_file())
+        if inside:
+            return f"{folder} is not a run, but holds runs; give one or more: {', '.join(inside[:6])}"
+    return f"{folder} is not a run: it has no {_HEAD}; give a folder made with --out"
 
 
 def _checked_head(head: dict[str, Any]) -> dict[str, Any]:

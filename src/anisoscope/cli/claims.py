@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 claims = typer.Typer(
     help="What four papers on anisotropy say: every claim run and judged, here and on your models.",
     rich_markup_mode="markdown",
+    epilog="Examples:\n\n    anisoscope claims\n\n    anisoscope claims --out runs/pythia --json",
 )
 app.add_typer(claims, name="claims")
 

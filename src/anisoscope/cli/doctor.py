@@ -4,22 +4,36 @@ from __future__ import annotations
 
 import json
 from dataclasses import asdict
+from typing import Annotated
 
 import typer
 from rich.markup import escape
 from rich.table import Table
 
-from anisoscope.cli.app import AsJson, app, stdout
+from anisoscope.cli.app import app, stderr, stdout
 
-_MARKS = {"ok": "[green]✓[/]", "missing": "[dim]–[/]", "broken": "[bold red]✗[/]"}
+_MARKS = {"ok": "[green]✓[/]", "missing": "[dim]–[/]", "limited": "[yellow]![/]", "broken": "[bold red]✗[/]"}
+_LEGEND = "✓ works   – not there, not needed   ! works with something to know   ✗ needed and does not work"
 
 
-@app.command(epilog="Example:\n\n    anisoscope doctor")
-def doctor(as_json: AsJson = False) -> None:
-    """What is installed here and what works: versions, devices, folders, optional parts."""
+@app.command(epilog="Examples:\n\n    anisoscope doctor\n\n    anisoscope doctor --thorough --json")
+def doctor(
+    thorough: Annotated[
+        bool, typer.Option("--thorough", help="Also start a browser and Ray, if they are there.")
+    ] = False,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print the checks as one JSON list, and nothing else.")
+    ] = False,
+) -> None:
+    """What is installed here and what works: versions, devices, folders, the hub, optional parts.
+
+    Packages are imported and products are tried in processes of their own. The exit code is 1 only if something that
+    every measurement needs does not work.
+    """
     from anisoscope.doctor import checks
 
-    found = list(checks())
+    with stderr().status("looking"):
+        found = list(checks(thorough))
     if as_json:
         typer.echo(json.dumps([asdict(check) for check in found]))
     else:
@@ -27,5 +41,6 @@ def doctor(as_json: AsJson = False) -> None:
         for check in found:
             table.add_row(_MARKS[check.state], check.what, f"[dim]{escape(check.detail)}[/]")
         stdout().print(table)
+        stdout().print(f"[dim]{_LEGEND}[/]")
     if any(check.state == "broken" for check in found):
         raise typer.Exit(1)

@@ -11,7 +11,7 @@ from rich.markup import escape
 
 from anisoscope.cli.app import AsJson, Metrics, app, command_line, names_of, progress_bar, stderr, stdout
 from anisoscope.cli.ranks import launched
-from anisoscope.disk import given_path
+from anisoscope.disk import given_path, near_paths
 from anisoscope.errors import InputError
 
 if TYPE_CHECKING:
@@ -52,7 +52,9 @@ def measure(
     generate: Annotated[
         int | None, typer.Option(min=1, help="Also measure so many tokens that the model adds to each window.")
     ] = None,
-    sites: Annotated[str, typer.Option(help="Where to look: kinds or sites, with commas.")] = "embed,resid,final",
+    sites: Annotated[
+        str, typer.Option(help="Kinds (embed resid attn mlp q k pattern final) or sites (resid.7), with commas.")
+    ] = "embed,resid,final",
     tokens: Annotated[int, typer.Option(min=2, help="How many tokens to measure.")] = 65_536,
     batch_tokens: Annotated[
         int | None, typer.Option(min=2, help="Also give mean and deviation over batches of so many tokens.")
@@ -81,13 +83,12 @@ def measure(
     seed: Annotated[int, typer.Option(help="Seed of the keyed sample.")] = 0,
     precise: Annotated[bool, typer.Option(help="Products of vectors in float64 throughout.")] = False,
     errors: Annotated[bool, typer.Option(help="Error bars by jackknife over blocks.")] = True,
-    out: Annotated[Path | None, typer.Option(help="A run folder to write; the same command resumes it.")] = None,
+    out: Annotated[Path | None, typer.Option(help="A run folder to write; a model's goes on when asked again.")] = None,
     keep_blocks: Annotated[bool, typer.Option(help="Keep block statistics, for error bars of `recompute`.")] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what it would cost, and stop.")] = False,
     as_json: AsJson = False,
 ) -> None:
     """Every measure of a cloud of vectors on disk, or of a model layer by layer, with error bars and null levels."""
-    from anisoscope.models.sources import is_hub_id, near_paths
 
     has_data = any(given is not None for given in (text, images, audio))
     place = given_path(source)
@@ -96,12 +97,8 @@ def measure(
         options = {"sample": sample or 8192, "seed": seed, "precise": precise, "errors": errors}
         _measure_vectors(source, names_of(metrics), out, as_json, opening, {**options, "keep_blocks": keep_blocks})
         return
-    if not has_data and not weights and (place.is_dir() or is_hub_id(source)):
-        raise InputError(f"{source} is not a file of vectors; a model needs --text, --images, --audio or --weights")
-    if not has_data and not weights and place.suffix != ".gguf":
-        raise InputError(f"no file at {source}{near_paths(place)}; give vectors, or a model with --text or --weights")
     if not has_data and not weights:
-        raise InputError(f"{source} is a model; give it --text, or ask for its --weights")
+        raise InputError(_nothing_to_measure(source))
     request: dict[str, Any] = {
         "text": text,
         "images": images,
@@ -133,6 +130,17 @@ def measure(
         _tell_cost(source, request)
         return
     _measure_model(source, request, out, as_json, tokens if text is not None else None)
+
+
+def _nothing_to_measure(source: str) -> str:
+    """What a source that is neither vectors nor a model with data may have been meant to be."""
+    data = "--text FILE, --images FOLDER, --audio FOLDER or --weights"
+    if Path(source).exists():
+        return f"{source} is not a file of vectors; if it is a model, say what to measure it on: {data}"
+    return (
+        f"there is no file {source}{near_paths(Path(source))}; give a file of vectors, or a model (a folder or hub id) "
+        f"with {data}"
+    )
 
 
 def _measure_vectors(

@@ -52,7 +52,9 @@ def sweep(
     keep_downloads: Annotated[
         bool, typer.Option("--keep-downloads", help="Keep checkpoints that were downloaded for this sweep.")
     ] = False,
-    sites: Annotated[str, typer.Option(help="Where to look: kinds or sites, with commas.")] = "embed,resid,final",
+    sites: Annotated[
+        str, typer.Option(help="Kinds (embed resid attn mlp q k pattern final) or sites (resid.7), with commas.")
+    ] = "embed,resid,final",
     tokens: Annotated[int, typer.Option(min=2, help="How many tokens to measure.")] = 65_536,
     window: Annotated[int | None, typer.Option(min=2, help="Tokens a window; 512, or what the model allows.")] = None,
     batch: Annotated[int, typer.Option(min=1, help="Windows, images or clips a forward pass.")] = 8,

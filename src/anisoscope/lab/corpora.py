@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from anisoscope.disk import given_path
+from anisoscope.disk import given_path, near_paths
 from anisoscope.errors import InputError
 from anisoscope.lab.enwik8 import articles
 
@@ -46,7 +46,7 @@ def open_text(source: str | Path) -> Text:
     path = given_path(rest if name == "enwik8" else source)
     if not path.is_file():
         known = f"{EMBEDDED} (embedded), zipf:exponent=1, enwik8:PATH or a text file"
-        raise InputError(f"no text at {path}; give {known}")
+        raise InputError(f"no text at {path}{near_paths(path)}; give {known}")
     if name == "enwik8":
         return Text(str(source), lambda: articles(path))
     return Text(str(path), lambda: _pieces(path))

@@ -6,6 +6,7 @@ them). A name that is taken raises.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterable
 from importlib.metadata import entry_points
 from types import ModuleType
@@ -47,7 +48,13 @@ def __getattr__(name: str) -> Metric:
         found = vars(module).get(name)
         if isinstance(found, Metric):
             return found
-    raise AttributeError(f"no metric is called {name!r}")
+    # with name and object Python itself adds "Did you mean …?"
+    raise AttributeError(f"no metric is called {name!r}", name=name, obj=sys.modules[__name__])
+
+
+def __dir__() -> list[str]:
+    metrics = [name for module in FAMILIES for name, value in vars(module).items() if isinstance(value, Metric)]
+    return sorted({*globals(), *metrics})
 
 
 def _metrics_of(source: Any) -> list[Metric]:

@@ -8,9 +8,9 @@ from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from pathlib import Path
 
-from anisoscope.disk import given_path
+from anisoscope.disk import given_path, near_paths
 from anisoscope.errors import InputError, unknown
-from anisoscope.models.sources import hub_refs, is_hub_id, near_paths
+from anisoscope.models.sources import hub_refs, is_hub_id
 from anisoscope.models.weights import PICKLES, weights_problem
 
 _LIST_LIMIT = 16 << 20  # bytes

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import difflib
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from anisoscope.disk import given_path
+from anisoscope.disk import given_path, near_paths
 from anisoscope.errors import InputError, first_line
 from anisoscope.models.weights import PICKLES, weight_names
 
@@ -50,17 +49,6 @@ def locate(
 def is_hub_id(source: str | Path) -> bool:
     """Whether a name can be a repository of the hub: `gpt2`, `org/model`; paths and file names cannot."""
     return bool(_HUB_ID.fullmatch(str(source))) and Path(source).suffix not in (".gguf", ".safetensors", *PICKLES)
-
-
-def near_paths(path: Path) -> str:
-    """The names most like a missing path's that are there, as the rest of a sentence: ` (did you mean …?)`."""
-    folder = path.parent
-    try:
-        names = sorted(entry.name for entry in folder.iterdir())
-    except (OSError, ValueError):  # it is not there, or not to be looked into
-        names = []
-    near = difflib.get_close_matches(path.name, names, n=3, cutoff=0.5)
-    return f" (did you mean {' or '.join(str(folder / name) for name in near)}?)" if near else ""
 
 
 def files_in(folder: Path, suffixes: Sequence[str]) -> list[Path]:
@@ -113,7 +101,10 @@ def cached_refs(repository: str) -> list[str]:
 
 def _located_file(path: Path) -> Located:
     if path.suffix.lower() not in (".gguf", ".safetensors", *PICKLES):
-        raise InputError(f"{path} is not a model; expected a .gguf or .safetensors file, a folder or a hub id")
+        raise InputError(
+            f"{path} is not a model; expected a .gguf or .safetensors file, a folder or a hub id "
+            "(to measure a file of vectors, leave out --text)"
+        )
     if path.suffix.lower() != ".gguf" and not (path.parent / "config.json").is_file():
         raise InputError(f"{path} has no config.json beside it; put the model's configuration there")
     return Located(path.parent, path)
@@ -127,8 +118,9 @@ def _located_folder(folder: Path) -> Located:
         return Located(folder, ggufs[0])
     if ggufs:
         raise InputError(f"{folder} has {len(ggufs)} GGUF files; name one: {', '.join(p.name for p in ggufs)}")
-    inside = sorted(path.parent.name for path in folder.glob("*/config.json"))
-    hint = f"; models are in its folders {', '.join(inside[:6])}: give one of them" if inside else ""
+    inside = [*folder.glob("*/config.json"), *folder.glob("checkpoints/*/config.json")]
+    names = [str(path.parent) for path in sorted(inside, key=lambda path: path.stat().st_mtime, reverse=True)]
+    hint = f"; models are in its folders, such as {' or '.join(names[:2])}: give one of them" if names else ""
     raise InputError(
         f"{folder} is not a model: it has no config.json and no GGUF file{hint or '; give another folder'}"
     )

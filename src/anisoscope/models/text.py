@@ -13,9 +13,9 @@ from typing import Any, TextIO
 
 import torch
 
-from anisoscope.disk import given_path, parse_json, understood
+from anisoscope.disk import given_path, near_paths, parse_json, understood
 from anisoscope.errors import InputError, first_line
-from anisoscope.models.sources import files_in, near_paths
+from anisoscope.models.sources import files_in
 from anisoscope.models.tables import Batch, require_positive, runs, window_table, with_inputs
 
 # A long text is tokenised in pieces of this many characters: enough that the tokenizer's overhead per call is
@@ -92,7 +92,8 @@ def text_documents(
             return Documents(lambda: chain.from_iterable(_file_documents(file, field, mark) for file in files))
         path = files[0]
     if not path.is_file():
-        raise InputError(f"no text at {path}{near_paths(path)}; give a file, a folder, - or datasets:<name>")
+        known = "a file, a folder, - or datasets:NAME, in Python also a list of texts"
+        raise InputError(f"no text at {path}{near_paths(path)}; give {known}")
     if field is not None and path.suffix.lower() not in _ROWS:
         raise InputError(f"{path} is plain text without fields; leave out the field ({field!r}), or give .jsonl")
     if path.suffix.lower() in _ROWS or mark is not None:

@@ -128,7 +128,10 @@ def open_vectors(
     file = _regular_file(Path(path))
     suffix = file.path.suffix.lower()
     if suffix not in _FORMATS:
-        raise InputError(f"{file.path}: not a file of vectors; the formats are {', '.join(_FORMATS)}")
+        raise InputError(
+            f"{file.path}: not a file of vectors; the formats are {', '.join(_FORMATS)}. "
+            f"A text needs a model that reads it: anisoscope measure MODEL --text {file.path}"
+        )
     option = "--column" if suffix == ".parquet" else "--tensor"
     wanted, other = (column, tensor) if suffix == ".parquet" else (tensor, column)
     if other is not None:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from anisoscope.metrics.evaluate import evaluate
-from anisoscope.models.vectors import Vectors, write_npy
+from anisoscope.models.vectors import Vectors, open_vectors, write_npy
 from anisoscope.records import Record
 from anisoscope.stats.cloud import as_rows, batches_of, block_numbers, collect, with_documents
 from anisoscope.stats.moments import Moments
@@ -40,13 +40,16 @@ def measure_rows(
 ) -> list[Record]:
     """Every metric (or those named) of a cloud of vectors, with error bars and nulls.
 
-    `rows` is an array (n, d) or vectors opened with `open_vectors`; `documents` gives each row's document, so that
-    error bars and nulls know which rows belong together. With `out` the records, the pooled statistics and, with
-    `keep_blocks`, those of each block go to a run folder, from which `recompute` serves metrics asked for later.
+    `rows` is an array (n, d), the path of a file of vectors, or what `open_vectors` opened; `documents` gives each
+    row's document, so that error bars and nulls know which rows belong together. With `out` the records, the pooled
+    statistics and, with `keep_blocks`, those of each block go to a run folder, from which `recompute` serves metrics
+    asked for later.
 
     >>> [round(r.value, 3) for r in measure_rows([[1.0, 0.0], [0.0, 1.0]], ["mean_cosine"], errors=False)]
     [0.0]
     """
+    if isinstance(rows, str | Path):
+        rows = open_vectors(rows)
     look, document = _source(rows, documents, seed, progress)
     chosen = choose_metrics(metrics, {"documents"} if document is not None else set())
     names = with_documents(set().union(*(m.sources for m in chosen)) | {"Directions", "Moments"}, document)

@@ -131,7 +131,10 @@ def _saturated(rows: Sequence[Row]) -> str | None:
 def _no_errors(rows: Mapping[str, Sequence[Row]]) -> str | None:
     every = [row for group in rows.values() for row in group if row["value"] is not None]
     if every and all(row["error"] is None for row in every):
-        return "There are no error bars: too few blocks of documents, or errors were switched off."
+        return (
+            "There are no error bars: too few blocks of documents (more text makes more, and so does a smaller "
+            "--tokens: a block is a 64th of it), or errors were switched off."
+        )
     return None
 
 

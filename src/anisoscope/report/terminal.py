@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
@@ -13,14 +14,15 @@ from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
-from anisoscope.records import Record
+from anisoscope.records import Record, Site
 from anisoscope.report.compare import Difference
 from anisoscope.report.facts import sound
 
 _HIDDEN_CURVES = 3  # a curve with more points than this is shown as one sparkline row
 _BARS = "▁▂▃▄▅▆▇█"
 _WIDEST = 14  # characters of a sparkline
-_CURVES = ("over layers", "first run", "second run")  # columns of sparklines, which must not break
+_BOTH = "first run\nsecond run"
+_CURVES = ("over layers", _BOTH)  # columns of sparklines, which must not break
 
 
 def records_table(records: Sequence[Record], title: str = "") -> Table:
@@ -45,14 +47,12 @@ def records_table(records: Sequence[Record], title: str = "") -> Table:
 def layers_table(records: Sequence[Record], info: Mapping[str, Any], title: str) -> RenderableType:
     """One row a metric and token policy: its curve over the layers, the first, the highest and the last value."""
     table = _table(title, "metric", "tokens", "over layers", "first", "highest", "last")
-    # In a narrow terminal a long name breaks before a number does.
-    table.columns[0].no_wrap, table.columns[0].min_width, table.columns[0].max_width = False, 20, 28
+    _give_way(table)
     for column in table.columns[3:]:
         column.min_width = 8
     shown: dict[tuple[str, str], list[Record]] = {}
-    for record in records:
-        if record.index is None:
-            shown.setdefault((_label(record), record.tokens), []).append(record)
+    for record in (*(each for each in records if each.index is None), *_over_heads(records)):
+        shown.setdefault((_label(record), record.tokens), []).append(record)
     for (label, tokens), found in sorted(shown.items(), key=lambda item: _first_seen(item, list(shown))):
         known = [r for r in found if r.value is not None]
         if not known:
@@ -71,7 +71,32 @@ def layers_table(records: Sequence[Record], info: Mapping[str, Any], title: str)
     gone = removed["tokens"][:12]
     words = ", ".join(f"{t['text']!r}" if t.get("text") is not None else f"#{t.get('token')}" for t in gone)
     note = f"no-sink: without first tokens and {removed['count']} massive tokens" + (f" ({words})" if words else "")
-    return Group(table, Text(note, style="dim"))
+    curves = dict.fromkeys(each.metric for each in records if each.index is not None and not _is_head(each))
+    more = f"\nCurves, which the report draws: {', '.join(curves)}" if curves else ""
+    return Group(table, Text(note + more, style="dim"))
+
+
+def _is_head(record: Record) -> bool:
+    return record.index is not None and Site.parse(record.site).kind == "pattern"
+
+
+def _over_heads(records: Sequence[Record]) -> list[Record]:
+    """The heads of each layer as one number, their mean; the report shows each of them."""
+    heads: dict[tuple[str, str, str, int], list[Record]] = {}
+    for record in records:
+        if _is_head(record) and record.value is not None:
+            key = (record.site, record.tokens, _label(record), record.step)
+            heads.setdefault(key, []).append(record)
+    return [
+        replace(
+            found[0],
+            value=math.fsum(r.value or 0.0 for r in found) / len(found),
+            variant={**found[0].variant, "mean over": "heads"},
+            index=None,
+            error=None,
+        )
+        for found in heads.values()
+    ]
 
 
 def _first_seen(item: tuple[tuple[str, str], list[Record]], order: list[tuple[str, str]]) -> tuple[int, str]:
@@ -130,22 +155,27 @@ def differences_table(found: Sequence[Difference], title: str, steps: int = 1) -
     """One row a metric and token policy at the last of so many steps: both curves, their largest difference."""
     last = max(each.first.step for each in found)
     shown = [each for each in found if each.first.step == last]
-    table = _table(title, "metric", "tokens", "first run", "second run", "largest difference", "at", "clear")
+    table = _table(title, "metric", "tokens", _BOTH, "largest difference", "clear")
+    _give_way(table)
+    for column in table.columns[1:]:
+        column.no_wrap = column.header != "largest difference"
+    table.columns[3].min_width = 10
     groups: dict[tuple[str, str], list[Difference]] = {}
     for each in shown:
         groups.setdefault((_label(each.first), each.first.tokens), []).append(each)
     for (label, tokens), group in groups.items():
         largest = max(group, key=lambda each: abs(each.value))
+        curves = ([each.first.value for each in group], [each.second.value for each in group])
         table.add_row(
-            label,
+            _stacked(label),
             escape(tokens),
-            sparkline([each.first.value for each in group]),
-            sparkline([each.second.value for each in group]),
-            _signed(largest),
-            escape(_where(largest.first)),
+            "\n".join(map(sparkline, curves)),
+            f"{_signed(largest)}\n[dim]{escape(_place(largest.first))}[/]",
             f"{sum(each.clear for each in group)} of {len(group)}",
         )
-    note = f"at step {last}, the last of {steps:,} that both have; all of them with --sites" if steps > 1 else ""
+    note = f"at step {last}" if last else ""
+    if steps > 1:
+        note = f"at step {last}, the last of {steps:,} that both have; all of them with --sites"
     return Group(table, *([Text(note, style="dim")] if note else []), _how_compared(shown))
 
 
@@ -177,9 +207,12 @@ def _signed(each: Difference) -> str:
     return f"{sign}{_number(each.value, 3)}{error}"
 
 
+def _place(record: Record) -> str:
+    return record.site if record.index is None else f"{record.site} ({record.index})"
+
+
 def _where(record: Record) -> str:
-    where = record.site if record.index is None else f"{record.site} ({record.index})"
-    return f"{where}, step {record.step}" if record.step else where
+    return f"{_place(record)}, step {record.step}" if record.step else _place(record)
 
 
 def metrics_table(cards: Sequence[Mapping[str, Any]]) -> Table:
@@ -254,6 +287,11 @@ def _groups(records: Sequence[Record]) -> list[list[Record]]:
         else:
             groups.append([record])
     return groups
+
+
+def _give_way(table: Table) -> None:
+    """In a narrow terminal a long name breaks before a number does."""
+    table.columns[0].no_wrap, table.columns[0].min_width, table.columns[0].max_width = False, 20, 28
 
 
 def _label(record: Record) -> str:

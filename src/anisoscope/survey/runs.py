@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from anisoscope import __version__
-from anisoscope.errors import MetricError
+from anisoscope.errors import InputError, MetricError
 from anisoscope.metrics import Metric, catalogue, find
 from anisoscope.metrics.evaluate import Measured
 from anisoscope.stats.blocks import Cloud, to_arrays
@@ -26,6 +26,8 @@ def choose_metrics(names: Sequence[str | Metric] | None, known: set[str]) -> lis
     """The metrics named (or given as they are), or all that rows with these facts (`documents`, `tokens`) can have."""
     if names is None:
         return [m for m in catalogue().values() if m.requires <= known]
+    if isinstance(names, str):
+        raise InputError(f"metrics is a list of names, such as [{names!r}], not a text")
     chosen = [name if isinstance(name, Metric) else find([name])[0] for name in names]
     for metric in chosen:
         lacking = sorted(metric.requires - known)

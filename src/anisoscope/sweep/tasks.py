@@ -10,12 +10,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from anisoscope.disk import given_path
+from anisoscope.disk import given_path, near_paths
 from anisoscope.errors import InputError
 from anisoscope.models import Checkpoint, checkpoints, text_documents
 from anisoscope.models.checkpoints import step_of
 from anisoscope.models.downloads import is_remote
-from anisoscope.models.sources import near_paths
 from anisoscope.survey.runs import choose_metrics
 from anisoscope.survey.shares import WHOLE, Share
 

@@ -1,0 +1,110 @@
+"""The reference of the command line, from the commands themselves: what `--help` says, in one page."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, get_args, get_type_hints
+
+import typer
+
+from anisoscope.cli import app
+
+_SKIPPED = ("help",)
+
+
+def cli_page() -> str:
+    """Every command with its arguments, options, defaults and examples."""
+    root = typer.main.get_command(app)
+    found = list(commands(root, "anisoscope"))
+    lines = [
+        "# The command line",
+        "",
+        "What `anisoscope COMMAND --help` says. Tables go to standard output, progress and messages to standard error;",
+        "`--json` prints one JSON value and nothing else. An error is one line and exit code 1; 2 is an",
+        "option that does not exist, 130 is Ctrl-C.",
+        "",
+        "| command | does |",
+        "|---|---|",
+        *(f"| [`{name}`](#{name.replace(' ', '-')}) | {_cell(_first(command))} |" for name, command in found),
+        "",
+    ]
+    for name, command in found:
+        lines += _section(name, command)
+    return "\n".join(lines)
+
+
+def commands(command: Any, name: str) -> Iterator[tuple[str, Any]]:
+    """All commands below one, by their full name; a group counts where it does something by itself."""
+    inside: dict[str, Any] = getattr(command, "commands", {})
+    if not inside or (name != "anisoscope" and command.invoke_without_command):
+        yield name, command
+    for each, found in inside.items():
+        yield from commands(found, f"{name} {each}")
+
+
+def examples(command: Any) -> list[str]:
+    """The command lines in what `--help` ends with."""
+    return [line.strip() for line in (command.epilog or "").splitlines() if line.startswith("    ")]
+
+
+def _section(name: str, command: Any) -> list[str]:
+    arguments = [p for p in command.params if p.param_type_name == "argument"]
+    options = [p for p in command.params if p.param_type_name == "option" and p.name not in _SKIPPED]
+    usage = " ".join([name, *(_usage(p) for p in arguments), *(f"{p.opts[0]} …" for p in options if p.required)])
+    lines = [f"## {name}", "", inspect.cleandoc(_help(command)), "", "```text", f"{usage} [OPTIONS]", "```", ""]
+    if arguments:
+        lines += ["| argument | |", "|---|---|"]
+        lines += [f"| `{_usage(p)}` | {_cell(p.help or '')} |" for p in arguments]
+        lines += [""]
+    if options:
+        kinds = get_type_hints(inspect.unwrap(command.callback), include_extras=True)
+        lines += ["| option | default | |", "|---|---|---|"]
+        lines += [f"| {_names(p, kinds)} | {_default(p)} | {_cell(p.help or '')} |" for p in options]
+        lines += [""]
+    if examples(command):
+        lines += ["```sh", *examples(command), "```", ""]
+    return lines
+
+
+def _help(command: Any) -> str:
+    return command.help or command.callback.__doc__ or ""
+
+
+def _first(command: Any) -> str:
+    return inspect.cleandoc(_help(command)).split("\n\n")[0]
+
+
+def _usage(parameter: Any) -> str:
+    name = parameter.name.upper()
+    name = f"{name} …" if parameter.nargs == -1 else name
+    return name if parameter.required else f"[{name}]"
+
+
+def _names(parameter: Any, kinds: dict[str, Any]) -> str:
+    """`--tokens`, its kind of value and bounds; or both forms of a switch."""
+    names = ", ".join(f"`{name}`" for name in (*parameter.opts, *parameter.secondary_opts))
+    if parameter.is_flag:
+        return names
+    kind, *facts = get_args(kinds[parameter.name])
+    inside = {each for part in (kind, *get_args(kind)) for each in (part, *get_args(part))}
+    value = "number" if {int, float} & inside else "path" if Path in inside else "text"
+    low, high = (next((getattr(fact, edge) for fact in facts if hasattr(fact, edge)), None) for edge in ("min", "max"))
+    bounds = "" if low is None else f" ≥ {low}" if high is None else f" {low} … {high}"
+    return f"{names} *{value}{bounds}*" + (" (may be repeated)" if parameter.multiple else "")
+
+
+def _default(parameter: Any) -> str:
+    if parameter.required:
+        return "required"
+    value = parameter.default() if callable(parameter.default) else parameter.default
+    if value is None or value == () or value == [] or (parameter.is_flag and not parameter.secondary_opts):
+        return ""
+    if parameter.is_flag:
+        return f"`{(parameter.opts if value else parameter.secondary_opts)[0]}`"
+    return f"`{value}`"
+
+
+def _cell(text: str) -> str:
+    return " ".join(text.split()).replace("|", "\\|")

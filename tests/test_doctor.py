@@ -1,0 +1,125 @@
+"""The doctor says what works, and calls the program broken only where it is."""
+
+from __future__ import annotations
+
+import errno
+import json
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from anisoscope import __version__, doctor
+from anisoscope.cli import app
+
+STATES = {"ok", "missing", "limited", "broken"}
+
+
+@pytest.fixture
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Trials that all succeed, without starting a process."""
+
+    def run(command: list[str]) -> tuple[str, str | None]:
+        return json.dumps(dict.fromkeys(command[3:])), None
+
+    monkeypatch.setattr(doctor, "_run", run)
+
+
+def found(thorough: bool = False) -> dict[str, doctor.Check]:
+    return {check.what: check for check in doctor.checks(thorough)}
+
+
+def test_here_the_core_works_and_every_dependency_is_looked_at() -> None:
+    done = CliRunner().invoke(app, ["doctor", "--json"])
+    assert done.exit_code == 0, done.stdout
+    checks = {check["what"]: check for check in json.loads(done.stdout)}
+    assert set(checks) >= {
+        "torch",
+        "transformers",
+        "vl-convert-python",
+        "ray",
+        "wandb",
+        "float32 on the CPU",
+        "chromium",
+    }
+    assert {check["state"] for check in checks.values()} <= STATES
+    assert checks["anisoscope"]["detail"].startswith(__version__)
+    assert checks["float32 on the CPU"]["state"] == "ok"
+    assert "GB free" in checks["this folder"]["detail"]
+
+
+@pytest.mark.usefixtures("quick")
+def test_a_dependency_that_is_not_there_breaks_it_and_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(doctor, "_needed", lambda: {"torch": ">=2.9", "not-a-package": ">=3"})
+    done = CliRunner().invoke(app, ["doctor"])
+    assert done.exit_code == 1
+    assert "pip install 'not-a-package>=3'" in done.stdout
+
+
+@pytest.mark.usefixtures("quick")
+def test_a_dependency_of_the_wrong_version_breaks_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(doctor, "_needed", lambda: {"numpy": ">=99"})
+    assert found()["numpy"].state == "broken"
+    assert "is not >=99" in found()["numpy"].detail
+
+
+def test_an_import_that_fails_is_named_with_its_reason(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "scipy.py").write_text("raise ImportError('libfoo.so: no such file')")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    monkeypatch.setattr(doctor, "_needed", lambda: {"scipy": ">=1"})
+    monkeypatch.setattr(doctor, "_OPTIONAL", {})
+    check = next(iter(doctor._packages(thorough=False)))
+    assert check.state == "broken"
+    assert "libfoo.so: no such file" in check.detail
+
+
+def test_a_product_that_kills_its_process_does_not_kill_the_doctor(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(doctor, "_PRODUCT", "import os; os.kill(os.getpid(), 4)")
+    check = next(iter(doctor._products()))
+    assert (check.state, check.detail) == ("broken", "killed by signal 4")
+
+
+def test_half_precision_that_fails_is_no_reason_to_give_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(doctor, "_trial", lambda program, *given: "killed by signal 4" if "bfloat16" in given else None)
+    checks = {check.what: check for check in doctor._products()}
+    assert checks["float32 on the CPU"].state == "ok"
+    assert checks["bfloat16 on the CPU"].state == "limited"
+    assert "loaded as float32" in checks["bfloat16 on the CPU"].detail
+
+
+@pytest.mark.usefixtures("quick")
+def test_a_folder_that_cannot_be_written_is_told_with_a_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(dir: Path, **_: Any) -> None:
+        raise OSError(errno.EROFS, "Read-only file system")
+
+    monkeypatch.setattr(tempfile, "NamedTemporaryFile", refuse)
+    checks = found()
+    assert checks["scratch folder"].state == "broken"
+    assert "TMPDIR" in checks["scratch folder"].detail
+    assert checks["this folder"].state == "limited"
+    assert "Read-only file system" in checks["this folder"].detail
+    assert "--out" in checks["this folder"].detail
+
+
+@pytest.mark.usefixtures("quick")
+def test_offline_mode_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    assert found()["Hugging Face hub"].state == "limited"
+    assert "HF_HUB_OFFLINE" in found()["Hugging Face hub"].detail
+
+
+@pytest.mark.usefixtures("quick")
+def test_without_a_browser_nothing_is_broken(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("shutil.which", lambda name: None)
+    assert found()["chromium"].state == "missing"
+    assert "any browser" in found()["chromium"].detail
+    assert CliRunner().invoke(app, ["doctor"]).exit_code == 0
+
+
+@pytest.mark.slow
+def test_a_thorough_look_starts_what_there_is() -> None:
+    checks = found(thorough=True)
+    assert checks["ray, started"].state == "ok", checks["ray, started"]
+    assert checks["chromium"].state in ("ok", "missing"), checks["chromium"]

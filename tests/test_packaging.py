@@ -1,0 +1,178 @@
+"""What is published: the wheel and the sdist hold what they need and nothing else, and say one version."""
+
+from __future__ import annotations
+
+import ast
+import json
+import re
+import subprocess
+import sys
+import tarfile
+import tomllib
+import venv
+import zipfile
+from email.parser import Parser
+from pathlib import Path
+
+import pytest
+
+import anisoscope
+
+ROOT = Path(__file__).parent.parent
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+
+
+@pytest.fixture(scope="module")
+def dist(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Wheel and sdist, built with what the developers' environment holds, as `make dist` does."""
+    out = tmp_path_factory.mktemp("dist")
+    command = [sys.executable, "-m", "build", "--no-isolation", "--outdir", str(out), str(ROOT)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=300)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return out
+
+
+def wheel_of(folder: Path) -> Path:
+    (found,) = folder.glob("*.whl")
+    return found
+
+
+def test_the_wheel_holds_every_module_and_asset_and_no_tests(dist: Path) -> None:
+    with zipfile.ZipFile(wheel_of(dist)) as wheel:
+        names = set(wheel.namelist())
+    source = ROOT / "src"
+    wanted = {
+        path.relative_to(source).as_posix()
+        for path in (source / "anisoscope").rglob("*")
+        if path.is_file() and "__pycache__" not in path.parts
+    }
+    assert "anisoscope/py.typed" in wanted
+    assert any(name.endswith("assets/page.js") for name in wanted)
+    assert {name for name in names if ".dist-info/" not in name} == wanted
+    assert {name.split("/", 1)[1] for name in names if ".dist-info/" in name} == {
+        "METADATA",
+        "RECORD",
+        "WHEEL",
+        "entry_points.txt",
+        "licenses/LICENSE",
+    }
+
+
+def test_the_metadata_is_complete_and_the_command_is_there(dist: Path) -> None:
+    with zipfile.ZipFile(wheel_of(dist)) as wheel:
+        info = f"anisoscope-{anisoscope.__version__}.dist-info"
+        told = Parser().parsestr(wheel.read(f"{info}/METADATA").decode())
+        entries = wheel.read(f"{info}/entry_points.txt").decode()
+    assert told["Version"] == anisoscope.__version__
+    assert told["License-Expression"] == "Apache-2.0"
+    assert told["Requires-Python"] == ">=3.11"
+    assert told["Summary"]
+    assert told["Author"]
+    assert "# anisoscope" in told.get_payload()
+    assert "Typing :: Typed" in told.get_all("Classifier", [])
+    assert set(told.get_all("Provides-Extra", [])) == {"dev", "ray"}
+    assert "anisoscope = anisoscope.cli:main" in entries
+
+
+def test_the_sdist_can_be_built_and_tested(dist: Path) -> None:
+    (path,) = dist.glob("*.tar.gz")
+    with tarfile.open(path) as sdist:
+        names = {name.split("/", 1)[1] for name in sdist.getnames() if "/" in name}
+    for name in ("pyproject.toml", "README.md", "LICENSE", "CHANGELOG.md", "Makefile", "constraints.txt"):
+        assert name in names
+    for name in (
+        "src/anisoscope/report/assets/page.css",
+        "tests/test_packaging.py",
+        "docs/tour.md",
+        "examples/notebook.ipynb",
+    ):
+        assert name in names
+    assert not [name for name in names if "__pycache__" in name or name.startswith((".venv", "runs", ".git/"))]
+
+
+def test_the_version_stands_in_one_place() -> None:
+    assert "version" in PROJECT["dynamic"]
+    assert "version" not in PROJECT
+    cited = re.search(r"^version: (.+)$", (ROOT / "CITATION.cff").read_text(), flags=re.M)
+    assert cited is not None
+    assert cited[1] == anisoscope.__version__
+    newest = re.search(r"^## (\S+)", (ROOT / "CHANGELOG.md").read_text(), flags=re.M)
+    assert newest is not None
+    assert newest[1] == anisoscope.__version__
+
+
+def test_every_dependency_of_the_project_is_pinned_for_developers() -> None:
+    lines = (ROOT / "constraints.txt").read_text().split()
+    pinned = {re.sub(r"[-_.]+", "-", line.split("==")[0]).lower() for line in lines}
+    wanted = [
+        *PROJECT["dependencies"],
+        *(name for extra in PROJECT["optional-dependencies"].values() for name in extra),
+    ]
+    names = {re.sub(r"[-_.]+", "-", re.split(r"[<>=;\s\[]", each)[0]).lower() for each in wanted}
+    assert names <= pinned, f"not in constraints.txt: {sorted(names - pinned)}; run `make constraints`"
+
+
+def test_every_import_of_the_package_is_declared() -> None:
+    """What is imported at the top of a module must come with the package; the rest is found, not needed."""
+    known = {re.split(r"[<>=;]", each)[0].replace("-", "_") for each in PROJECT["dependencies"]}
+    known |= {"PIL", "vl_convert", "anisoscope", *sys.stdlib_module_names}
+    come_with = {"huggingface_hub", "tokenizers"}  # of transformers
+    outside = {"lightning"}  # what a file in integrations/ is for
+    for path in (ROOT / "src").rglob("*.py"):
+        allowed = known | come_with | (outside if path.parent.name == "integrations" else set())
+        for node in ast.parse(path.read_text()).body:
+            names = [each.name for each in node.names] if isinstance(node, ast.Import) else []
+            names += [node.module or ""] if isinstance(node, ast.ImportFrom) else []
+            for name in names:
+                assert name.split(".")[0] in allowed, f"{path.name} imports {name}, which no dependency brings"
+
+
+def test_a_metric_of_another_package_is_found_by_its_entry_point(tmp_path: Path) -> None:
+    (tmp_path / "theirs.py").write_text(
+        "from anisoscope import metric\n"
+        "from anisoscope.stats.moments import Moments\n"
+        "@metric(Moments, low=0, high=float('inf'), keeps=set(), paper='theirs2027')\n"
+        "def rows_seen(moments: Moments) -> float:\n"
+        "    '''Number of rows.'''\n"
+        "    return float(moments.n)\n"
+    )
+    info = tmp_path / "theirs-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: theirs\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text("[anisoscope.metrics]\nmine = theirs\n")
+    program = (
+        "import sys; sys.path.insert(0, sys.argv[1])\n"
+        "import anisoscope\n"
+        "print(anisoscope.measure_rows([[0.0, 1.0], [1.0, 0.0], [2.0, 1.0]], ['rows_seen'])[0].value)"
+    )
+    done = subprocess.run([sys.executable, "-c", program, str(tmp_path)], capture_output=True, text=True, check=False)
+    assert done.stdout.strip() == "3.0", done.stderr
+
+
+@pytest.mark.slow
+def test_the_wheel_works_in_a_clean_environment(dist: Path, tmp_path: Path) -> None:
+    """Installed without the developers' tools and started from another folder."""
+    venv.create(tmp_path / "venv", with_pip=True)
+    python = tmp_path / "venv" / "bin" / "python"
+    install = [python, "-m", "pip", "install", "--quiet", "-c", ROOT / "constraints.txt"]
+    version = next(line for line in (ROOT / "constraints.txt").read_text().split() if line.startswith("torch=="))
+    subprocess.run([*install, version], check=True, timeout=1200)
+    subprocess.run([*install, wheel_of(dist)], check=True, timeout=1200)
+
+    def run(*words: str) -> str:
+        command = [tmp_path / "venv" / "bin" / "anisoscope", *words]
+        done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=tmp_path, timeout=600)
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    import numpy as np
+
+    np.save(tmp_path / "v.npy", np.random.default_rng(0).standard_normal((300, 8)))
+    assert "anisoscope demo" in run("demo", "--help").replace("\n", " ")
+    assert json.loads(run("doctor", "--json"))[0]["what"] == "anisoscope"
+    run("measure", "v.npy", "--metrics", "isoscore,two_nn", "--out", "runs/v")
+    run("report", "runs/v")
+    assert (tmp_path / "runs" / "v" / "report.html").stat().st_size > 10_000
+    run("figure", "runs/v", "--metric", "isoscore", "--save", "v.png")
+    frozen = subprocess.run([python, "-m", "pip", "freeze"], capture_output=True, text=True, check=True).stdout
+    assert not re.search(r"^(pytest|mypy|ruff|hypothesis|ray)==", frozen, flags=re.M)

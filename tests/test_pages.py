@@ -1,0 +1,203 @@
+"""Pages cannot rot: their blocks run, print what is shown, name commands that exist, and link to what is there."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+import shlex
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+import typer
+
+from anisoscope.cli import app
+
+ROOT = Path(__file__).parent.parent
+DOCS = ROOT / "docs"
+WALKED = [DOCS / "tour.md", DOCS / "pitfalls.md", *sorted((DOCS / "howto").glob("*.md"))]
+PAGES = [*sorted(ROOT.glob("*.md")), *sorted(DOCS.rglob("*.md"))]
+
+# Blocks that are not run, by page: each needs something that is not here. A new one must be counted.
+NOT_RUN = {
+    "add-a-claim.md": ["needs the claim in the package"],
+    "measure-my-model.md": ["needs downloads, images and recordings"],
+    "run-on-a-cluster.md": ["needs several workers", "needs eight processes", "needs Slurm"],
+}
+
+
+def load(name: str) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(name, DOCS / f"{name}.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module  # a dataclass looks itself up
+    spec.loader.exec_module(module)
+    return module
+
+
+blocks = load("blocks")
+reader = load("reader")
+COMMANDS: Any = typer.main.get_command(app)
+
+
+@pytest.mark.filterwarnings("default")  # a reader sees warnings of libraries, and goes on
+@pytest.mark.parametrize("page", WALKED, ids=lambda page: page.name)
+def test_a_reader_sees_what_the_page_shows(page: Path, tmp_path: Path) -> None:
+    if page.parent.name == "howto":
+        reader.prepare(tmp_path)
+    for block, output in blocks.run_blocks(blocks.blocks_of(page.read_text()), tmp_path, page.name):
+        if block.shown is not None:
+            seen = f"--- shown\n{block.shown}\n--- printed\n{output}\n---"
+            assert blocks.agrees(block.shown, output), f"{page.name}, line {block.line}: run `make docs`\n{seen}"
+
+
+def test_the_pages_that_are_run_are_those_that_make_docs_walks() -> None:
+    assert load("build").walked() == WALKED
+
+
+def test_no_block_is_skipped_silently() -> None:
+    for page in WALKED:
+        found = blocks.blocks_of(page.read_text())
+        odd = [block for block in found if not block.language or block.rest not in ("", "fails")]
+        assert [block.rest for block in odd] == NOT_RUN.get(page.name, []), page.name
+        assert all(block.language in (*blocks.RUN, "toml", "text") for block in found), page.name
+        assert any(block.runs for block in found), page.name
+
+
+def test_the_tour_shows_its_mistakes_and_all_that_it_prints() -> None:
+    found = [block for block in blocks.blocks_of((DOCS / "tour.md").read_text()) if block.runs]
+    assert sum(block.fails for block in found) == 3
+    assert all(block.shown for block in found)
+
+
+# --- what a page says of commands ---------------------------------------------------------------------------------
+
+
+def command_lines(text: str) -> list[list[str]]:
+    """Every `anisoscope …` and `torchrun … -m anisoscope …` of the shell blocks of a page, as words."""
+    code = [block.code for block in blocks.blocks_of(text) if block.language in ("", "sh")]
+    lines = "\n".join(code).replace("\\\n", " ").splitlines()
+    found = [blocks.commands(line)[0] for line in lines if line.startswith(("anisoscope ", "torchrun ", "srun "))]
+    return [words[words.index("anisoscope") :] for words in found]
+
+
+def parse(words: list[str]) -> None:
+    """Parses a command line as the program would, without running it."""
+    command, rest = COMMANDS, words[1:]
+    while rest and hasattr(command, "commands") and not rest[0].startswith("-"):
+        command, rest = command.commands[rest[0]], rest[1:]
+    if not hasattr(command, "commands"):
+        command.make_context(command.name, list(rest))
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_commands_on_a_page_exist_with_their_options(page: Path) -> None:
+    for words in command_lines(page.read_text()):
+        try:
+            parse(words)
+        except Exception as error:  # the command line's own errors have no common public class
+            pytest.fail(f"{page.name}: {shlex.join(words)}: {getattr(error, 'message', error)!r}")
+
+
+def test_an_option_that_does_not_exist_would_be_found() -> None:
+    assert command_lines("```sh\nanisoscope measure v.npy   # a comment\n```") == [["anisoscope", "measure", "v.npy"]]
+    parse(["anisoscope", "measure", "v.npy", "--tokens", "10"])
+    with pytest.raises(Exception, match="tokenz"):
+        parse(["anisoscope", "measure", "v.npy", "--tokenz", "10"])
+    with pytest.raises(KeyError):
+        parse(["anisoscope", "mesure", "v.npy"])
+
+
+def test_every_command_and_option_has_help_and_every_command_examples_that_parse() -> None:
+    reference = load("cli_reference")
+    found = dict(reference.commands(COMMANDS, "anisoscope"))
+    assert len(found) > 15
+    for name, command in found.items():
+        lines = reference.examples(command)
+        assert lines, f"{name} --help has no example"
+        assert command.help or command.callback.__doc__, name
+        for option in command.params:
+            assert option.name == "help" or option.help, f"{name} {option.opts}"
+        for line in lines:
+            words = shlex.split(line, comments=True)
+            parse(words[words.index("anisoscope") :])
+
+
+# --- links --------------------------------------------------------------------------------------------------------
+
+
+def anchors(page: Path) -> set[str]:
+    """The anchors of a page's headings, as forges make them: lower case, spaces to dashes, no signs."""
+    text = re.sub(r"^```.*?^```", "", page.read_text(), flags=re.S | re.M)
+    titles = re.findall(r"^#+ (.+)$", text, flags=re.M)
+    return {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles}
+
+
+def links(page: Path) -> list[str]:
+    text = re.sub(r"^```.*?^```", "", page.read_text(), flags=re.S | re.M)
+    found = re.findall(r"\]\(([^)\s]+)\)", re.sub(r"`[^`]*`", "", text.replace("[`", "[").replace("`]", "]")))
+    return [link for link in found if not re.match(r"[a-z]+:", link)]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_links_lead_somewhere(page: Path) -> None:
+    for link in links(page):
+        name, _, anchor = link.partition("#")
+        target = (page.parent / name).resolve() if name else page
+        assert target.exists(), f"{page.name} links to {link}"
+        if anchor and target.suffix == ".md":
+            assert anchor in anchors(target), f"{page.name} links to {link}, but {target.name} has no such heading"
+
+
+def test_every_page_is_in_the_index() -> None:
+    listed = {(DOCS / link).resolve() for link in links(DOCS / "index.md")}
+    missing = [page.name for page in sorted(DOCS.rglob("*.md")) if page.name != "index.md" and page not in listed]
+    assert not missing
+
+
+def test_the_readme_fits_on_a_page_and_begins_with_a_picture_and_two_commands() -> None:
+    text = (ROOT / "README.md").read_text()
+    assert len(text.splitlines()) <= 110
+    first = text.splitlines()[:24]
+    assert any(line.startswith("![") for line in first)
+    assert sum(line.startswith(("make ", "pip ", "anisoscope ")) for line in first) >= 2
+    assert "docs/index.md" in text
+
+
+# --- the runner itself --------------------------------------------------------------------------------------------
+
+
+def test_a_page_that_shows_another_output_is_found() -> None:
+    assert blocks.agrees("value 0.50 ± 0.01", "value 0.51 ± 0.02")
+    assert not blocks.agrees("value 0.50", "value 0.90")
+    assert not blocks.agrees("value 0.50", "value 0.50\nand more")
+    assert not blocks.agrees("value 0.50 and more", "value 0.50")
+    assert blocks.agrees("a …\nz", "a b c z")
+    assert not blocks.agrees("a …\nz", "a b c")
+    assert blocks.agrees("… GB free", "12 GB free")
+    assert blocks.agrees("curve ▁▃█", "curve ▁▄▇█ ".replace("▇", ""))
+    assert not blocks.agrees("did you mean isoscore?", "did you mean two_nn?")
+
+
+def test_a_block_that_ends_otherwise_than_it_says_is_found(tmp_path: Path) -> None:
+    def run(text: str) -> None:
+        list(blocks.run_blocks(blocks.blocks_of(text), tmp_path, "page"))
+
+    run("```sh fails\nanisoscope show nowhere\n```")
+    with pytest.raises(AssertionError, match=r"page, line 1: ended with 1"):
+        run("```sh\nanisoscope show nowhere\n```")
+    with pytest.raises(AssertionError, match="ended with 0"):
+        run("```sh fails\nanisoscope metrics isoscore\n```")
+    with pytest.raises(AssertionError, match="not 'rm'"):
+        run("```sh\nrm -r runs\n```")
+    with pytest.raises(ValueError, match="has no end"):
+        blocks.blocks_of("```sh\nls")
+
+
+def test_what_changed_is_written_and_what_agrees_is_left(tmp_path: Path) -> None:
+    page = "```python\nprint('now 1')\n```\n```text\nnow …\n```\n```python\nprint('new')\n```\n```text\nold\n```\n"
+    outputs = list(blocks.run_blocks(blocks.blocks_of(page), tmp_path, "page"))
+    assert blocks.refreshed(page, outputs) == page.replace("old", "new")
