@@ -293,8 +293,8 @@ def test_parallel_drift_asks_for_both_in_the_same_head() -> None:
     before = {(0, 0): 0.1, (0, 1): -0.1}
     after = {(0, 0): 0.5, (0, 1): -0.6}
     sharp, even = {(0, 0): 0.4, (0, 1): 0.9}, {(0, 0): 0.8, (0, 1): 0.8}
-    assert parallel_drift([before, after], [even, sharp]) == 0.5
-    assert parallel_drift([after, before], [even, sharp]) == 0
+    assert parallel_drift([before, after], [even, sharp]) == [True, False]
+    assert parallel_drift([after, before], [even, sharp]) == [False, False]
 
 
 def test_rank_correlations_are_scipy_s() -> None:

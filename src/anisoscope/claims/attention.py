@@ -10,7 +10,7 @@ from typing import Any
 
 from torch import Tensor
 
-from anisoscope.claims.bench import HEADS, Bench, Given, Lab, ran_on
+from anisoscope.claims.bench import HEADS, Bench, Given, Lab, groups_of, ran_on
 from anisoscope.claims.claim import (
     LAB,
     MODEL,
@@ -27,7 +27,7 @@ from anisoscope.claims.claim import (
 )
 from anisoscope.claims.modalities import EXPLAINED, HIGH, cosine_evidence, drift_evidence
 from anisoscope.claims.panel import SOURCES, TRANSFORMERS
-from anisoscope.claims.readings import Missing, Reading, Units, drawn, estimate, estimates, figure_records
+from anisoscope.claims.readings import Reading, Units, drawn, estimate, estimate_share, estimates, figure_records
 from anisoscope.claims.states import cosines_before_rotation, entropies
 from anisoscope.claims.statistics import parallel_drift, slope
 from anisoscope.claims.untrained import BIASES, PUBLISHED, SETTINGS, Passed, Setting, passed
@@ -36,7 +36,6 @@ from anisoscope.records import Record
 
 PAPER = "godey2024"
 VARIANTS = ("sigmoid", "off-by-one", "cosine")
-_GROUPS = 4  # of windows of a model given: the units of its ablation
 _PARALLEL = "parallel_means"  # the metric of |cos(q̄, k̄)| over training
 _TAIL = 0.95  # share of the seeds in which a block must raise the cosine
 
@@ -53,7 +52,7 @@ def _passes(bench: Bench) -> Passes:
     shape = (width if table is None else table.shape[1], sequences, length)
     bench.lab.say("untrained blocks")
     return {
-        setting: [[passed(shape, bias, setting, seed, table) for bias in BIASES] for seed in range(bench.size.draws)]
+        setting: [[passed(shape, bias, setting, seed, table) for bias in BIASES] for seed in range(bench.size.blocks)]
         for setting in SETTINGS
     }
 
@@ -66,7 +65,7 @@ def _table(model: Given) -> Tensor:
 def _block_evidence(bench: Bench, found: dict[str, Estimate], passes: Passes) -> Evidence:
     width, sequences, length = bench.size.block
     source = f"the table of {bench.models[0].name}" if bench.given else "a table of standard deviation 0.02"
-    ran = f"blocks of BERT's initialisation, {bench.size.draws} seeds, {sequences} × {length} tokens from {source}"
+    ran = f"blocks of BERT's initialisation, {bench.size.blocks} seeds, {sequences} × {length} tokens from {source}"
     return Evidence(f"{ran}, width {width}", SIMULATION, found, records=tuple(_block_records(passes)))
 
 
@@ -88,8 +87,8 @@ def _block_records(passes: Passes) -> list[Record]:
 def _raises(bench: Bench) -> Evidence:
     passes = _passes(bench)
     found = {
-        _named("raises", setting): Estimate.over(
-            [float(fmean(p.cosine_out - p.cosine_in for p in seed) > 0) for seed in by_seed]
+        _named("raises", setting): Estimate.of_flags(
+            [fmean(p.cosine_out - p.cosine_in for p in seed) > 0 for seed in by_seed]
         )
         for setting, by_seed in passes.items()
     }
@@ -113,7 +112,7 @@ def _named(quantity: str, setting: Setting) -> str:
 # --- A5: queries and keys over training ---------------------------------------------------------------------------
 
 
-def _parallel(first: Reading, last: Reading) -> float:
+def _parallel(first: Reading, last: Reading) -> list[bool]:
     cosine, entropy = ([r.heads(metric) for r in (first, last)] for metric in ("qk_cosine", "attention_entropy"))
     return parallel_drift(cosine, entropy)
 
@@ -124,7 +123,7 @@ def _drifts(
     first, last = series[0], series[-1]
     found = estimates(
         {
-            "parallel": lambda: estimate(_parallel, first, last),
+            "parallel": lambda: estimate_share(_parallel, first, last),
             "budget": lambda: estimate(lambda a, b: b.mean("logit_budget") - a.mean("logit_budget"), first, last),
         }
     )
@@ -170,11 +169,8 @@ def _before_rotation(lab: Lab, step: int, seed: int) -> float:
 def _heads_on_checkpoints(bench: Bench) -> Evidence:
     series, last = bench.series, bench.series[-1]
     opened = last.open()
-    batches = [batch for half in last.halves(opened) for batch in half]
-    if len(batches) < _GROUPS:
-        raise Missing(f"the text fills {len(batches)} batches; {_GROUPS} are needed: give more")
-    groups = [batches[start::_GROUPS] for start in range(_GROUPS)]
-    ablation = Estimate.over([_evened(opened.model, group) for group in groups], "groups of windows")
+    groups = groups_of(last.batches(opened))
+    ablation = Estimate.over([_evened(opened.model, group) for group in groups], "groups of documents")
     found, records = _drifts([model.look(HEADS) for model in series], [model.step for model in series], ablation)
     return Evidence(ran_on(series), MODEL, found, records=tuple(records))
 
@@ -277,7 +273,7 @@ CLAIMS = (
         PAPER,
         "Drift, the norm of the mean, explains the cosine in many models, not in all.",
         {"lab": drift_evidence, "model": drift_evidence},
-        published=every(above("significant", 0.5, "share of models with Spearman p < .05 over layers")),
+        published=every(above("significant", 0.5, "share of models in which both rise together, p < .05")),
         control=every(
             above("explained", 0.5, f"share of models in which the mean explains more than {EXPLAINED} of the cosine"),
             below("least_explained", EXPLAINED, "explained share where it is least"),

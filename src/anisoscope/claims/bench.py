@@ -6,6 +6,7 @@ import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,7 @@ from anisoscope.store import Run
 
 STREAM = ("embed", "resid", "final")
 _BATCH = 16  # windows a forward pass
+GROUPS = 4  # of documents of a model given
 Say = Callable[[str], None]
 
 
@@ -125,9 +127,13 @@ class Lab:
         return self.data(cell).held_out(self.size.windows, int(self.size.switches["context"]))
 
     def batches(self, cell: str, half: int | None = None) -> list[dict[str, Tensor]]:
-        """Held-out windows in batches; `half` 0 or 1 takes every other one, each a document of its own."""
+        """Held-out windows in batches, each a document of its own; `half` takes the first or the second half of them.
+
+        Windows come in the order of the text, so that the halves share no document but the one they meet in.
+        """
         ids = self.held_out(cell)
-        return [{"input_ids": part} for part in (ids if half is None else ids[half::2]).split(_BATCH)]
+        parts = [ids] if half is None else ids.tensor_split(2)
+        return [{"input_ids": part} for part in parts[half or 0].split(_BATCH)]
 
     def look(self, cell: str, step: int, kind: Kind, half: int | None = None) -> Units:
         """A look at every seed of a cell at one step."""
@@ -215,10 +221,13 @@ class Given:
         name = kind.name if half is None else f"{kind.name}-half-{half}"
         return kept(self.folder / name, lambda folder: self._measured(kind, folder, half))
 
+    def batches(self, opened: Opened) -> list[Batch]:
+        """The text as the model takes it."""
+        return list(model_batches(opened, self.needs_text(), tokens=self.size.tokens))
+
     def halves(self, opened: Opened) -> tuple[list[Batch], list[Batch]]:
         """The text in two halves that share no document."""
-        first, second = split_batches(model_batches(opened, self.needs_text(), tokens=self.size.tokens))
-        return list(first), list(second)
+        return split_batches(self.batches(opened))
 
     def _measured(self, kind: Kind, folder: Path, half: int | None) -> Run:
         self.say(f"{kind.name} of {self.name}")
@@ -252,6 +261,14 @@ class Given:
         if "lab" in self.info:
             return bool(self.info["lab"]["causal"])
         return any(sign in str(self.info["architecture"]) for sign in ("CausalLM", "LMHead"))
+
+
+def groups_of(batches: Sequence[Batch]) -> list[list[Batch]]:
+    """Batches in four runs, the units of what has no jackknife: they share no document but those they meet in."""
+    if len(batches) < GROUPS:
+        raise Missing(f"the text fills {len(batches)} batches; {GROUPS} are needed: give more")
+    ends = [len(batches) * place // GROUPS for place in range(GROUPS + 1)]
+    return [list(batches[start:end]) for start, end in pairwise(ends)]
 
 
 def ran_on(models: Sequence[Given]) -> str:

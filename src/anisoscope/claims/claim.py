@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from scipy.special import stdtrit
@@ -56,6 +56,25 @@ class Estimate:
         centre = statistics.fmean(without)
         return cls(value, math.sqrt((n - 1) / n * sum((v - centre) ** 2 for v in without)), n, unit)
 
+    @classmethod
+    def of_flags(cls, flags: Sequence[bool], unit: str = "seeds") -> Estimate:
+        """The share of units that say yes.
+
+        >>> Estimate.of_flags([True] * 12).interval[0] < 0.95 < Estimate.of_flags([True] * 80).interval[0]
+        True
+        """
+        return cls.over([float(flag) for flag in flags], unit).of_answers(len(flags))
+
+    def of_answers(self, answers: int) -> Estimate:
+        """The same for a share of some yes-or-no answers: units that all agree do not make it certain.
+
+        The error is at least that of as many independent answers, by Agresti and Coull: two of either kind are added.
+        """
+        if self.error is None:
+            return self
+        shrunk = (self.value * answers + 2) / (answers + 4)
+        return replace(self, error=max(self.error, math.sqrt(shrunk * (1 - shrunk) / (answers + 4))))
+
     @property
     def interval(self) -> tuple[float, float]:
         """95 % by Student's t with n − 1 degrees of freedom; everything, where there are too few units."""
@@ -66,7 +85,7 @@ class Estimate:
 
     def __str__(self) -> str:
         if self.error is None or self.n < FEWEST:
-            return f"{self.value:.3g} (no interval from {self.n} {self.unit})"
+            return f"{self.value:.3g} (no interval: {self.n} {self.unit}, at least {FEWEST} are needed)"
         low, high = self.interval
         return f"{self.value:.3g} [{low:.3g}, {high:.3g}] over {self.n} {self.unit}"
 

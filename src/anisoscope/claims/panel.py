@@ -44,6 +44,7 @@ class Member:
     modality: str
     look: Units
     untrained: Units | None = None
+    random: bool = False  # its weights were never trained: it is shown, and decides nothing
 
 
 def members(bench: Bench) -> list[Member]:
@@ -56,7 +57,7 @@ def members(bench: Bench) -> list[Member]:
         for cell, modality in (("words", TEXT), ("decoder", CHARACTER))
     ]
     return trained + [
-        Member(f"{name}, random weights", modality, _random_look(bench, name, make))
+        Member(f"{name}, random weights", modality, _random_look(bench, name, make), random=True)
         for name, modality, make in (
             ("ViT", IMAGE, _vit),
             ("wav2vec 2.0", AUDIO, _wav2vec),

@@ -25,6 +25,7 @@ from anisoscope.claims.readings import (
     estimate,
     estimates,
     figure_records,
+    least_favourable,
     profile_records,
 )
 from anisoscope.claims.statistics import bell, span, spearman
@@ -33,13 +34,15 @@ from anisoscope.records import Record
 PAPER = "razzhigaev2023"
 _SHARE, _TYLER = "spectral_anisotropy", "tyler_share"
 Statistic = Callable[[Reading], float]
+_KINDS = ("", "_no_sink", "_tyler")  # of a quantity: all tokens, without flagged ones, of Tyler's matrix
 
-# λ1/Σλ over hidden states as the paper's figures have it, the embedding first.
-_FIGURES = {
+# λ1/Σλ over hidden states as the paper's figures have it, the embedding first; None where no source gives a value.
+_FIGURES: dict[str, tuple[float | None, ...]] = {
     "GPT-2, published": (0.06, 0.30, 0.97, *[0.98] * 9, 0.83),
-    "BERT, published": (0.025,) * 13,  # between 0.01 and 0.04
-    "OPT-125m, published": (0.98, *[0.995] * 11, 0.96),
-    "Llama-2-7B, published": (*[1.0] * 32, 0.06),
+    "BERT, published, least": (0.01,) * 13,
+    "BERT, published, most": (0.04,) * 13,
+    "OPT-125m, published": (0.98, *[None] * 5, 0.995, *[None] * 5, 0.96),
+    "Llama-2-7B, published": (*[None] * 11, *[1.0] * 11, *[None] * 10, 0.06),
 }
 
 
@@ -88,17 +91,14 @@ def _over_batches(model: Given) -> list[Record]:
 
 def _published(places: int) -> list[Record]:
     """The published profiles at as many depths as the models here have."""
-    return [
-        Record(
-            "embed" if place == 0 else f"resid.{place - 1}",
-            _SHARE,
-            values[round(place * (len(values) - 1) / (places - 1))],
-            variant={"of": name},
-            note="at equal relative depth",
-        )
-        for name, values in _FIGURES.items()
-        for place in range(places)
-    ]
+    out = []
+    for name, values in _FIGURES.items():
+        for place in range(places):
+            value = values[round(place * (len(values) - 1) / (places - 1))]
+            if value is not None:
+                site = "embed" if place == 0 else f"resid.{place - 1}"
+                out.append(Record(site, _SHARE, value, variant={"of": name}, note="at equal relative depth"))
+    return out
 
 
 def _places(looks: Sequence[Units]) -> int:
@@ -116,17 +116,20 @@ def _bell_on_lab(bench: Bench) -> Evidence:
 
 
 def _bell_on_models(bench: Bench) -> Evidence:
-    found: dict[str, Estimate] = {}
+    each: list[dict[str, Estimate]] = []
     records: list[Record] = []
     for model in bench.models:
         look, tyler = model.look(SHAPE), model.look(TYLER)
-        found = (_bells("bell", bell, look, tyler) if model.decoder else _bells("range", span, look, tyler)) | found
+        each.append(_bells("bell", bell, look, tyler) if model.decoder else _bells("range", span, look, tyler))
         records += _profiles(look, tyler, model.name) + _over_batches(model)
         records += figure_records(model.look(REMOVAL), REMOVAL.metrics, of=model.name)
-    absent = {"bell": "no decoder was given", "range": "no encoder was given"}
-    left_out = {
-        f"{name}{kind}": why for name, why in absent.items() if name not in found for kind in ("", "_no_sink", "_tyler")
+    found = least_favourable(each, highest=[f"range{kind}" for kind in _KINDS])
+    absent = {
+        name: why
+        for name, decoder, why in (("bell", True, "no decoder was given"), ("range", False, "no encoder was given"))
+        if all(model.decoder != decoder for model in bench.models)
     }
+    left_out = {f"{name}{kind}": why for name, why in absent.items() for kind in _KINDS}
     records += _published(_places([model.look(SHAPE) for model in bench.models]))
     return Evidence(ran_on(bench.models), MODEL, found, left_out, tuple(records))
 
