@@ -12,9 +12,9 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from anisoscope.claims.claim import Estimate
+from anisoscope.claims.claim import FEWEST, Estimate
 from anisoscope.claims.readings import Missing, Reading, Units, by_documents
-from anisoscope.claims.sizes import Size, cells
+from anisoscope.claims.sizes import SHOWN, Size, cells
 from anisoscope.errors import InputError
 from anisoscope.lab.data import Data, open_data
 from anisoscope.lab.experiment import Experiment, changed
@@ -57,6 +57,7 @@ DIMENSION = Kind("dimension", ("two_nn", "two_nn_paper", "gride"))
 LOCAL = Kind("local", ("local_isotropy", "isoscore"))
 HEADS = Kind("heads", ("attention_entropy", "q_drift", "k_drift", "qk_cosine", "logit_budget"), ("pattern",))
 REMOVAL = Kind("removal", ("removal_curve",), ("resid",))
+BELL = Kind("bell", ("spectral_anisotropy", *TYLER.metrics, *REMOVAL.metrics), spread=True)  # in one pass
 WEIGHTS = Kind("weights", ("mean_cosine", "partition_isotropy"), weights=True)
 
 
@@ -108,8 +109,9 @@ class Lab:
             raise Missing(f"the training of {cell} with seed {seed} {done.stopped} at step {done.step}")
         return done
 
-    def all_trained(self, cell: str) -> list[Trained]:
-        return [self.trained(cell, seed) for seed in range(self.seeds)]
+    def seeds_of(self, cell: str) -> range:
+        """The seeds of a cell's trainings: all, or the fewest that make an interval where nothing is judged by it."""
+        return range(min(self.seeds, FEWEST) if cell in SHOWN else self.seeds)
 
     def opened(self, cell: str, seed: int, step: int) -> Opened:
         """The model of a training at one of its looks."""
@@ -137,7 +139,7 @@ class Lab:
 
     def look(self, cell: str, step: int, kind: Kind, half: int | None = None) -> Units:
         """A look at every seed of a cell at one step."""
-        return Units(tuple(self.reading(cell, seed, step, kind, half) for seed in range(self.seeds)))
+        return Units(tuple(self.reading(cell, seed, step, kind, half) for seed in self.seeds_of(cell)))
 
     def last(self, cell: str, kind: Kind) -> Units:
         return self.look(cell, self.size.steps, kind)
@@ -323,7 +325,8 @@ class Bench:
     def said(self) -> str:
         """What the lab's part of a verdict rests on."""
         s = self.size.switches
+        seeds = f"{self.lab.seeds} seeds ({FEWEST} of what is only shown)"
         return (
-            f"lab, size {self.size.name}: {self.lab.seeds} seeds, {s['layers']} layers of width {s['width']}, "
+            f"lab, size {self.size.name}: {seeds}, {s['layers']} layers of width {s['width']}, "
             f"{s['steps']} steps of {s['batch']} windows of {s['context']} tokens"
         )

@@ -82,7 +82,7 @@ def _used_rows(bench: Bench, cell: str, seed: int, step: int) -> Tensor:
 
 
 def _lab_matrices(bench: Bench, cell: str, step: int) -> Units:
-    return Units(tuple(lab_matrix(bench, cell, seed, step) for seed in range(bench.lab.seeds)))
+    return Units(tuple(lab_matrix(bench, cell, seed, step) for seed in bench.lab.seeds_of(cell)))
 
 
 # --- N1, N2 -------------------------------------------------------------------------------------------------------

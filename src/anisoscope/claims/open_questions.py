@@ -63,8 +63,10 @@ def _moves(dose: str, up: bool, words: str) -> Rule:
     """Loss and probe agree: more isotropy is worse (`up`: the loss rises, the probe falls), or better."""
     risen, fallen = (above, below) if up else (below, above)
     half = 0.5 if up else -0.5
+    moved = f"{words}: slope of the IsoScore reached on the dose"
+    words = f"{words}, {'hurts' if up else 'helps'}"
     return every(
-        gate(f"{dose}_reached_slope", 0.0, f"{words}: slope of the IsoScore reached on the dose"),
+        gate(f"{dose}_reached_slope", 0.0, moved),
         risen(f"{dose}_loss_slope", 0.0, f"{words}: slope of the loss on the dose"),
         risen(f"{dose}_loss_order", half, f"{words}: rank correlation of loss and dose"),
         fallen(f"{dose}_probe_slope", 0.0, f"{words}: slope of the probe's accuracy on the dose"),
@@ -108,7 +110,7 @@ CLAIMS = (
         published=(),
         control=either(
             *(
-                _moves(dose, up, f"{words}, {'hurts' if up else 'helps'}")
+                _moves(dose, up, words)
                 for dose, words in (("isoscore", "IsoScore* regulariser"), ("centring", "centring"))
                 for up in (True, False)
             )

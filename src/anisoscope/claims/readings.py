@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import fmean
@@ -42,7 +41,7 @@ class Reading:
         found: dict[tuple[str, str], list[Entry]] = {}
         reasons: dict[str, str] = {}
         for record in records:
-            if record.value is None or not math.isfinite(record.value):
+            if record.value is None:
                 reasons.setdefault(record.metric, record.note or "it has no value")
                 continue
             entry = Entry(Site.parse(record.site), record.index, record.variant, record.value, record.null)

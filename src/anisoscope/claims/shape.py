@@ -7,7 +7,7 @@ from dataclasses import replace
 from functools import partial
 from statistics import fmean
 
-from anisoscope.claims.bench import LOCAL, REMOVAL, SHAPE, TYLER, Bench, Given, ran_on
+from anisoscope.claims.bench import BELL, LOCAL, REMOVAL, SHAPE, TYLER, Bench, Given, ran_on
 from anisoscope.claims.claim import LAB, MODEL, Claim, Estimate, Evidence, above, below, every, gate
 from anisoscope.claims.dimension import (
     HIGHEST,
@@ -84,7 +84,7 @@ def _over_batches(model: Given) -> list[Record]:
     of = f"{model.name}, mean over batches of {model.size.batch_tokens:,} tokens"
     return [
         replace(record, variant={"of": of}, run="")
-        for record in model.run(SHAPE).records()
+        for record in model.run(BELL).records()
         if record.metric == _SHARE and record.variant.get("of batches") == "mean"
     ]
 
@@ -119,10 +119,10 @@ def _bell_on_models(bench: Bench) -> Evidence:
     each: list[dict[str, Estimate]] = []
     records: list[Record] = []
     for model in bench.models:
-        look, tyler = model.look(SHAPE), model.look(TYLER)
-        each.append(_bells("bell", bell, look, tyler) if model.decoder else _bells("range", span, look, tyler))
-        records += _profiles(look, tyler, model.name) + _over_batches(model)
-        records += figure_records(model.look(REMOVAL), REMOVAL.metrics, of=model.name)
+        look = model.look(BELL)
+        each.append(_bells("bell", bell, look, look) if model.decoder else _bells("range", span, look, look))
+        records += _profiles(look, look, model.name) + _over_batches(model)
+        records += figure_records(look, REMOVAL.metrics, of=model.name)
     found = least_favourable(each, highest=[f"range{kind}" for kind in _KINDS])
     absent = {
         name: why
@@ -130,7 +130,7 @@ def _bell_on_models(bench: Bench) -> Evidence:
         if all(model.decoder != decoder for model in bench.models)
     }
     left_out = {f"{name}{kind}": why for name, why in absent.items() for kind in _KINDS}
-    records += _published(_places([model.look(SHAPE) for model in bench.models]))
+    records += _published(_places([model.look(BELL) for model in bench.models]))
     return Evidence(ran_on(bench.models), MODEL, found, left_out, tuple(records))
 
 
@@ -145,7 +145,6 @@ def _mask_on_lab(bench: Bench) -> Evidence:
     found = {
         "causal": apart("decoder", "encoder"),
         "mask_alone": apart("causal-masked", "encoder"),
-        "without_attention": apart("decoder", "no-attention"),
     }
     records = [record for cell, look in looks.items() for record in profile_records(look, _SHARE, of=cell)]
     return Evidence(bench.said(), LAB, found, records=tuple(records))

@@ -34,7 +34,7 @@ class Size:
     @property
     def looks(self) -> tuple[int, ...]:
         """The steps at which a training is looked at: close together early, where everything moves."""
-        shares = (0, 1 / 64, 1 / 32, 1 / 16, 1 / 8, EARLY, 0.5, 0.75, 1)
+        shares = (0, 1 / 32, 1 / 8, EARLY, 0.5, 0.75, 1)
         return tuple(sorted({round(share * self.steps) for share in shares}))
 
     @property
@@ -99,6 +99,10 @@ SIZES: Mapping[str, Size] = {
 }
 
 
+# Trainings that a figure shows and no rule judges, or none on the lab: as few seeds as make an interval.
+SHOWN = ("normal-only", "uniform", "no-attention", "untied-sgd", "narrow", "wide")
+
+
 def cells(size: Size) -> dict[str, dict[str, Any]]:
     """The trainings by name: the three kinds, and decoders of which one thing is changed.
 
@@ -128,6 +132,6 @@ def cells(size: Size) -> dict[str, dict[str, Any]]:
     }
 
 
-ISOSCORE = (0.1, 0.3, 1.0)  # weights of the regulariser; the decoder has 0
+ISOSCORE = (0.1, 1.0)  # weights of the regulariser; the decoder has 0
 CENTRING = (0.5, 1.0)  # shares of the mean taken out; the decoder has 0
 TEMPERATURE = (0.5, 2.0)  # of attention; the decoder has 1
