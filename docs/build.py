@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import re
 from pathlib import Path
 
 from anisoscope.claims.listing import rules_table, verdicts_summary, verdicts_table
@@ -31,9 +30,9 @@ def claims_page() -> str:
     tables = {"rules": rules_table(CLAIMS), "verdicts": verdicts_table(json.loads(VERDICTS.read_text()))}
     for name, table in tables.items():
         begin, end = f"<!-- {name}: written by docs/build.py -->", f"<!-- end of {name} -->"
-        page, found = re.subn(f"{begin}.*?{end}", lambda _, t=f"{begin}\n\n{table}\n\n{end}": t, page, flags=re.DOTALL)
-        if found != 1:
-            raise SystemExit(f"docs/claims.md needs one {begin} … {end}; it has {found}")
+        if (page.count(begin), page.count(end)) != (1, 1):
+            raise SystemExit(f"docs/claims.md needs one {begin} and one {end} after it: the {name} go between")
+        page = f"{page.partition(begin)[0]}{begin}\n\n{table}\n\n{end}{page.partition(end)[2]}"
     return page
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -24,12 +24,14 @@ from anisoscope.lab.twins import train_cell
 from anisoscope.models import Batch, Checkpoint, Opened, checkpoints, model_batches, open_model
 from anisoscope.offline import measure
 from anisoscope.offline.splits import split_batches
+from anisoscope.offline.weights import vocabulary_matrices
 from anisoscope.schedule import at
 from anisoscope.store import Run
 
 STREAM = ("embed", "resid", "final")
 _BATCH = 16  # windows a forward pass
 GROUPS = 4  # of documents of a model given
+_ROWS, _SPARE = 1024, 64  # rows of a group, and beyond the two a dimension that a shape needs
 Say = Callable[[str], None]
 
 
@@ -42,6 +44,7 @@ class Kind:
     sites: tuple[str, ...] = STREAM
     weights: bool = False
     spread: bool = False  # whether the spread over batches, as papers report it, is wanted of a text
+    grouped: bool = False  # too slow to leave out block after block of a model given: it is read group by group
 
 
 SHAPE = Kind(
@@ -52,12 +55,12 @@ SHAPE = Kind(
     ),
     spread=True,
 )
-TYLER = Kind("tyler", ("tyler_share",))
+TYLER = Kind("tyler", ("tyler_share",), grouped=True)
 DIMENSION = Kind("dimension", ("two_nn", "two_nn_paper", "gride"))
-LOCAL = Kind("local", ("local_isotropy", "isoscore"))
+LOCAL = Kind("local", ("local_isotropy", "isoscore"), grouped=True)
 HEADS = Kind("heads", ("attention_entropy", "q_drift", "k_drift", "qk_cosine", "logit_budget"), ("pattern",))
 REMOVAL = Kind("removal", ("removal_curve",), ("resid",))
-BELL = Kind("bell", ("spectral_anisotropy", *TYLER.metrics, *REMOVAL.metrics), spread=True)  # in one pass
+BELL = Kind("bell", ("spectral_anisotropy", *REMOVAL.metrics), spread=True)  # both in one pass
 WEIGHTS = Kind("weights", ("mean_cosine", "partition_isotropy"), weights=True)
 
 
@@ -214,7 +217,12 @@ class Given:
         return self.text
 
     def look(self, kind: Kind, half: int | None = None) -> Units:
-        """A look whose units are blocks of documents; `half` 0 or 1 takes one half of the documents."""
+        """A look whose units are blocks of documents; `half` 0 or 1 takes one half of the documents.
+
+        A kind that is read group by group has the groups as its units.
+        """
+        if kind.grouped:
+            return Units(tuple(Reading.of(run.records()) for run in self._by_group(kind)), "groups of documents")
         units = by_documents(self.run(kind, half))
         return replace(units, unit="blocks of rows") if kind.weights else units
 
@@ -222,6 +230,18 @@ class Given:
         """The run of a look."""
         name = kind.name if half is None else f"{kind.name}-half-{half}"
         return kept(self.folder / name, lambda folder: self._measured(kind, folder, half))
+
+    def _by_group(self, kind: Kind) -> list[Run]:
+        opened = self.open()
+        rows = max(_ROWS, 2 * width_of(opened.model) + _SPARE)
+
+        def make(number: int, group: list[Batch], folder: Path) -> Run:
+            self.say(f"{kind.name} of {self.name}, group {number + 1} of {GROUPS}")
+            options: dict[str, Any] = {"metrics": kind.metrics, "sites": kind.sites, "errors": False}
+            return measure(opened, group, sample=rows, out=folder, **options)
+
+        groups = enumerate(groups_of(self.batches(opened)))
+        return [kept(self.folder / f"{kind.name}-{n}", partial(make, n, group)) for n, group in groups]
 
     def batches(self, opened: Opened) -> list[Batch]:
         """The text as the model takes it."""
@@ -263,6 +283,11 @@ class Given:
         if "lab" in self.info:
             return bool(self.info["lab"]["causal"])
         return any(sign in str(self.info["architecture"]) for sign in ("CausalLM", "LMHead"))
+
+
+def width_of(model: nn.Module) -> int:
+    """d, from the rows of the vocabulary matrices."""
+    return next(iter(vocabulary_matrices(model).values())).shape[1]
 
 
 def groups_of(batches: Sequence[Batch]) -> list[list[Batch]]:

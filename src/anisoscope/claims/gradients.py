@@ -11,11 +11,10 @@ from typing import Any
 
 import torch
 
-from anisoscope.claims.bench import Given, Lab, groups_of, kept
+from anisoscope.claims.bench import Given, Lab, groups_of, kept, width_of
 from anisoscope.claims.readings import Entry, Missing, Reading, Units, drawn, estimate
 from anisoscope.claims.states import states
 from anisoscope.offline.tangent import fit_frames, tangent_test
-from anisoscope.offline.weights import vocabulary_matrices
 from anisoscope.records import Record
 from anisoscope.store import Run
 from anisoscope.tangent import Tangent, energy, fit_bases, haar
@@ -79,8 +78,7 @@ def gradients_of_model(model: Given, fitted: Given | None = None) -> Units:
     opened = model.open()
     fit, test = model.halves(opened)
     groups = groups_of(test)
-    width = next(iter(vocabulary_matrices(opened.model).values())).shape[1]
-    tangent = Tangent(ranks=(min(RANK, width // 4),), nulls=NULLS)
+    tangent = Tangent(ranks=(min(RANK, width_of(opened.model) // 4),), nulls=NULLS)
     frozen = None if fitted is None else fit_frames(fitted.open(), fit, tangent=tangent)
     end = "" if fitted is None else f"-fitted-at-{fitted.step}"
 

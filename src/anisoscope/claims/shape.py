@@ -119,9 +119,9 @@ def _bell_on_models(bench: Bench) -> Evidence:
     each: list[dict[str, Estimate]] = []
     records: list[Record] = []
     for model in bench.models:
-        look = model.look(BELL)
-        each.append(_bells("bell", bell, look, look) if model.decoder else _bells("range", span, look, look))
-        records += _profiles(look, look, model.name) + _over_batches(model)
+        look, tyler = model.look(BELL), model.look(TYLER)
+        each.append(_bells("bell", bell, look, tyler) if model.decoder else _bells("range", span, look, tyler))
+        records += _profiles(look, tyler, model.name) + _over_batches(model)
         records += figure_records(look, REMOVAL.metrics, of=model.name)
     found = least_favourable(each, highest=[f"range{kind}" for kind in _KINDS])
     absent = {
