@@ -27,7 +27,7 @@ def pages() -> dict[Path, str]:
 def claims_page() -> str:
     """The page of claims with its two tables put in anew: the rules from the code, the verdicts from their summary."""
     page = (HERE / "claims.md").read_text()
-    tables = {"rules": rules_table(CLAIMS), "verdicts": verdicts_table(json.loads(VERDICTS.read_text()))}
+    tables = {"rules": rules_table(CLAIMS), "verdicts": verdicts_table(json.loads(VERDICTS.read_text()), CLAIMS)}
     for name, table in tables.items():
         begin, end = f"<!-- {name}: written by docs/build.py -->", f"<!-- end of {name} -->"
         if (page.count(begin), page.count(end)) != (1, 1):

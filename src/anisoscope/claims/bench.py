@@ -31,6 +31,7 @@ from anisoscope.store import Run
 STREAM = ("embed", "resid", "final")
 _BATCH = 16  # windows a forward pass
 GROUPS = 4  # of documents of a model given
+_FEW = 2  # windows a forward pass of it: a short text makes enough batches for all groups
 _ROWS, _SPARE = 1024, 64  # rows of a group, and beyond the two a dimension that a shape needs
 Say = Callable[[str], None]
 
@@ -245,7 +246,7 @@ class Given:
 
     def batches(self, opened: Opened) -> list[Batch]:
         """The text as the model takes it."""
-        return list(model_batches(opened, self.needs_text(), tokens=self.size.tokens))
+        return list(model_batches(opened, self.needs_text(), tokens=self.size.tokens, batch=_FEW))
 
     def halves(self, opened: Opened) -> tuple[list[Batch], list[Batch]]:
         """The text in two halves that share no document."""

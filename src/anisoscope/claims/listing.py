@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from anisoscope.claims.claim import Claim, Condition, Estimate, Rule
+from anisoscope.claims.claim import CONTROL, PUBLISHED, Claim, Condition, Estimate, Rule
 from anisoscope.errors import InputError
 from anisoscope.store import Run
 
@@ -60,13 +60,12 @@ def verdicts_summary(folder: str | Path) -> dict[str, Any]:
     return {**{name: info.get(name) for name in ("asked", "versions", "machine", "minutes")}, "verdicts": verdicts}
 
 
-def verdicts_table(summary: Mapping[str, Any]) -> str:
+def verdicts_table(summary: Mapping[str, Any], claims: Sequence[Claim]) -> str:
     """A Markdown table of a summary: a row a claim, each line's outcome with the quantity that decided it."""
     head = ("| id | as published | strongest control |", "|---|---|---|")
-    rows: dict[str, list[str]] = {}
-    for each in summary["verdicts"]:
-        rows.setdefault(each["claim"], []).append(_outcome(each))
-    return "\n".join([*head, *(f"| {name} | {' | '.join(cells)} |" for name, cells in rows.items())])
+    told = {(each["claim"], each["line"]): _outcome(each) for each in summary["verdicts"]}
+    rows = ([told.get((claim.id, line), "not run") for line in (PUBLISHED, CONTROL)] for claim in claims)
+    return "\n".join([*head, *(f"| {claim.id} | {' | '.join(row)} |" for claim, row in zip(claims, rows, strict=True))])
 
 
 def _outcome(verdict: Mapping[str, Any]) -> str:

@@ -57,23 +57,26 @@ def _mean(metric: str, tokens: str = "all") -> Statistic:
 # --- S1, S6: the bell ---------------------------------------------------------------------------------------------
 
 
-def _bells(name: str, shape: Callable[[Sequence[float]], float], look: Units, tyler: Units) -> dict[str, Estimate]:
+Look = Callable[[], Units]  # taken when it is asked for: a text may be too short for it
+
+
+def _bells(name: str, shape: Callable[[Sequence[float]], float], look: Look, tyler: Look) -> dict[str, Estimate]:
     """A shape of the profile with all tokens, without flagged ones, and of Tyler's matrix."""
     return estimates(
         {
-            name: partial(estimate, _of_profile(shape, _SHARE), look),
-            f"{name}_no_sink": partial(estimate, _of_profile(shape, _SHARE, "no-sink"), look),
-            f"{name}_tyler": partial(estimate, _of_profile(shape, _TYLER), tyler),
+            name: lambda: estimate(_of_profile(shape, _SHARE), look()),
+            f"{name}_no_sink": lambda: estimate(_of_profile(shape, _SHARE, "no-sink"), look()),
+            f"{name}_tyler": lambda: estimate(_of_profile(shape, _TYLER), tyler()),
         }
     )
 
 
-def _profiles(look: Units, tyler: Units, of: str) -> list[Record]:
+def _profiles(look: Look, tyler: Look, of: str) -> list[Record]:
     """The figure of one model: λ1/Σλ over hidden states with and without flagged tokens, and Tyler's."""
     out: list[Record] = []
-    for units, metric, tokens in ((look, _SHARE, "all"), (look, _SHARE, "no-sink"), (tyler, _TYLER, "all")):
+    for take, metric, tokens in ((look, _SHARE, "all"), (look, _SHARE, "no-sink"), (tyler, _TYLER, "all")):
         try:
-            out += profile_records(units, metric, of=of, tokens=tokens)
+            out += profile_records(take(), metric, of=of, tokens=tokens)
         except Missing:
             continue
     return out
@@ -107,11 +110,11 @@ def _places(looks: Sequence[Units]) -> int:
 
 def _bell_on_lab(bench: Bench) -> Evidence:
     lab = bench.lab
-    looks = {cell: (lab.last(cell, SHAPE), lab.last(cell, TYLER)) for cell in ("decoder", "encoder")}
+    looks = {cell: (partial(lab.last, cell, SHAPE), partial(lab.last, cell, TYLER)) for cell in ("decoder", "encoder")}
     found = _bells("bell", bell, *looks["decoder"]) | _bells("range", span, *looks["encoder"])
     records = [record for cell, pair in looks.items() for record in _profiles(*pair, cell)]
     records += figure_records(lab.last("decoder", REMOVAL), REMOVAL.metrics, of="decoder")
-    records += _published(_places([look for look, _ in looks.values()]))
+    records += _published(_places([look() for look, _ in looks.values()]))
     return Evidence(bench.said(), LAB, found, records=tuple(records))
 
 
@@ -119,10 +122,10 @@ def _bell_on_models(bench: Bench) -> Evidence:
     each: list[dict[str, Estimate]] = []
     records: list[Record] = []
     for model in bench.models:
-        look, tyler = model.look(BELL), model.look(TYLER)
+        look, tyler = (partial(model.look, kind) for kind in (BELL, TYLER))
         each.append(_bells("bell", bell, look, tyler) if model.decoder else _bells("range", span, look, tyler))
         records += _profiles(look, tyler, model.name) + _over_batches(model)
-        records += figure_records(look, REMOVAL.metrics, of=model.name)
+        records += figure_records(look(), REMOVAL.metrics, of=model.name)
     found = least_favourable(each, highest=[f"range{kind}" for kind in _KINDS])
     absent = {
         name: why
