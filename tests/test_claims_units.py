@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 from pathlib import Path
@@ -11,8 +12,9 @@ import pytest
 import torch
 
 from anisoscope.claims import modalities, shape
-from anisoscope.claims.bench import GROUPS, Bench, Lab, groups_of
+from anisoscope.claims.bench import Bench, Lab
 from anisoscope.claims.claim import CONTROL, LAB, PUBLISHED, Estimate, Evidence, judge
+from anisoscope.claims.given import GROUPS, groups_of, thinned
 from anisoscope.claims.isotropy import isotropic_reading
 from anisoscope.claims.listing import verdicts_summary, verdicts_table
 from anisoscope.claims.panel import AUDIO, CHARACTER, CONVOLUTION, IMAGE, TEXT, Member
@@ -27,7 +29,7 @@ from anisoscope.claims.readings import (
 )
 from anisoscope.claims.runner import CLAIMS, Asked, find_claims, find_size, run_claims
 from anisoscope.errors import InputError
-from anisoscope.records import Record
+from anisoscope.records import Record, Site
 from anisoscope.store import Run
 
 ROOT = Path(__file__).parent.parent
@@ -112,6 +114,18 @@ def test_groups_of_documents_are_runs_of_the_text() -> None:
     assert [each for group in groups for each in group] == batches
     with pytest.raises(Missing, match="3 batches; 4 are needed"):
         groups_of(batches[:3])
+
+
+def test_a_deep_model_is_read_at_thirteen_depths_with_its_ends() -> None:
+    deep = [Site.parse(name) for name in ("embed", *(f"resid.{layer}" for layer in range(30)), "final")]
+    found = [str(site) for site in thinned(deep)]
+    assert len(found) == 14
+    assert (found[0], found[-2:]) == ("embed", ["resid.29", "final"])
+    places = [
+        -1 if name == "embed" else 29 if name == "final" else int(name[6:]) for name in found if name != "resid.29"
+    ]
+    assert {b - a for a, b in itertools.pairwise(places)} <= {2, 3}
+    assert thinned(deep[:9]) == deep[:9]
 
 
 def test_of_several_models_the_least_favourable_speaks() -> None:

@@ -10,7 +10,7 @@ from typing import Any
 
 from torch import Tensor
 
-from anisoscope.claims.bench import HEADS, Bench, Given, Lab, groups_of, ran_on
+from anisoscope.claims.bench import Bench, Lab
 from anisoscope.claims.claim import (
     LAB,
     MODEL,
@@ -25,6 +25,8 @@ from anisoscope.claims.claim import (
     either,
     every,
 )
+from anisoscope.claims.given import Given, groups_of, ran_on
+from anisoscope.claims.looks import HEADS
 from anisoscope.claims.modalities import EXPLAINED, HIGH, cosine_evidence, drift_evidence
 from anisoscope.claims.panel import SOURCES, TRANSFORMERS
 from anisoscope.claims.readings import Reading, Units, drawn, estimate, estimate_share, estimates, figure_records

@@ -9,8 +9,10 @@ from statistics import fmean
 
 from torch import nn
 
-from anisoscope.claims.bench import DIMENSION, Bench, ran_on
+from anisoscope.claims.bench import Bench
 from anisoscope.claims.claim import LAB, MODEL, Estimate, Evidence
+from anisoscope.claims.given import ran_on
+from anisoscope.claims.looks import DIMENSION
 from anisoscope.claims.readings import Missing, Reading, Units, drawn, estimate, estimates, profile_records
 from anisoscope.claims.states import Batches, gaussian_dimension, states
 from anisoscope.claims.statistics import fall, peak, rise

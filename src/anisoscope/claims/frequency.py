@@ -9,8 +9,9 @@ from statistics import fmean, median
 import torch
 from torch import Tensor, nn
 
-from anisoscope.claims.bench import Bench, groups_of, ran_on
+from anisoscope.claims.bench import Bench
 from anisoscope.claims.claim import LAB, MODEL, SIMULATION, Estimate, Evidence
+from anisoscope.claims.given import groups_of, ran_on
 from anisoscope.claims.gradients import energy_of, gradients_of, gradients_of_model
 from anisoscope.claims.readings import Reading, Units, drawn, estimate, figure_records
 from anisoscope.claims.states import Batches, states

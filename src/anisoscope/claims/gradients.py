@@ -11,7 +11,9 @@ from typing import Any
 
 import torch
 
-from anisoscope.claims.bench import Given, Lab, groups_of, kept, width_of
+from anisoscope.claims.bench import Lab
+from anisoscope.claims.given import Given, groups_of, width_of
+from anisoscope.claims.looks import kept
 from anisoscope.claims.readings import Entry, Missing, Reading, Units, drawn, estimate
 from anisoscope.claims.states import states
 from anisoscope.offline.tangent import fit_frames, tangent_test

@@ -12,8 +12,10 @@ import torch
 from torch import Tensor, nn
 
 from anisoscope.capture import find_layout
-from anisoscope.claims.bench import SHAPE, WEIGHTS, Bench, Given, groups_of, ran_on
+from anisoscope.claims.bench import Bench
 from anisoscope.claims.claim import LAB, MODEL, SIMULATION, Claim, Estimate, Evidence, above, below, every, gate
+from anisoscope.claims.given import Given, groups_of, ran_on
+from anisoscope.claims.looks import SHAPE, WEIGHTS
 from anisoscope.claims.readings import Reading, Units, drawn, estimate, estimates
 from anisoscope.claims.states import Batches, mean_cosine, states
 from anisoscope.claims.statistics import half_time

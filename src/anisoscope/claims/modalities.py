@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from statistics import fmean
 
-from anisoscope.claims.bench import SHAPE, Bench, ran_on
+from anisoscope.claims.bench import Bench
 from anisoscope.claims.claim import LAB, MODEL, Estimate, Evidence
+from anisoscope.claims.given import ran_on
+from anisoscope.claims.looks import SHAPE
 from anisoscope.claims.panel import CHARACTER, CONVOLUTION, TRANSFORMERS, Member, around_batch_norms, items_of, members
 from anisoscope.claims.readings import Reading, difference, estimate, estimate_share, profile_records
 from anisoscope.claims.statistics import spearman, spearman_p

@@ -7,8 +7,9 @@ from functools import partial
 from statistics import fmean
 
 from anisoscope.claims.attention import VARIANTS, drift
-from anisoscope.claims.bench import HEADS, SHAPE, Bench
+from anisoscope.claims.bench import Bench
 from anisoscope.claims.claim import LAB, Claim, Estimate, Evidence, Rule, above, below, either, every, gate
+from anisoscope.claims.looks import HEADS, SHAPE
 from anisoscope.claims.readings import drawn, estimate
 from anisoscope.claims.sizes import CENTRING, ISOSCORE, TEMPERATURE
 from anisoscope.claims.statistics import partial_slope, slope, spearman

@@ -15,7 +15,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from anisoscope.claims.bench import SHAPE, Bench, Given, kept
+from anisoscope.claims.bench import Bench
+from anisoscope.claims.given import Given
+from anisoscope.claims.looks import SHAPE, kept
 from anisoscope.claims.readings import Reading, Units, by_documents
 from anisoscope.claims.states import mean_cosine
 from anisoscope.models import Opened

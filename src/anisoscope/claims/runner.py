@@ -13,9 +13,11 @@ from typing import Any
 
 from anisoscope import __version__
 from anisoscope.claims import attention, isotropy, open_questions, shape, tangent
-from anisoscope.claims.bench import Bench, Given, Lab, Say, given_models
+from anisoscope.claims.bench import Bench, Lab
 from anisoscope.claims.cards import cards_of
 from anisoscope.claims.claim import FEWEST, Claim, Evidence, Verdict, judge, unjudged
+from anisoscope.claims.given import Given, given_models
+from anisoscope.claims.looks import Say
 from anisoscope.claims.sizes import SHOWN, SIZES, Size
 from anisoscope.errors import AnisoscopeError, InputError, unknown
 from anisoscope.store import Run
@@ -48,7 +50,7 @@ def find_size(name: str, seeds: int | None = None) -> Size:
 
 
 def cost(claims: Sequence[Claim], size: Size) -> float:
-    """Minutes on two cores that some claims take together where nothing is kept yet: trainings are shared."""
+    """Minutes that some claims take together where nothing is kept yet: trainings are shared."""
     cells = {cell for claim in claims if "lab" in claim.ways for cell in claim.cells}
     trainings = sum(min(FEWEST, size.seeds) if cell in SHOWN else size.seeds for cell in cells)
     looks = size.seeds * sum(claim.seconds for claim in claims) / SIZES["small"].train_seconds

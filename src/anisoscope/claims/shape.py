@@ -7,7 +7,7 @@ from dataclasses import replace
 from functools import partial
 from statistics import fmean
 
-from anisoscope.claims.bench import BELL, LOCAL, REMOVAL, SHAPE, TYLER, Bench, Given, ran_on
+from anisoscope.claims.bench import Bench
 from anisoscope.claims.claim import LAB, MODEL, Claim, Estimate, Evidence, above, below, every, gate
 from anisoscope.claims.dimension import (
     HIGHEST,
@@ -17,6 +17,8 @@ from anisoscope.claims.dimension import (
     low_on_lab,
     low_on_model,
 )
+from anisoscope.claims.given import Given, ran_on
+from anisoscope.claims.looks import BELL, LOCAL, REMOVAL, SHAPE, TYLER
 from anisoscope.claims.readings import (
     Missing,
     Reading,

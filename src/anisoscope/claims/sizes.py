@@ -9,7 +9,7 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Size:
-    """Everything that may be smaller or larger; `train_seconds` is what one training of the lab takes on two cores."""
+    """Everything that may be smaller or larger; `train_seconds` is what one training of the lab takes."""
 
     name: str
     seeds: int  # trainings of each cell, the units of the lab
@@ -81,7 +81,7 @@ SIZES: Mapping[str, Size] = {
             draws=12,
             block=(256, 4, 128),
             blocks=80,
-            train_seconds=11,
+            train_seconds=14,
         ),
         Size(
             "paper",

@@ -7,9 +7,10 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from statistics import fmean, median
 
-from anisoscope.claims.bench import SHAPE, Bench, Given, ran_on
+from anisoscope.claims.bench import Bench
 from anisoscope.claims.claim import LAB, MODEL, Claim, Estimate, Evidence, above, below, every
 from anisoscope.claims.frequency import curvature_evidence, frequency_on_lab, frequency_on_model
+from anisoscope.claims.given import Given, ran_on
 from anisoscope.claims.gradients import (
     change_in_basis,
     energy_of,
@@ -22,6 +23,7 @@ from anisoscope.claims.gradients import (
     objects_table,
     removal_wins,
 )
+from anisoscope.claims.looks import SHAPE
 from anisoscope.claims.readings import (
     Reading,
     Units,
