@@ -47,14 +47,14 @@ _TAIL = 0.95  # share of the seeds in which a block must raise the cosine
 Passes = dict[Setting, list[list[Passed]]]  # by seed, then by bias
 
 
-def _passes(bench: Bench) -> Passes:
+def _passes(bench: Bench, seeds: int) -> Passes:
     """Every setting at every bias and seed; tokens come from the table of the model given, if there is one."""
     table = _table(bench.models[0]) if bench.given else None
     width, sequences, length = bench.size.block
     shape = (width if table is None else table.shape[1], sequences, length)
     bench.lab.say("untrained blocks")
     return {
-        setting: [[passed(shape, bias, setting, seed, table) for bias in BIASES] for seed in range(bench.size.blocks)]
+        setting: [[passed(shape, bias, setting, seed, table) for bias in BIASES] for seed in range(seeds)]
         for setting in SETTINGS
     }
 
@@ -67,8 +67,11 @@ def _table(model: Given) -> Tensor:
 def _block_evidence(bench: Bench, found: dict[str, Estimate], passes: Passes) -> Evidence:
     width, sequences, length = bench.size.block
     source = f"the table of {bench.models[0].name}" if bench.given else "a table of standard deviation 0.02"
-    ran = f"blocks of BERT's initialisation, {bench.size.blocks} seeds, {sequences} × {length} tokens from {source}"
-    return Evidence(f"{ran}, width {width}", SIMULATION, found, records=tuple(_block_records(passes)))
+    ran = (
+        f"blocks of BERT's initialisation, {len(passes[PUBLISHED])} seeds, {sequences} × {length} tokens from {source}"
+    )
+    ran = ran if bench.given else f"{ran}, width {width}"
+    return Evidence(ran, SIMULATION, found, records=tuple(_block_records(passes)))
 
 
 def _block_records(passes: Passes) -> list[Record]:
@@ -87,7 +90,7 @@ def _block_records(passes: Passes) -> list[Record]:
 
 
 def _raises(bench: Bench) -> Evidence:
-    passes = _passes(bench)
+    passes = _passes(bench, bench.size.blocks)
     found = {
         _named("raises", setting): Estimate.of_flags(
             [fmean(p.cosine_out - p.cosine_in for p in seed) > 0 for seed in by_seed]
@@ -98,7 +101,7 @@ def _raises(bench: Bench) -> Evidence:
 
 
 def _sharpens(bench: Bench) -> Evidence:
-    passes = _passes(bench)
+    passes = _passes(bench, bench.size.draws)
     biases = [log(bias) for bias in BIASES]
     found = {
         _named("entropy", setting): Estimate.over([slope(biases, [p.entropy for p in seed]) for seed in by_seed])
