@@ -1,7 +1,12 @@
-"""Writes the generated pages of docs/: run `make docs`. A test fails when a page is older than the code."""
+"""Writes the generated pages of docs/: run `make docs`. A test fails when a page is older than the code.
+
+`python docs/build.py --claims RUN` first takes the verdicts of a run of claims into docs/claims-small.json.
+"""
 
 from __future__ import annotations
 
+import argparse
+import json
 import sys
 import tempfile
 from pathlib import Path
@@ -12,16 +17,35 @@ from blocks import blocks_of, refreshed, run_blocks
 from cli_reference import cli_page
 from reader import prepare
 
+from anisoscope.claims.listing import rules_table, verdicts_summary, verdicts_table
+from anisoscope.claims.runner import CLAIMS
 from anisoscope.metrics import catalogue
 from anisoscope.metrics.metric import INVARIANCES, Metric
 
 HERE = Path(__file__).parent
+VERDICTS = HERE / "claims-small.json"
 HEADER = "<!-- written by docs/build.py from the code: do not edit -->\n\n"
 
 
 def pages() -> dict[Path, str]:
     """Every generated page and its text."""
-    return {HERE / "metrics.md": HEADER + metrics_page(), HERE / "cli.md": HEADER + cli_page()}
+    return {
+        HERE / "metrics.md": HEADER + metrics_page(),
+        HERE / "cli.md": HEADER + cli_page(),
+        HERE / "claims.md": claims_page(),
+    }
+
+
+def claims_page() -> str:
+    """The page of claims with its two tables put in anew: the rules from the code, the verdicts from their summary."""
+    page = (HERE / "claims.md").read_text()
+    tables = {"rules": rules_table(CLAIMS), "verdicts": verdicts_table(json.loads(VERDICTS.read_text()), CLAIMS)}
+    for name, table in tables.items():
+        begin, end = f"<!-- {name}: written by docs/build.py -->", f"<!-- end of {name} -->"
+        if (page.count(begin), page.count(end)) != (1, 1):
+            raise SystemExit(f"docs/claims.md needs one {begin} and one {end} after it: the {name} go between")
+        page = f"{page.partition(begin)[0]}{begin}\n\n{table}\n\n{end}{page.partition(end)[2]}"
+    return page
 
 
 def metrics_page() -> str:
@@ -70,6 +94,10 @@ def walk(page: Path) -> str:
 
 
 if __name__ == "__main__":
+    asked = argparse.ArgumentParser()
+    asked.add_argument("--claims", type=Path, help="a run of all claims, whose verdicts the page is to show")
+    if (run := asked.parse_args().claims) is not None:
+        VERDICTS.write_text(json.dumps(verdicts_summary(run), indent=1, ensure_ascii=False) + "\n")
     for path, text in pages().items():
         path.write_text(text)
     for path in walked():

@@ -10,7 +10,7 @@ from typing import Any
 
 from torch import Tensor
 
-from anisoscope.claims.bench import HEADS, Bench, Given, Lab, ran_on
+from anisoscope.claims.bench import Bench, Lab
 from anisoscope.claims.claim import (
     LAB,
     MODEL,
@@ -25,9 +25,11 @@ from anisoscope.claims.claim import (
     either,
     every,
 )
+from anisoscope.claims.given import Given, groups_of, ran_on
+from anisoscope.claims.looks import HEADS
 from anisoscope.claims.modalities import EXPLAINED, HIGH, cosine_evidence, drift_evidence
 from anisoscope.claims.panel import SOURCES, TRANSFORMERS
-from anisoscope.claims.readings import Missing, Reading, Units, drawn, estimate, estimates, figure_records
+from anisoscope.claims.readings import Reading, Units, drawn, estimate, estimate_share, estimates, figure_records
 from anisoscope.claims.states import cosines_before_rotation, entropies
 from anisoscope.claims.statistics import parallel_drift, slope
 from anisoscope.claims.untrained import BIASES, PUBLISHED, SETTINGS, Passed, Setting, passed
@@ -36,7 +38,6 @@ from anisoscope.records import Record
 
 PAPER = "godey2024"
 VARIANTS = ("sigmoid", "off-by-one", "cosine")
-_GROUPS = 4  # of windows of a model given: the units of its ablation
 _PARALLEL = "parallel_means"  # the metric of |cos(q̄, k̄)| over training
 _TAIL = 0.95  # share of the seeds in which a block must raise the cosine
 
@@ -46,14 +47,14 @@ _TAIL = 0.95  # share of the seeds in which a block must raise the cosine
 Passes = dict[Setting, list[list[Passed]]]  # by seed, then by bias
 
 
-def _passes(bench: Bench) -> Passes:
+def _passes(bench: Bench, seeds: int) -> Passes:
     """Every setting at every bias and seed; tokens come from the table of the model given, if there is one."""
     table = _table(bench.models[0]) if bench.given else None
     width, sequences, length = bench.size.block
     shape = (width if table is None else table.shape[1], sequences, length)
     bench.lab.say("untrained blocks")
     return {
-        setting: [[passed(shape, bias, setting, seed, table) for bias in BIASES] for seed in range(bench.size.draws)]
+        setting: [[passed(shape, bias, setting, seed, table) for bias in BIASES] for seed in range(seeds)]
         for setting in SETTINGS
     }
 
@@ -66,8 +67,11 @@ def _table(model: Given) -> Tensor:
 def _block_evidence(bench: Bench, found: dict[str, Estimate], passes: Passes) -> Evidence:
     width, sequences, length = bench.size.block
     source = f"the table of {bench.models[0].name}" if bench.given else "a table of standard deviation 0.02"
-    ran = f"blocks of BERT's initialisation, {bench.size.draws} seeds, {sequences} × {length} tokens from {source}"
-    return Evidence(f"{ran}, width {width}", SIMULATION, found, records=tuple(_block_records(passes)))
+    ran = (
+        f"blocks of BERT's initialisation, {len(passes[PUBLISHED])} seeds, {sequences} × {length} tokens from {source}"
+    )
+    ran = ran if bench.given else f"{ran}, width {width}"
+    return Evidence(ran, SIMULATION, found, records=tuple(_block_records(passes)))
 
 
 def _block_records(passes: Passes) -> list[Record]:
@@ -86,10 +90,10 @@ def _block_records(passes: Passes) -> list[Record]:
 
 
 def _raises(bench: Bench) -> Evidence:
-    passes = _passes(bench)
+    passes = _passes(bench, bench.size.blocks)
     found = {
-        _named("raises", setting): Estimate.over(
-            [float(fmean(p.cosine_out - p.cosine_in for p in seed) > 0) for seed in by_seed]
+        _named("raises", setting): Estimate.of_flags(
+            [fmean(p.cosine_out - p.cosine_in for p in seed) > 0 for seed in by_seed]
         )
         for setting, by_seed in passes.items()
     }
@@ -97,7 +101,7 @@ def _raises(bench: Bench) -> Evidence:
 
 
 def _sharpens(bench: Bench) -> Evidence:
-    passes = _passes(bench)
+    passes = _passes(bench, bench.size.draws)
     biases = [log(bias) for bias in BIASES]
     found = {
         _named("entropy", setting): Estimate.over([slope(biases, [p.entropy for p in seed]) for seed in by_seed])
@@ -113,7 +117,7 @@ def _named(quantity: str, setting: Setting) -> str:
 # --- A5: queries and keys over training ---------------------------------------------------------------------------
 
 
-def _parallel(first: Reading, last: Reading) -> float:
+def _parallel(first: Reading, last: Reading) -> list[bool]:
     cosine, entropy = ([r.heads(metric) for r in (first, last)] for metric in ("qk_cosine", "attention_entropy"))
     return parallel_drift(cosine, entropy)
 
@@ -124,7 +128,7 @@ def _drifts(
     first, last = series[0], series[-1]
     found = estimates(
         {
-            "parallel": lambda: estimate(_parallel, first, last),
+            "parallel": lambda: estimate_share(_parallel, first, last),
             "budget": lambda: estimate(lambda a, b: b.mean("logit_budget") - a.mean("logit_budget"), first, last),
         }
     )
@@ -170,11 +174,8 @@ def _before_rotation(lab: Lab, step: int, seed: int) -> float:
 def _heads_on_checkpoints(bench: Bench) -> Evidence:
     series, last = bench.series, bench.series[-1]
     opened = last.open()
-    batches = [batch for half in last.halves(opened) for batch in half]
-    if len(batches) < _GROUPS:
-        raise Missing(f"the text fills {len(batches)} batches; {_GROUPS} are needed: give more")
-    groups = [batches[start::_GROUPS] for start in range(_GROUPS)]
-    ablation = Estimate.over([_evened(opened.model, group) for group in groups], "groups of windows")
+    groups = groups_of(last.batches(opened))
+    ablation = Estimate.over([_evened(opened.model, group) for group in groups], "groups of documents")
     found, records = _drifts([model.look(HEADS) for model in series], [model.step for model in series], ablation)
     return Evidence(ran_on(series), MODEL, found, records=tuple(records))
 
@@ -277,7 +278,7 @@ CLAIMS = (
         PAPER,
         "Drift, the norm of the mean, explains the cosine in many models, not in all.",
         {"lab": drift_evidence, "model": drift_evidence},
-        published=every(above("significant", 0.5, "share of models with Spearman p < .05 over layers")),
+        published=every(above("significant", 0.5, "share of models in which both rise together, p < .05")),
         control=every(
             above("explained", 0.5, f"share of models in which the mean explains more than {EXPLAINED} of the cosine"),
             below("least_explained", EXPLAINED, "explained share where it is least"),

@@ -2,78 +2,29 @@
 
 from __future__ import annotations
 
-import shutil
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
-from functools import cached_property
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from torch import Tensor, nn
 
-from anisoscope.claims.claim import Estimate
-from anisoscope.claims.readings import Missing, Reading, Units, by_documents
-from anisoscope.claims.sizes import Size, cells
-from anisoscope.errors import InputError
+from anisoscope.claims.claim import FEWEST, Estimate
+from anisoscope.claims.given import Given
+from anisoscope.claims.looks import Kind, Say, kept
+from anisoscope.claims.readings import Missing, Reading, Units
+from anisoscope.claims.sizes import SHOWN, Size, cells
 from anisoscope.lab.data import Data, open_data
 from anisoscope.lab.experiment import Experiment, changed
 from anisoscope.lab.losses import read_losses
 from anisoscope.lab.train import Trained
 from anisoscope.lab.twins import train_cell
-from anisoscope.models import Batch, Checkpoint, Opened, checkpoints, model_batches, open_model
+from anisoscope.models import Opened, open_model
 from anisoscope.offline import measure
-from anisoscope.offline.splits import split_batches
 from anisoscope.schedule import at
 from anisoscope.store import Run
 
-STREAM = ("embed", "resid", "final")
 _BATCH = 16  # windows a forward pass
-Say = Callable[[str], None]
-
-
-@dataclass(frozen=True)
-class Kind:
-    """A kind of look at a model: which metrics, where."""
-
-    name: str
-    metrics: tuple[str, ...]
-    sites: tuple[str, ...] = STREAM
-    weights: bool = False
-    spread: bool = False  # whether the spread over batches, as papers report it, is wanted of a text
-
-
-SHAPE = Kind(
-    "shape",
-    (
-        *("mean_cosine", "mean_cosine_centred", "mean_cosine_across_documents", "drift_norm", "relative_drift"),
-        *("spectral_anisotropy", "isoscore"),
-    ),
-    spread=True,
-)
-TYLER = Kind("tyler", ("tyler_share",))
-DIMENSION = Kind("dimension", ("two_nn", "two_nn_paper", "gride"))
-LOCAL = Kind("local", ("local_isotropy", "isoscore"))
-HEADS = Kind("heads", ("attention_entropy", "q_drift", "k_drift", "qk_cosine", "logit_budget"), ("pattern",))
-REMOVAL = Kind("removal", ("removal_curve",), ("resid",))
-WEIGHTS = Kind("weights", ("mean_cosine", "partition_isotropy"), weights=True)
-
-
-def kept(folder: Path, make: Callable[[Path], Run]) -> Run:
-    """The run in a folder if it was made to its end; else what is there goes and it is made."""
-    if (folder / "run.json").is_file():
-        run = Run.open(folder)
-        if run.info.get("whole"):
-            return run
-    shutil.rmtree(folder, ignore_errors=True)
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    made = make(folder)
-    made.close()
-    with Run.create(folder, resume=True) as run:
-        run.update_info(whole=True)
-    return Run.open(folder)
-
-
-# --- the lab ------------------------------------------------------------------------------------------------------
 
 
 @dataclass
@@ -106,8 +57,9 @@ class Lab:
             raise Missing(f"the training of {cell} with seed {seed} {done.stopped} at step {done.step}")
         return done
 
-    def all_trained(self, cell: str) -> list[Trained]:
-        return [self.trained(cell, seed) for seed in range(self.seeds)]
+    def seeds_of(self, cell: str) -> range:
+        """The seeds of a cell's trainings: all, or the fewest that make an interval where nothing is judged by it."""
+        return range(min(self.seeds, FEWEST) if cell in SHOWN else self.seeds)
 
     def opened(self, cell: str, seed: int, step: int) -> Opened:
         """The model of a training at one of its looks."""
@@ -125,13 +77,17 @@ class Lab:
         return self.data(cell).held_out(self.size.windows, int(self.size.switches["context"]))
 
     def batches(self, cell: str, half: int | None = None) -> list[dict[str, Tensor]]:
-        """Held-out windows in batches; `half` 0 or 1 takes every other one, each a document of its own."""
+        """Held-out windows in batches, each a document of its own; `half` takes the first or the second half of them.
+
+        Windows come in the order of the text, so that the halves share no document but the one they meet in.
+        """
         ids = self.held_out(cell)
-        return [{"input_ids": part} for part in (ids if half is None else ids[half::2]).split(_BATCH)]
+        parts = [ids] if half is None else ids.tensor_split(2)
+        return [{"input_ids": part} for part in parts[half or 0].split(_BATCH)]
 
     def look(self, cell: str, step: int, kind: Kind, half: int | None = None) -> Units:
         """A look at every seed of a cell at one step."""
-        return Units(tuple(self.reading(cell, seed, step, kind, half) for seed in range(self.seeds)))
+        return Units(tuple(self.reading(cell, seed, step, kind, half) for seed in self.seeds_of(cell)))
 
     def last(self, cell: str, kind: Kind) -> Units:
         return self.look(cell, self.size.steps, kind)
@@ -169,116 +125,6 @@ class Lab:
         return float(min(rows, key=lambda row: abs(row["step"] - wanted))["validation"])
 
 
-# --- models that were given ---------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Given:
-    """A model of the user's at one step, and the folder in which looks at it are kept."""
-
-    checkpoint: Checkpoint
-    folder: Path
-    size: Size
-    text: str | None
-    say: Say
-    images: Path | None = None
-    audio: Path | None = None
-
-    @property
-    def name(self) -> str:
-        """A hub id with its revision, or the end of a path."""
-        source, revision = self.checkpoint.source, self.checkpoint.revision
-        name = "/".join(Path(source).parts[-3:]) if Path(source).exists() else source
-        return name if revision is None else f"{name} at {revision}"
-
-    @property
-    def step(self) -> int:
-        return self.checkpoint.step
-
-    def open(self) -> Opened:
-        if self.checkpoint.problem is not None:
-            raise InputError(f"{self.checkpoint.source} cannot be opened: {self.checkpoint.problem}")
-        return open_model(self.checkpoint.source, revision=self.checkpoint.revision, head=True)
-
-    def needs_text(self) -> str:
-        if self.text is None:
-            raise Missing(f"{self.name} needs text to be measured on: give --text")
-        return self.text
-
-    def look(self, kind: Kind, half: int | None = None) -> Units:
-        """A look whose units are blocks of documents; `half` 0 or 1 takes one half of the documents."""
-        units = by_documents(self.run(kind, half))
-        return replace(units, unit="blocks of rows") if kind.weights else units
-
-    def run(self, kind: Kind, half: int | None = None) -> Run:
-        """The run of a look."""
-        name = kind.name if half is None else f"{kind.name}-half-{half}"
-        return kept(self.folder / name, lambda folder: self._measured(kind, folder, half))
-
-    def halves(self, opened: Opened) -> tuple[list[Batch], list[Batch]]:
-        """The text in two halves that share no document."""
-        first, second = split_batches(model_batches(opened, self.needs_text(), tokens=self.size.tokens))
-        return list(first), list(second)
-
-    def _measured(self, kind: Kind, folder: Path, half: int | None) -> Run:
-        self.say(f"{kind.name} of {self.name}")
-        opened = self.open()
-        options: dict[str, Any] = {"metrics": kind.metrics, "sites": kind.sites, "out": folder}
-        if kind.weights:
-            return measure(opened, weights=True, **options)
-        if half is not None:
-            return measure(opened, self.halves(opened)[half], **options)
-        if kind.spread and opened.modality == "text":
-            options["batch_tokens"] = self.size.batch_tokens
-        return measure(opened, tokens=self.size.tokens, **self.data(opened), **options)
-
-    def data(self, opened: Opened) -> dict[str, Any]:
-        """What the model is measured on, by the name that `measure` has for it."""
-        if opened.modality == "text":
-            return {"text": self.needs_text()}
-        name, given = ("audio", self.audio) if opened.modality == "audio" else ("images", self.images)
-        if given is None:
-            raise Missing(f"{self.name} takes {opened.modality}: give --{name}")
-        return {name: given}
-
-    @cached_property
-    def info(self) -> dict[str, Any]:
-        """What is known of the model besides its weights."""
-        return self.open().info
-
-    @property
-    def decoder(self) -> bool:
-        """Whether the model predicts what comes next; an encoder sees both sides."""
-        if "lab" in self.info:
-            return bool(self.info["lab"]["causal"])
-        return any(sign in str(self.info["architecture"]) for sign in ("CausalLM", "LMHead"))
-
-
-def ran_on(models: Sequence[Given]) -> str:
-    """What a verdict on models given rests on."""
-    names = ", ".join(model.name for model in models)
-    return f"{names} on {models[0].text or 'their weights'}, {models[0].size.tokens:,} tokens at most"
-
-
-def given_models(
-    sources: Sequence[str], revisions: str | None, folder: Path, template: dict[str, Any]
-) -> tuple[tuple[Given, ...], ...]:
-    """The models given, each with its checkpoints in the order of training."""
-    found = []
-    for source in sources:
-        place = folder / _plain(source)
-        series = checkpoints(source, revisions)
-        found.append(tuple(Given(c, place / f"{c.step}-{_plain(c.label)}", **template) for c in series))
-    return tuple(found)
-
-
-def _plain(label: str) -> str:
-    return "".join(sign if sign.isalnum() or sign in "-_." else "-" for sign in label)[-60:]
-
-
-# --- both ---------------------------------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True)
 class Bench:
     """Everything that a claim may be run on."""
@@ -306,7 +152,8 @@ class Bench:
     def said(self) -> str:
         """What the lab's part of a verdict rests on."""
         s = self.size.switches
+        seeds = f"{self.lab.seeds} seeds ({FEWEST} of what is only shown)"
         return (
-            f"lab, size {self.size.name}: {self.lab.seeds} seeds, {s['layers']} layers of width {s['width']}, "
+            f"lab, size {self.size.name}: {seeds}, {s['layers']} layers of width {s['width']}, "
             f"{s['steps']} steps of {s['batch']} windows of {s['context']} tokens"
         )

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from scipy.special import stdtrit
@@ -56,6 +56,25 @@ class Estimate:
         centre = statistics.fmean(without)
         return cls(value, math.sqrt((n - 1) / n * sum((v - centre) ** 2 for v in without)), n, unit)
 
+    @classmethod
+    def of_flags(cls, flags: Sequence[bool], unit: str = "seeds") -> Estimate:
+        """The share of units that say yes.
+
+        >>> Estimate.of_flags([True] * 12).interval[0] < 0.95 < Estimate.of_flags([True] * 80).interval[0]
+        True
+        """
+        return cls.over([float(flag) for flag in flags], unit).of_answers(len(flags))
+
+    def of_answers(self, answers: int) -> Estimate:
+        """The same for a share of some yes-or-no answers: units that all agree do not make it certain.
+
+        The error is at least that of as many independent answers, by Agresti and Coull: two of either kind are added.
+        """
+        if self.error is None:
+            return self
+        shrunk = (self.value * answers + 2) / (answers + 4)
+        return replace(self, error=max(self.error, math.sqrt(shrunk * (1 - shrunk) / (answers + 4))))
+
     @property
     def interval(self) -> tuple[float, float]:
         """95 % by Student's t with n − 1 degrees of freedom; everything, where there are too few units."""
@@ -66,7 +85,7 @@ class Estimate:
 
     def __str__(self) -> str:
         if self.error is None or self.n < FEWEST:
-            return f"{self.value:.3g} (no interval from {self.n} {self.unit})"
+            return f"{self.value:.3g} (no interval: {self.n} {self.unit}, at least {FEWEST} are needed)"
         low, high = self.interval
         return f"{self.value:.3g} [{low:.3g}, {high:.3g}] over {self.n} {self.unit}"
 
@@ -129,9 +148,12 @@ class Condition:
             return REPRODUCED
         return NOT_REPRODUCED if high <= threshold and not self.gate else INCONCLUSIVE
 
+    @property
+    def asked(self) -> str:
+        return f"{'>' if self.above else '<'} {self.threshold:g}"
+
     def seen(self, estimate: Estimate | None) -> str:
-        asked = f"{'>' if self.above else '<'} {self.threshold:g}"
-        return f"{self.says}: {'not measured' if estimate is None else estimate} (asked: {asked})"
+        return f"{self.says}: {'not measured' if estimate is None else estimate} (asked: {self.asked})"
 
 
 Rule = tuple[tuple[Condition, ...], ...]  # alternatives, each of them conditions that must all hold
@@ -200,6 +222,7 @@ class Verdict:
     outcome: str
     effect: Estimate | None
     reason: str
+    quantity: str = ""  # what the effect is, in words
 
     def to_record(self) -> Record:
         effect = self.effect
@@ -207,7 +230,7 @@ class Verdict:
             "vectors",
             "verdict",
             None if effect is None else effect.value,
-            variant={"claim": self.claim, "line": self.line, "verdict": self.outcome},
+            variant={"claim": self.claim, "line": self.line, "verdict": self.outcome, "quantity": self.quantity},
             error=None if effect is None else effect.error,
             error_kind=None if effect is None or effect.error is None else f"spread-{effect.n}-{effect.unit}",
             n=None if effect is None else effect.n,
@@ -216,7 +239,12 @@ class Verdict:
 
 
 def judge(claim: Claim, evidence: Evidence) -> tuple[Verdict, Verdict]:
-    """Both lines of a claim: as published, and under the strongest control."""
+    """Both lines of a claim: as published, and under the strongest control.
+
+    A quantity that is no number, or whose error is none, was not measured.
+    """
+    found = {name: e for name, e in evidence.estimates.items() if math.isfinite(e.value + (e.error or 0.0))}
+    evidence = replace(evidence, estimates=found)
     return _line(claim, PUBLISHED, claim.published, evidence), _line(claim, CONTROL, claim.control, evidence)
 
 
@@ -238,15 +266,18 @@ def _line(claim: Claim, line: str, rule: Rule, evidence: Evidence) -> Verdict:
     place = outcomes.index(outcome)
     decider = tried[place][1]
     effect = None if decider is None else evidence.estimates.get(decider.name)
-    shown = rule if outcome == NOT_REPRODUCED and len(rule) > 1 else (rule[place],)
+    quantity = "" if decider is None else f"{decider.says} ({decider.asked})"
+    same = tuple(conditions for conditions, each in zip(rule, outcomes, strict=True) if each == outcome)
+    shown = same[:1] if outcome == REPRODUCED else same  # one alternative is enough; all that fail or stay open count
     reason = "; or ".join(_in_words(conditions, evidence) for conditions in shown)
     if any(c.name in evidence.left_out for conditions in shown for c in conditions):
         reason = f"As far as was given: {reason}"
     if claim.large and evidence.scale == LAB:
-        return Verdict(claim.id, line, INCONCLUSIVE, effect, f"{reason}. The lab cannot settle it: {claim.settle}")
+        why = f"{reason}. The lab cannot settle it: {claim.settle}"
+        return Verdict(claim.id, line, INCONCLUSIVE, effect, why, quantity)
     if outcome == INCONCLUSIVE:
         reason += f". To settle it: {claim.settle}"
-    return Verdict(claim.id, line, outcome, effect, f"{reason}. Run: {evidence.ran}")
+    return Verdict(claim.id, line, outcome, effect, f"{reason}. Run: {evidence.ran}", quantity)
 
 
 def _alternative(conditions: Sequence[Condition], evidence: Evidence) -> tuple[str, Condition | None]:

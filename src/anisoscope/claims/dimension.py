@@ -4,21 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
+from itertools import accumulate
 from statistics import fmean
 
 from torch import nn
 
-from anisoscope.claims.bench import DIMENSION, Bench, ran_on
+from anisoscope.claims.bench import Bench
 from anisoscope.claims.claim import LAB, MODEL, Estimate, Evidence
+from anisoscope.claims.given import ran_on
+from anisoscope.claims.looks import DIMENSION
 from anisoscope.claims.readings import Missing, Reading, Units, drawn, estimate, estimates, profile_records
 from anisoscope.claims.states import Batches, gaussian_dimension, states
 from anisoscope.claims.statistics import fall, peak, rise
+from anisoscope.offline.models import SAMPLE
 from anisoscope.records import Record
 
 HIGHEST = 60.0  # the dimension that decoders are said never to exceed
 SCALE = 4  # the smallest k of GRIDE that near-copies do not spoil
 _GAUSSIANS = 5  # draws of N(0, C) beside which a dimension is read
-_FEW = 4  # batches of a model given whose states are kept
 Statistic = Callable[[Reading], float]
 
 
@@ -100,7 +103,7 @@ def _low_dimension(look: Units, gaussian: Estimate, of: str) -> tuple[dict[str, 
 
 
 def _dimension_of_gaussian(model: nn.Module, batches: Batches, sample: int) -> Estimate:
-    """What TwoNN reads of N(0, C) at the site where that is highest, over draws."""
+    """What TwoNN reads of as many rows of N(0, C) as a look has, at the site where that is highest, over draws."""
     rows = states(model, batches, ["resid"])
     found = [
         Estimate.over([gaussian_dimension(x[:sample], seed) for seed in range(_GAUSSIANS)], "draws")
@@ -119,6 +122,9 @@ def low_on_lab(bench: Bench) -> Evidence:
 def low_on_model(bench: Bench) -> Evidence:
     model = bench.models[0]
     opened = model.open()
-    gaussian = _dimension_of_gaussian(opened.model, model.halves(opened)[0][:_FEW], bench.size.sample)
+    batches = model.batches(opened)
+    tokens = accumulate(int(batch.counts.sum()) for batch in batches)
+    enough = next((n for n, seen in enumerate(tokens, 1) if seen >= SAMPLE), len(batches))
+    gaussian = _dimension_of_gaussian(opened.model, batches[:enough], SAMPLE)
     found, records = _low_dimension(model.look(DIMENSION), gaussian, model.name)
     return Evidence(ran_on([model]), MODEL, found, records=tuple(records))

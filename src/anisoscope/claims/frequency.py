@@ -9,9 +9,10 @@ from statistics import fmean, median
 import torch
 from torch import Tensor, nn
 
-from anisoscope.claims.bench import Bench, ran_on
+from anisoscope.claims.bench import Bench
 from anisoscope.claims.claim import LAB, MODEL, SIMULATION, Estimate, Evidence
-from anisoscope.claims.gradients import GROUPS, energy_of, gradients_of, gradients_of_model
+from anisoscope.claims.given import groups_of, ran_on
+from anisoscope.claims.gradients import energy_of, gradients_of, gradients_of_model
 from anisoscope.claims.readings import Reading, Units, drawn, estimate, figure_records
 from anisoscope.claims.states import Batches, states
 from anisoscope.records import Record
@@ -72,10 +73,8 @@ def frequency_on_lab(bench: Bench) -> Evidence:
 def frequency_on_model(bench: Bench) -> Evidence:
     model = bench.models[0]
     opened = model.open()
-    fit, test = model.halves(opened)
     distances = []
-    for start in range(GROUPS):
-        group = [*fit, *test][start::GROUPS]
+    for group in groups_of(model.batches(opened)):
         tokens = torch.cat([batch.token[batch.counts] for batch in group])
         distances.append(_distances(opened.model, group, tokens, 512))
     found, records = _frequency(gradients_of_model(model), distances, model.name)

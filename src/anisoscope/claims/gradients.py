@@ -11,11 +11,12 @@ from typing import Any
 
 import torch
 
-from anisoscope.claims.bench import Given, Lab, kept
+from anisoscope.claims.bench import Lab
+from anisoscope.claims.given import Given, groups_of, width_of
+from anisoscope.claims.looks import kept
 from anisoscope.claims.readings import Entry, Missing, Reading, Units, drawn, estimate
 from anisoscope.claims.states import states
 from anisoscope.offline.tangent import fit_frames, tangent_test
-from anisoscope.offline.weights import vocabulary_matrices
 from anisoscope.records import Record
 from anisoscope.store import Run
 from anisoscope.tangent import Tangent, energy, fit_bases, haar
@@ -24,7 +25,6 @@ from anisoscope.tangent.facts import EMBEDDING, GRADIENTS, HIDDEN, WEIGHT_IN, WE
 NULLS = ("normal_control", "orientation", "coordinates", "transfer_slope", "local_test", "error_shuffle")
 TOKENS = "no-sink"  # the policy of every test: first tokens and massive ones are left out
 RANK = 32  # of a basis in a model given, or a quarter of its width
-GROUPS = 4  # of documents of a model given, each tested on its own: its units
 PUBLISHED_P = 1 / 21  # the least that 20 draws can give
 
 
@@ -79,9 +79,8 @@ def gradients_of_model(model: Given, fitted: Given | None = None) -> Units:
     """The test of a model given, on groups of documents that share none; `fitted` gives the bases instead of itself."""
     opened = model.open()
     fit, test = model.halves(opened)
-    groups = [group for start in range(GROUPS) if (group := test[start::GROUPS])]
-    width = next(iter(vocabulary_matrices(opened.model).values())).shape[1]
-    tangent = Tangent(ranks=(min(RANK, width // 4),), nulls=NULLS)
+    groups = groups_of(test)
+    tangent = Tangent(ranks=(min(RANK, width_of(opened.model) // 4),), nulls=NULLS)
     frozen = None if fitted is None else fit_frames(fitted.open(), fit, tangent=tangent)
     end = "" if fitted is None else f"-fitted-at-{fitted.step}"
 
@@ -115,14 +114,14 @@ def mean_of(reading: Reading, metric: str, **variant: Any) -> float:
     return fmean(entry.value for entry in hidden(reading, metric, **variant))
 
 
-def enriched(*readings: Reading) -> float:
-    """The share of layers and steps in which the basis beats all 20 normal controls, as published."""
-    flags = []
+def enriched(*readings: Reading) -> list[bool]:
+    """Of every layer and step: whether the basis beats all 20 normal controls, as published."""
+    flags: list[bool] = []
     for reading in readings:
         p = {e.site: e.value for e in hidden(reading, "gradient_p", null="normal_control", rows="plain", proxy="pca")}
         ratios = hidden(reading, "tangent_normal_ratio", rows="plain", proxy="pca")
         flags += [entry.value > 1 and p[entry.site] <= PUBLISHED_P + 1e-9 for entry in ratios]
-    return sum(flags) / len(flags)
+    return flags
 
 
 def log_ratio(*readings: Reading) -> float:
@@ -148,10 +147,10 @@ def energy_of(reading: Reading, **variant: Any) -> float:
     return fmean(e.value for e in found if "null" not in e.variant and e.variant.get("stratum") == wanted["stratum"])
 
 
-def removal_wins(reading: Reading, null: str, dimension: str) -> float:
-    """The share of layers in which taking the basis out makes gradients rounder than taking a control out."""
+def removal_wins(reading: Reading, null: str, dimension: str) -> list[bool]:
+    """Of every layer: whether taking the basis out makes gradients rounder than taking a control out."""
     found = hidden(reading, "anisotropy_share", null=null, dimension=dimension, proxy="pca")
-    return sum(entry.value > (entry.null or 0.0) for entry in found) / len(found)
+    return [entry.value > (entry.null or 0.0) for entry in found]
 
 
 # Which null stands beside which gradient: a weight's gradient lies in the span of its inputs by construction.

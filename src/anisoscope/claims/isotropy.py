@@ -12,8 +12,10 @@ import torch
 from torch import Tensor, nn
 
 from anisoscope.capture import find_layout
-from anisoscope.claims.bench import SHAPE, WEIGHTS, Bench, Given, ran_on
-from anisoscope.claims.claim import LAB, MODEL, SIMULATION, Claim, Estimate, Evidence, above, below, every
+from anisoscope.claims.bench import Bench
+from anisoscope.claims.claim import LAB, MODEL, SIMULATION, Claim, Estimate, Evidence, above, below, every, gate
+from anisoscope.claims.given import Given, groups_of, ran_on
+from anisoscope.claims.looks import SHAPE, WEIGHTS
 from anisoscope.claims.readings import Reading, Units, drawn, estimate, estimates
 from anisoscope.claims.states import Batches, mean_cosine, states
 from anisoscope.claims.statistics import half_time
@@ -28,8 +30,8 @@ from anisoscope.survey.inputs import first_item
 PAPER = "machina2024"
 _LARGE, _SMALL = 4.0e8, 1.7e8  # parameters from which, and up to which, a model is large or small
 _PERMUTATIONS = 200
-_GROUPS = 4  # of windows of a model given: units of what has no jackknife
 _ROWS, _WIDTH, _SHIFT = 2000, 64, 1.0  # of a synthetic cloud: its mean is as long as its rows' spread, cosine one half
+_ISOTROPIC = 4  # matrices beside which a rescaled I is read
 _PAIRS, _DRAWN = 1000, 200  # pairs, and rows, that samplers draw
 
 # I(W) of Pythia-70M as published: input and output matrix, raw and centred.
@@ -72,14 +74,17 @@ def _of_output(reading: Reading, metric: str, **variant: str) -> float:
 
 def lab_matrix(bench: Bench, cell: str, seed: int, step: int) -> Reading:
     """The output matrix of a training of the lab: the rows of tokens that its text has."""
-    lab = bench.lab
-    model: Any = lab.model(cell, seed, step)
-    used = torch.from_numpy(lab.data(cell, seed).train.astype("int64")).unique()
-    return matrix_reading(model.head.weight.detach()[used])
+    return matrix_reading(_used_rows(bench, cell, seed, step))
+
+
+def _used_rows(bench: Bench, cell: str, seed: int, step: int) -> Tensor:
+    model: Any = bench.lab.model(cell, seed, step)
+    used = torch.from_numpy(bench.lab.data(cell, seed).train.astype("int64")).unique()
+    return model.head.weight.detach()[used]  # (tokens that the text has, d)
 
 
 def _lab_matrices(bench: Bench, cell: str, step: int) -> Units:
-    return Units(tuple(lab_matrix(bench, cell, seed, step) for seed in range(bench.lab.seeds)))
+    return Units(tuple(lab_matrix(bench, cell, seed, step) for seed in bench.lab.seeds_of(cell)))
 
 
 # --- N1, N2 -------------------------------------------------------------------------------------------------------
@@ -209,10 +214,9 @@ def _norm_on_lab(bench: Bench) -> Evidence:
 def _norm_on_model(bench: Bench) -> Evidence:
     model = bench.models[0]
     opened = model.open()
-    batches = [batch for half in model.halves(opened) for batch in half]
-    groups = [group for start in range(_GROUPS) if (group := batches[start::_GROUPS])]
+    groups = groups_of(model.batches(opened))
     effects = [norm_effect(opened.model, group, seed, bench.size.sample) for seed, group in enumerate(groups)]
-    return _norm_evidence(effects, "groups of windows", ran_on([model]), MODEL)
+    return _norm_evidence(effects, "groups of documents", ran_on([model]), MODEL)
 
 
 # --- N4: samplers -------------------------------------------------------------------------------------------------
@@ -271,9 +275,16 @@ def _sampled_matrix(bench: Bench) -> Evidence:
 # --- N5: both lenses ----------------------------------------------------------------------------------------------
 
 
-def _lenses(hidden: Units, matrix: Units) -> tuple[dict[str, Estimate], list[Record]]:
+def isotropic_reading(rows: int, width: int) -> Estimate:
+    """What the rescaled I reads of isotropic Gaussian matrices of this shape: few rows look anisotropic by chance."""
+    draws = [torch.randn(rows, width, generator=torch.Generator().manual_seed(seed)) for seed in range(_ISOTROPIC)]
+    return Estimate.over([isotropy_rescaled(matrix_reading(draw)) for draw in draws], "draws")
+
+
+def _lenses(hidden: Units, matrix: Units, shape: tuple[int, int]) -> tuple[dict[str, Estimate], list[Record]]:
     found = estimates(
         {
+            "isotropic": lambda: isotropic_reading(*shape),
             "hidden": lambda: estimate(lambda r: fmean(r.profile("mean_cosine")), hidden),
             "isotropy": lambda: estimate(isotropy, matrix),
             "hidden_across": lambda: estimate(
@@ -286,13 +297,16 @@ def _lenses(hidden: Units, matrix: Units) -> tuple[dict[str, Estimate], list[Rec
 
 
 def _lenses_on_lab(bench: Bench) -> Evidence:
-    found, records = _lenses(bench.lab.last("decoder", SHAPE), _lab_matrices(bench, "decoder", bench.size.steps))
+    last = bench.size.steps
+    rows, width = _used_rows(bench, "decoder", 0, last).shape
+    found, records = _lenses(bench.lab.last("decoder", SHAPE), _lab_matrices(bench, "decoder", last), (rows, width))
     return Evidence(bench.said(), LAB, found, records=tuple(records))
 
 
 def _lenses_on_model(bench: Bench) -> Evidence:
     model: Given = bench.models[0]
-    found, records = _lenses(model.look(SHAPE), model.look(WEIGHTS))
+    rows, width = list(vocabulary_matrices(model.open().model).values())[-1].shape
+    found, records = _lenses(model.look(SHAPE), model.look(WEIGHTS), (rows, width))
     return Evidence(ran_on([model]), MODEL, found, records=tuple(records))
 
 
@@ -375,6 +389,7 @@ CLAIMS = (
             above("isotropy", 0.7, "I of the output matrix"),
         ),
         control=every(
+            gate("isotropic", 0.7, "I that isotropic Gaussian matrices of this shape read"),
             above("hidden_across", 0.2, "cosine across documents, without flagged tokens"),
             above("isotropy_rescaled", 0.7, "I of rescaled trained rows"),
         ),

@@ -1,10 +1,14 @@
-"""The claims and their rules as a page: what docs/claims.md shows."""
+"""The claims, their rules and the verdicts of a run as tables: what docs/claims.md shows."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
 
-from anisoscope.claims.claim import Claim, Condition, Rule
+from anisoscope.claims.claim import CONTROL, PUBLISHED, Claim, Condition, Estimate, Rule
+from anisoscope.errors import InputError
+from anisoscope.store import Run
 
 
 def rules_table(claims: Sequence[Claim]) -> str:
@@ -29,4 +33,46 @@ def _rule(rule: Rule) -> str:
 def _condition(condition: Condition) -> str:
     if condition.gate:
         return f"only where {condition.says} > {condition.threshold:g}"
-    return f"{condition.says} {'>' if condition.above else '<'} {condition.threshold:g}"
+    return f"{condition.says} {condition.asked}"
+
+
+# --- verdicts -----------------------------------------------------------------------------------------------------
+
+
+def verdicts_summary(folder: str | Path) -> dict[str, Any]:
+    """What a run of claims was asked, what it took, and every verdict with its effect and reason."""
+    run = Run.open(folder)
+    info = run.info
+    if info.get("kind") != "claims":
+        raise InputError(f"{folder} is a run, but not of claims")
+    verdicts = [
+        {
+            **{name: record.variant[name] for name in ("claim", "line", "verdict", "quantity")},
+            "effect": record.value,
+            "error": record.error,
+            "n": record.n,
+            "unit": None if record.error_kind is None else record.error_kind.split("-", 2)[2],
+            "reason": record.note,
+        }
+        for record in run.records()
+        if record.metric == "verdict"
+    ]
+    return {**{name: info.get(name) for name in ("asked", "versions", "machine", "minutes")}, "verdicts": verdicts}
+
+
+def verdicts_table(summary: Mapping[str, Any], claims: Sequence[Claim]) -> str:
+    """A Markdown table of a summary: a row a claim, each line's outcome with the quantity that decided it."""
+    head = ("| id | as published | strongest control |", "|---|---|---|")
+    told = {(each["claim"], each["line"]): _outcome(each) for each in summary["verdicts"]}
+    rows = ([told.get((claim.id, line), "not run") for line in (PUBLISHED, CONTROL)] for claim in claims)
+    return "\n".join([*head, *(f"| {claim.id} | {' | '.join(row)} |" for claim, row in zip(claims, rows, strict=True))])
+
+
+def _outcome(verdict: Mapping[str, Any]) -> str:
+    told = f"**{verdict['verdict']}**"
+    if not verdict["quantity"]:
+        return told
+    if verdict["effect"] is None:
+        return _cell(f"{told}: {verdict['quantity']} was not measured")
+    effect = Estimate(verdict["effect"], verdict["error"], verdict["n"], verdict["unit"] or "units")
+    return _cell(f"{told}: {verdict['quantity']}: {effect}")

@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from statistics import fmean
 
-from anisoscope.claims.bench import SHAPE, Bench, ran_on
+from anisoscope.claims.bench import Bench
 from anisoscope.claims.claim import LAB, MODEL, Estimate, Evidence
+from anisoscope.claims.given import ran_on
+from anisoscope.claims.looks import SHAPE
 from anisoscope.claims.panel import CHARACTER, CONVOLUTION, TRANSFORMERS, Member, around_batch_norms, items_of, members
-from anisoscope.claims.readings import Reading, difference, estimate, profile_records
-from anisoscope.claims.statistics import share, spearman_p
+from anisoscope.claims.readings import Reading, difference, estimate, estimate_share, profile_records
+from anisoscope.claims.statistics import spearman, spearman_p
 from anisoscope.records import Record
 
 HIGH = 0.2  # a mean cosine from which states are called anisotropic
@@ -23,11 +25,12 @@ _SIGNIFICANT = 0.05
 def cosine_evidence(bench: Bench) -> Evidence:
     """Cosine by modality, plain and beyond random initialisation, and how far convolutions stay below."""
     panel = members(bench)
-    found = _below_transformers(panel)
+    trained = [member for member in panel if not member.random]
+    found = _below_transformers(trained)
     for modality in TRANSFORMERS:
-        there = [member for member in panel if member.modality == modality]
-        found |= _least(f"share_{modality}", [estimate(_high_layers, m.look) for m in there])
-        risen = [estimate(_risen_layers, m.look, m.untrained) for m in there if m.untrained is not None]
+        there = [member for member in trained if member.modality == modality]
+        found |= _least(f"share_{modality}", [estimate_share(_high_layers, m.look) for m in there])
+        risen = [estimate_share(_risen_layers, m.look, m.untrained) for m in there if m.untrained is not None]
         found |= _least(f"risen_{modality}", risen)
     scale, left_out = (MODEL, _not_given(panel)) if bench.given else (LAB, {})
     return Evidence(_ran(bench, panel), scale, found, left_out, tuple(_records(bench, panel)))
@@ -38,13 +41,13 @@ def _least(name: str, found: Sequence[Estimate]) -> dict[str, Estimate]:
     return {name: min(found, key=lambda each: each.value)} if found else {}
 
 
-def _high_layers(reading: Reading) -> float:
-    return share([cosine > HIGH for cosine in reading.profile("mean_cosine")])
+def _high_layers(reading: Reading) -> list[bool]:
+    return [cosine > HIGH for cosine in reading.profile("mean_cosine")]
 
 
-def _risen_layers(trained: Reading, untrained: Reading) -> float:
+def _risen_layers(trained: Reading, untrained: Reading) -> list[bool]:
     pairs = zip(_quiet(trained), _quiet(untrained), strict=True)
-    return share([after - before > HIGH for after, before in pairs])
+    return [after - before > HIGH for after, before in pairs]
 
 
 def _quiet(reading: Reading) -> list[float]:
@@ -90,19 +93,22 @@ def drift_evidence(bench: Bench) -> Evidence:
     if not bench.given:
         others = ("causal-masked", "encoder")
         panel += [Member(f"lab, {cell}", CHARACTER, bench.lab.last(cell, SHAPE)) for cell in others]
-    explained = [estimate(_explained, member.look) for member in panel]
+    looks = [member.look for member in panel if not member.random]
+    explained = [estimate(_explained, look) for look in looks]
+    together = Estimate.over([estimate(_together, look).value for look in looks], "models")
     found = {
-        "significant": Estimate.over([estimate(_significant, m.look).value for m in panel], "models"),
-        "explained": Estimate.over([float(e.value > EXPLAINED) for e in explained], "models"),
+        "significant": together.of_answers(len(looks)),
+        "explained": Estimate.of_flags([each.value > EXPLAINED for each in explained], "models"),
         "least_explained": min(explained, key=lambda each: each.value),
     }
     scale = MODEL if bench.given else LAB
     return Evidence(_ran(bench, panel), scale, found, records=tuple(_records(bench, panel)))
 
 
-def _significant(reading: Reading) -> float:
-    """1 where the rank correlation over layers has p < .05, as published."""
-    return float(spearman_p(reading.profile("mean_cosine"), reading.profile("drift_norm")) < _SIGNIFICANT)
+def _together(reading: Reading) -> float:
+    """1 where cosine and norm of the mean rise together over layers with p < .05, as published."""
+    cosine, drift = reading.profile("mean_cosine"), reading.profile("drift_norm")
+    return float(spearman(cosine, drift) > 0 and spearman_p(cosine, drift) < _SIGNIFICANT)
 
 
 def _explained(reading: Reading) -> float:
@@ -114,8 +120,9 @@ def _explained(reading: Reading) -> float:
 
 
 def _ran(bench: Bench, panel: Sequence[Member]) -> str:
-    random = [member.name for member in panel if "random" in member.name]
-    note = f"; no trained weights at hand, synthetic inputs: {', '.join(random)}" if random else ""
+    random = [member.name for member in panel if member.random]
+    note = f"; shown but not judged, for want of trained weights, on synthetic inputs: {', '.join(random)}"
+    note = note if random else ""
     return (ran_on(bench.models) if bench.given else bench.said()) + note
 
 

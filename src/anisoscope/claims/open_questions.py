@@ -7,8 +7,9 @@ from functools import partial
 from statistics import fmean
 
 from anisoscope.claims.attention import VARIANTS, drift
-from anisoscope.claims.bench import HEADS, SHAPE, Bench
-from anisoscope.claims.claim import LAB, Claim, Estimate, Evidence, Rule, above, below, either, every
+from anisoscope.claims.bench import Bench
+from anisoscope.claims.claim import LAB, Claim, Estimate, Evidence, Rule, above, below, either, every, gate
+from anisoscope.claims.looks import HEADS, SHAPE
 from anisoscope.claims.readings import drawn, estimate
 from anisoscope.claims.sizes import CENTRING, ISOSCORE, TEMPERATURE
 from anisoscope.claims.statistics import partial_slope, slope, spearman
@@ -21,6 +22,7 @@ _DOSES = {
     "isoscore": ("decoder", *(f"isoscore-{weight:g}" for weight in ISOSCORE)),
     "centring": ("decoder", *(f"centring-{share:g}" for share in CENTRING)),
 }
+_METRICS = ("validation_loss", "probe_accuracy", "reached_isoscore")  # what a dose brings about, in this order
 _TEMPERATURES = (f"temperature-{TEMPERATURE[0]:g}", "decoder", f"temperature-{TEMPERATURE[1]:g}")
 
 
@@ -47,16 +49,14 @@ def _isotropy_doses(bench: Bench) -> Evidence:
             [probe_accuracy(lab.model(cell, seed, last), lab.data(cell, seed), bench.size) for cell in cells]
             for seed in range(lab.seeds)
         ]
-        found |= _responses(f"{dose}_loss", losses) | _responses(f"{dose}_probe", probes)
-        for place, cell in enumerate(cells):
-            look = lab.last(cell, SHAPE)
-            reached = estimate(lambda reading: fmean(reading.profile("isoscore")), look)
-            named = (
-                ("validation_loss", Estimate.over([seed[place] for seed in losses])),
-                ("probe_accuracy", Estimate.over([seed[place] for seed in probes])),
-                ("reached_isoscore", reached),
-            )
-            records += [drawn(value, metric, of=f"{dose}: {cell}") for metric, value in named]
+        looks = [lab.last(cell, SHAPE) for cell in cells]
+        reached = [[fmean(look.parts[seed].profile("isoscore")) for look in looks] for seed in range(lab.seeds)]
+        kinds = {"loss": losses, "probe": probes, "reached": reached}
+        for kind, values in kinds.items():
+            found |= _responses(f"{dose}_{kind}", values)
+        for metric, values in zip(_METRICS, kinds.values(), strict=True):
+            for place, cell in enumerate(cells):
+                records.append(drawn(Estimate.over([seed[place] for seed in values]), metric, of=f"{dose}: {cell}"))
     return Evidence(bench.said(), LAB, found, records=tuple(records))
 
 
@@ -64,7 +64,10 @@ def _moves(dose: str, up: bool, words: str) -> Rule:
     """Loss and probe agree: more isotropy is worse (`up`: the loss rises, the probe falls), or better."""
     risen, fallen = (above, below) if up else (below, above)
     half = 0.5 if up else -0.5
+    moved = f"{words}: slope of the IsoScore reached on the dose"
+    words = f"{words}, {'hurts' if up else 'helps'}"
     return every(
+        gate(f"{dose}_reached_slope", 0.0, moved),
         risen(f"{dose}_loss_slope", 0.0, f"{words}: slope of the loss on the dose"),
         risen(f"{dose}_loss_order", half, f"{words}: rank correlation of loss and dose"),
         fallen(f"{dose}_probe_slope", 0.0, f"{words}: slope of the probe's accuracy on the dose"),
@@ -108,7 +111,7 @@ CLAIMS = (
         published=(),
         control=either(
             *(
-                _moves(dose, up, f"{words}, {'hurts' if up else 'helps'}")
+                _moves(dose, up, words)
                 for dose, words in (("isoscore", "IsoScore* regulariser"), ("centring", "centring"))
                 for up in (True, False)
             )

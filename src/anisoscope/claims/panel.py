@@ -15,7 +15,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from anisoscope.claims.bench import SHAPE, Bench, Given, kept
+from anisoscope.claims.bench import Bench
+from anisoscope.claims.given import Given
+from anisoscope.claims.looks import SHAPE, kept
 from anisoscope.claims.readings import Reading, Units, by_documents
 from anisoscope.claims.states import mean_cosine
 from anisoscope.models import Opened
@@ -44,6 +46,7 @@ class Member:
     modality: str
     look: Units
     untrained: Units | None = None
+    random: bool = False  # its weights were never trained: it is shown, and decides nothing
 
 
 def members(bench: Bench) -> list[Member]:
@@ -56,7 +59,7 @@ def members(bench: Bench) -> list[Member]:
         for cell, modality in (("words", TEXT), ("decoder", CHARACTER))
     ]
     return trained + [
-        Member(f"{name}, random weights", modality, _random_look(bench, name, make))
+        Member(f"{name}, random weights", modality, _random_look(bench, name, make), random=True)
         for name, modality, make in (
             ("ViT", IMAGE, _vit),
             ("wav2vec 2.0", AUDIO, _wav2vec),

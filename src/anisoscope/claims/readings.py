@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import fmean
 from typing import Any
 
 from anisoscope.claims.claim import Estimate
+from anisoscope.claims.statistics import share
 from anisoscope.errors import AnisoscopeError
 from anisoscope.records import Record, Site
 from anisoscope.store import Run, record_key
@@ -107,16 +108,11 @@ class Units:
 
 
 def by_documents(run: Run) -> Units:
-    """A run and its leave-one-block-out replicates; numbers that have none stay as they are in every part."""
+    """A run and its leave-one-block-out replicates; numbers that have none are in no part: their error is not known."""
     records, replicates = list(run.records()), run.replicates()
     blocks = max(map(len, replicates.values()), default=0)
-    parts = []
-    for block in range(blocks):
-        there = []
-        for record in records:
-            values = replicates.get(record_key(record), ())
-            there.append(_with_value(record, values[block]) if len(values) == blocks else record)
-        parts.append(Reading.of(there))
+    there = [(record, values) for record in records if len(values := replicates.get(record_key(record), ())) == blocks]
+    parts = [Reading.of(_with_value(record, values[block]) for record, values in there) for block in range(blocks)]
     return Units(tuple(parts), str(run.info.get("unit", "documents")), Reading.of(records))
 
 
@@ -134,6 +130,24 @@ def estimate(statistic: Callable[..., float], *units: Units) -> Estimate:
     if first.whole is None:
         return Estimate.over(values, first.unit)
     return Estimate.jackknifed(statistic(*(each.whole for each in units)), values, first.unit)
+
+
+def estimate_share(answers: Callable[..., Sequence[bool]], *units: Units) -> Estimate:
+    """The share of yes among the answers that readings give, with its error over the units, which all of them share."""
+    parts = zip(*(each.parts for each in units), strict=True)
+    wholes = [each.whole for each in units]
+    count = len(answers(*wholes)) if None not in wholes else sum(len(answers(*part)) for part in parts)
+    return estimate(lambda *readings: share(answers(*readings)), *units).of_answers(count)
+
+
+def least_favourable(found: Sequence[Mapping[str, Estimate]], *, highest: Collection[str] = ()) -> dict[str, Estimate]:
+    """Of several models' quantities the lowest each, the highest of those named: a claim must hold for every model."""
+    names = {name: None for each in found for name in each}
+    there = {name: [each[name] for each in found if name in each] for name in names}
+    return {
+        name: (max if name in highest else min)(values, key=lambda estimate: estimate.value)
+        for name, values in there.items()
+    }
 
 
 def estimates(made: Mapping[str, Callable[[], Estimate]]) -> dict[str, Estimate]:

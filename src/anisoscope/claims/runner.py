@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import os
 import platform
 import shutil
-from collections.abc import Iterator, Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from anisoscope import __version__
 from anisoscope.claims import attention, isotropy, open_questions, shape, tangent
-from anisoscope.claims.bench import Bench, Given, Lab, Say, given_models
+from anisoscope.claims.bench import Bench, Lab
 from anisoscope.claims.cards import cards_of
-from anisoscope.claims.claim import Claim, Evidence, Verdict, judge, unjudged
-from anisoscope.claims.sizes import SIZES, Size
+from anisoscope.claims.claim import FEWEST, Claim, Evidence, Verdict, judge, unjudged
+from anisoscope.claims.given import Given, given_models
+from anisoscope.claims.looks import Say
+from anisoscope.claims.sizes import SHOWN, SIZES, Size
 from anisoscope.errors import AnisoscopeError, InputError, unknown
 from anisoscope.store import Run
 
@@ -46,10 +50,11 @@ def find_size(name: str, seeds: int | None = None) -> Size:
 
 
 def cost(claims: Sequence[Claim], size: Size) -> float:
-    """Minutes on two cores that some claims take together where nothing is kept yet: trainings are shared."""
+    """Minutes that some claims take together where nothing is kept yet: trainings are shared."""
     cells = {cell for claim in claims if "lab" in claim.ways for cell in claim.cells}
-    looks = sum(claim.seconds for claim in claims) * size.train_seconds / SIZES["small"].train_seconds
-    return size.seeds * (len(cells) * size.train_seconds + looks) / 60
+    trainings = sum(min(FEWEST, size.seeds) if cell in SHOWN else size.seeds for cell in cells)
+    looks = size.seeds * sum(claim.seconds for claim in claims) / SIZES["small"].train_seconds
+    return (trainings + looks) * size.train_seconds / 60
 
 
 @dataclass(frozen=True)
@@ -87,14 +92,17 @@ def run_claims(
     text = None if asked.models else asked.text
     bench = Bench(asked.size, Lab(folder / _LAB, asked.size, asked.size.seeds, say or (lambda _: None), text))
     bench = replace(bench, given=_given(asked, asked.models, asked.revisions, bench, folder))
-    info = {"kind": "claims", "asked": asked.to_json(), "versions": _versions()}
+    machine = f"{platform.system()}, {platform.machine()}, {os.cpu_count()} cores"
+    info = {"kind": "claims", "asked": asked.to_json(), "versions": _versions(), "machine": machine}
     with _opened(folder, info, command) as run:
+        spent = _clock(run)
         for claim in claims:
             try:
                 verdicts = judge(claim, kept_evidence(folder, claim.id) or _gathered(claim, bench, asked, folder))
             except AnisoscopeError as why:
                 verdicts = unjudged(claim, str(why))
             _publish(run, claim, verdicts)
+            run.update_info(minutes=spent())
             yield claim, verdicts
 
 
@@ -103,6 +111,16 @@ def _given(
 ) -> tuple[tuple[Given, ...], ...]:
     template = {"size": asked.size, "text": asked.text, "images": asked.images, "audio": asked.audio}
     return given_models(models, revisions, folder / _MODELS, {**template, "say": bench.lab.say})
+
+
+def _clock(run: Run) -> Callable[[], dict[str, float]]:
+    """Tells the minutes that a run has taken so far, broken off and continued, of its processor and by the clock."""
+    before = run.info.get("minutes", {"processor": 0.0, "clock": 0.0})
+    processor, clock = time.process_time(), time.monotonic()
+    return lambda: {
+        "processor": before["processor"] + (time.process_time() - processor) / 60,
+        "clock": before["clock"] + (time.monotonic() - clock) / 60,
+    }
 
 
 def _versions() -> dict[str, str]:

@@ -7,7 +7,7 @@ from dataclasses import replace
 from functools import partial
 from statistics import fmean
 
-from anisoscope.claims.bench import LOCAL, REMOVAL, SHAPE, TYLER, Bench, Given, ran_on
+from anisoscope.claims.bench import Bench
 from anisoscope.claims.claim import LAB, MODEL, Claim, Estimate, Evidence, above, below, every, gate
 from anisoscope.claims.dimension import (
     HIGHEST,
@@ -17,6 +17,8 @@ from anisoscope.claims.dimension import (
     low_on_lab,
     low_on_model,
 )
+from anisoscope.claims.given import Given, ran_on
+from anisoscope.claims.looks import BELL, LOCAL, REMOVAL, SHAPE, TYLER
 from anisoscope.claims.readings import (
     Missing,
     Reading,
@@ -25,6 +27,7 @@ from anisoscope.claims.readings import (
     estimate,
     estimates,
     figure_records,
+    least_favourable,
     profile_records,
 )
 from anisoscope.claims.statistics import bell, span, spearman
@@ -33,13 +36,15 @@ from anisoscope.records import Record
 PAPER = "razzhigaev2023"
 _SHARE, _TYLER = "spectral_anisotropy", "tyler_share"
 Statistic = Callable[[Reading], float]
+_KINDS = ("", "_no_sink", "_tyler")  # of a quantity: all tokens, without flagged ones, of Tyler's matrix
 
-# λ1/Σλ over hidden states as the paper's figures have it, the embedding first.
-_FIGURES = {
+# λ1/Σλ over hidden states as the paper's figures have it, the embedding first; None where no source gives a value.
+_FIGURES: dict[str, tuple[float | None, ...]] = {
     "GPT-2, published": (0.06, 0.30, 0.97, *[0.98] * 9, 0.83),
-    "BERT, published": (0.025,) * 13,  # between 0.01 and 0.04
-    "OPT-125m, published": (0.98, *[0.995] * 11, 0.96),
-    "Llama-2-7B, published": (*[1.0] * 32, 0.06),
+    "BERT, published, least": (0.01,) * 13,
+    "BERT, published, most": (0.04,) * 13,
+    "OPT-125m, published": (0.98, *[None] * 5, 0.995, *[None] * 5, 0.96),
+    "Llama-2-7B, published": (*[None] * 11, *[1.0] * 11, *[None] * 10, 0.06),
 }
 
 
@@ -54,23 +59,26 @@ def _mean(metric: str, tokens: str = "all") -> Statistic:
 # --- S1, S6: the bell ---------------------------------------------------------------------------------------------
 
 
-def _bells(name: str, shape: Callable[[Sequence[float]], float], look: Units, tyler: Units) -> dict[str, Estimate]:
+Look = Callable[[], Units]  # taken when it is asked for: a text may be too short for it
+
+
+def _bells(name: str, shape: Callable[[Sequence[float]], float], look: Look, tyler: Look) -> dict[str, Estimate]:
     """A shape of the profile with all tokens, without flagged ones, and of Tyler's matrix."""
     return estimates(
         {
-            name: partial(estimate, _of_profile(shape, _SHARE), look),
-            f"{name}_no_sink": partial(estimate, _of_profile(shape, _SHARE, "no-sink"), look),
-            f"{name}_tyler": partial(estimate, _of_profile(shape, _TYLER), tyler),
+            name: lambda: estimate(_of_profile(shape, _SHARE), look()),
+            f"{name}_no_sink": lambda: estimate(_of_profile(shape, _SHARE, "no-sink"), look()),
+            f"{name}_tyler": lambda: estimate(_of_profile(shape, _TYLER), tyler()),
         }
     )
 
 
-def _profiles(look: Units, tyler: Units, of: str) -> list[Record]:
+def _profiles(look: Look, tyler: Look, of: str) -> list[Record]:
     """The figure of one model: λ1/Σλ over hidden states with and without flagged tokens, and Tyler's."""
     out: list[Record] = []
-    for units, metric, tokens in ((look, _SHARE, "all"), (look, _SHARE, "no-sink"), (tyler, _TYLER, "all")):
+    for take, metric, tokens in ((look, _SHARE, "all"), (look, _SHARE, "no-sink"), (tyler, _TYLER, "all")):
         try:
-            out += profile_records(units, metric, of=of, tokens=tokens)
+            out += profile_records(take(), metric, of=of, tokens=tokens)
         except Missing:
             continue
     return out
@@ -81,24 +89,21 @@ def _over_batches(model: Given) -> list[Record]:
     of = f"{model.name}, mean over batches of {model.size.batch_tokens:,} tokens"
     return [
         replace(record, variant={"of": of}, run="")
-        for record in model.run(SHAPE).records()
+        for record in model.run(BELL).records()
         if record.metric == _SHARE and record.variant.get("of batches") == "mean"
     ]
 
 
 def _published(places: int) -> list[Record]:
     """The published profiles at as many depths as the models here have."""
-    return [
-        Record(
-            "embed" if place == 0 else f"resid.{place - 1}",
-            _SHARE,
-            values[round(place * (len(values) - 1) / (places - 1))],
-            variant={"of": name},
-            note="at equal relative depth",
-        )
-        for name, values in _FIGURES.items()
-        for place in range(places)
-    ]
+    out = []
+    for name, values in _FIGURES.items():
+        for place in range(places):
+            value = values[round(place * (len(values) - 1) / (places - 1))]
+            if value is not None:
+                site = "embed" if place == 0 else f"resid.{place - 1}"
+                out.append(Record(site, _SHARE, value, variant={"of": name}, note="at equal relative depth"))
+    return out
 
 
 def _places(looks: Sequence[Units]) -> int:
@@ -107,27 +112,30 @@ def _places(looks: Sequence[Units]) -> int:
 
 def _bell_on_lab(bench: Bench) -> Evidence:
     lab = bench.lab
-    looks = {cell: (lab.last(cell, SHAPE), lab.last(cell, TYLER)) for cell in ("decoder", "encoder")}
+    looks = {cell: (partial(lab.last, cell, SHAPE), partial(lab.last, cell, TYLER)) for cell in ("decoder", "encoder")}
     found = _bells("bell", bell, *looks["decoder"]) | _bells("range", span, *looks["encoder"])
     records = [record for cell, pair in looks.items() for record in _profiles(*pair, cell)]
     records += figure_records(lab.last("decoder", REMOVAL), REMOVAL.metrics, of="decoder")
-    records += _published(_places([look for look, _ in looks.values()]))
+    records += _published(_places([look() for look, _ in looks.values()]))
     return Evidence(bench.said(), LAB, found, records=tuple(records))
 
 
 def _bell_on_models(bench: Bench) -> Evidence:
-    found: dict[str, Estimate] = {}
+    each: list[dict[str, Estimate]] = []
     records: list[Record] = []
     for model in bench.models:
-        look, tyler = model.look(SHAPE), model.look(TYLER)
-        found = (_bells("bell", bell, look, tyler) if model.decoder else _bells("range", span, look, tyler)) | found
+        look, tyler = (partial(model.look, kind) for kind in (BELL, TYLER))
+        each.append(_bells("bell", bell, look, tyler) if model.decoder else _bells("range", span, look, tyler))
         records += _profiles(look, tyler, model.name) + _over_batches(model)
-        records += figure_records(model.look(REMOVAL), REMOVAL.metrics, of=model.name)
-    absent = {"bell": "no decoder was given", "range": "no encoder was given"}
-    left_out = {
-        f"{name}{kind}": why for name, why in absent.items() if name not in found for kind in ("", "_no_sink", "_tyler")
+        records += figure_records(look(), REMOVAL.metrics, of=model.name)
+    found = least_favourable(each, highest=[f"range{kind}" for kind in _KINDS])
+    absent = {
+        name: why
+        for name, decoder, why in (("bell", True, "no decoder was given"), ("range", False, "no encoder was given"))
+        if all(model.decoder != decoder for model in bench.models)
     }
-    records += _published(_places([model.look(SHAPE) for model in bench.models]))
+    left_out = {f"{name}{kind}": why for name, why in absent.items() for kind in _KINDS}
+    records += _published(_places([model.look(BELL) for model in bench.models]))
     return Evidence(ran_on(bench.models), MODEL, found, left_out, tuple(records))
 
 
@@ -142,7 +150,6 @@ def _mask_on_lab(bench: Bench) -> Evidence:
     found = {
         "causal": apart("decoder", "encoder"),
         "mask_alone": apart("causal-masked", "encoder"),
-        "without_attention": apart("decoder", "no-attention"),
     }
     records = [record for cell, look in looks.items() for record in profile_records(look, _SHARE, of=cell)]
     return Evidence(bench.said(), LAB, found, records=tuple(records))

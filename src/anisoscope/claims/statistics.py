@@ -69,10 +69,10 @@ def share(flags: Sequence[bool]) -> float:
 Heads = Mapping[tuple[int, int], float]  # a value by (layer, head)
 
 
-def parallel_drift(cosine: Sequence[Heads], entropy: Sequence[Heads]) -> float:
-    """The share of heads in which |cos(q̄, k̄)| has grown while entropy has fallen, from the first look to the last."""
+def parallel_drift(cosine: Sequence[Heads], entropy: Sequence[Heads]) -> list[bool]:
+    """Of every head: whether |cos(q̄, k̄)| has grown while entropy has fallen, from the first look to the last."""
     heads = cosine[0].keys() & entropy[0].keys()
-    return share([abs(cosine[-1][h]) > abs(cosine[0][h]) and entropy[-1][h] < entropy[0][h] for h in sorted(heads)])
+    return [abs(cosine[-1][h]) > abs(cosine[0][h]) and entropy[-1][h] < entropy[0][h] for h in sorted(heads)]
 
 
 def spearman(x: Sequence[float], y: Sequence[float]) -> float:

@@ -7,9 +7,10 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from statistics import fmean, median
 
-from anisoscope.claims.bench import SHAPE, Bench, Given, ran_on
+from anisoscope.claims.bench import Bench
 from anisoscope.claims.claim import LAB, MODEL, Claim, Estimate, Evidence, above, below, every
 from anisoscope.claims.frequency import curvature_evidence, frequency_on_lab, frequency_on_model
+from anisoscope.claims.given import Given, ran_on
 from anisoscope.claims.gradients import (
     change_in_basis,
     energy_of,
@@ -22,7 +23,18 @@ from anisoscope.claims.gradients import (
     objects_table,
     removal_wins,
 )
-from anisoscope.claims.readings import Reading, Units, difference, drawn, estimate, estimates, figure_records
+from anisoscope.claims.looks import SHAPE
+from anisoscope.claims.readings import (
+    Reading,
+    Units,
+    difference,
+    drawn,
+    estimate,
+    estimate_share,
+    estimates,
+    figure_records,
+    least_favourable,
+)
 from anisoscope.claims.statistics import slope
 from anisoscope.records import Record
 
@@ -43,7 +55,7 @@ def _energy(tests: Sequence[Units]) -> dict[str, Estimate]:
         "beyond_haar": partial(mean_of, metric="gradient_excess", null="orientation", rows="plain", proxy="pca"),
         "beyond_coordinates": partial(mean_of, metric="gradient_excess", null="coordinates", rows="plain", proxy="pca"),
     }
-    made: dict[str, Callable[[], Estimate]] = {"enriched": partial(estimate, enriched, *tests)}
+    made: dict[str, Callable[[], Estimate]] = {"enriched": partial(estimate_share, enriched, *tests)}
     for name, value in means.items():
         made[name] = partial(estimate, lambda *rs, value=value: fmean(map(value, rs)), *tests)
     return estimates(made)
@@ -83,8 +95,8 @@ def _energy_on_model(bench: Bench) -> Evidence:
 
 def _anisotropy(units: Units, of: str) -> tuple[dict[str, Estimate], list[Record]]:
     found = {
-        "removed": estimate(partial(removal_wins, null="normal_control", dimension="ambient"), units),
-        "removed_equal": estimate(partial(removal_wins, null="equal_energy", dimension="reduced"), units),
+        "removed": estimate_share(partial(removal_wins, null="normal_control", dimension="ambient"), units),
+        "removed_equal": estimate_share(partial(removal_wins, null="equal_energy", dimension="reduced"), units),
     }
     return found, figure_records(units, ("anisotropy_share",), of=of)
 
@@ -117,16 +129,20 @@ def _families_on_lab(bench: Bench) -> Evidence:
 
 
 def _families_on_models(bench: Bench) -> Evidence:
-    found: dict[str, Estimate] = {}
-    ratios: dict[str, Estimate] = {}
+    each: list[dict[str, Estimate]] = []
+    ratios: dict[str, list[Estimate]] = {"decoder": [], "encoder": []}
     records: list[Record] = []
     for model in bench.models:
         cell, units = "decoder" if model.decoder else "encoder", gradients_of_model(model)
-        found |= {f"{name}_{cell}": value for name, value in _energy([units]).items()}
-        ratios[cell] = estimate(log_ratio, units)
+        each.append({f"{name}_{cell}": value for name, value in _energy([units]).items()})
+        ratios[cell].append(estimate(log_ratio, units))
         records += figure_records(units, ("gradient_enrichment", "local_excess"), of=model.name)
-    if len(ratios) == 2:
-        found["ratio"] = difference(ratios["decoder"], ratios["encoder"])
+    found = least_favourable(each)
+    if all(ratios.values()):
+        lowest, highest = (
+            pick(ratios[cell], key=lambda e: e.value) for pick, cell in ((min, "decoder"), (max, "encoder"))
+        )
+        found["ratio"] = difference(lowest, highest)
     left_out = {"local_causal-masked": "only the lab has causal models of masked tokens"}
     return Evidence(ran_on(bench.models), MODEL, found, left_out, tuple(records))
 

@@ -85,7 +85,7 @@ def run(
     asked = Asked(chosen, tuple(model or ()), revisions, text, images, audio)
     if not model:
         minutes = cost(wanted, chosen)
-        stderr().print(f"[dim]about {minutes:.0f} minutes on two cores where nothing is kept yet, in {out}[/]")
+        stderr().print(f"[dim]about {minutes:.0f} minutes where nothing is kept yet, in {out}[/]")
     found: list[tuple[Claim, tuple[Verdict, Verdict]]] = []
     with progress_bar("claims", len(wanted)) as bar:
         for claim, verdicts in run_claims(wanted, out, asked, say=bar.say, command=command_line()):
