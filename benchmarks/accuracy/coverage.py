@@ -97,14 +97,14 @@ def _vectors(kind: str, drift: float) -> World:
             "participation_ratio": float(ratio),
             "participation_ratio_unbiased": float(ratio),
             "isoscore": float((ratio - 1) / (DIM - 1)),
-            "effective_rank of=singular values": _entropy_rank(np.sqrt(values)),
-            "effective_rank of=eigenvalues": _entropy_rank(values),
+            "effective_rank of=singular values": entropy_rank(np.sqrt(values)),
+            "effective_rank of=eigenvalues": entropy_rank(values),
         }
 
     return World(f"{kind}, mean {drift:g} × spread", draw, (*_BUILT_IN, *SPECTRAL), truth)
 
 
-def _entropy_rank(weights: Array) -> float:
+def entropy_rank(weights: Array) -> float:
     p = weights / weights.sum()
     return float(np.exp(-(p * np.log(p)).sum()))
 
@@ -160,13 +160,13 @@ def cover(world: World, sets: int, seed: int = 0) -> list[Covered]:
         for record in measure_rows(x, list(world.metrics), documents=document, sample=len(x)):
             if record.value is None or record.error is None:
                 continue
-            name = " ".join(_named(record.metric, record.index, record.variant))
+            name = " ".join(named(record.metric, record.index, record.variant))
             found.setdefault(name, []).append((record.value, record.error, t_factor(record.error_kind)))
     truth = world.truth()
     return [_covered(world.name, name, truth[name], found[name]) for name in truth if name in found]
 
 
-def _named(metric: str, index: int | None, variant: Mapping[str, object]) -> Iterator[str]:
+def named(metric: str, index: int | None, variant: Mapping[str, object]) -> Iterator[str]:
     yield metric
     if index is not None:
         yield str(index)

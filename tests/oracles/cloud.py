@@ -7,7 +7,7 @@ answer open (two rows equally far, two norms equal) there is no number.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -43,12 +43,30 @@ class Given:
         return unit(self.x)
 
     @cached_property
+    def cosine(self) -> float:
+        return pairs_cosine(self.unit)
+
+    @cached_property
+    def triangle(self) -> Array:
+        """R of the centred rows' QR: the same singular values and axes."""
+        return np.linalg.qr(self.centred, mode="r")
+
+    @cached_property
+    def triangle_uncentred(self) -> Array:
+        return np.linalg.qr(self.x, mode="r")
+
+    @cached_property
+    def axes(self) -> Array:
+        """Principal axes as rows, the strongest first."""
+        return np.linalg.svd(self.triangle)[2]
+
+    @cached_property
     def singular(self) -> Array:
-        return singular(self.centred)
+        return np.linalg.svd(self.triangle, compute_uv=False)
 
     @cached_property
     def singular_uncentred(self) -> Array:
-        return singular(self.x)
+        return np.linalg.svd(self.triangle_uncentred, compute_uv=False)
 
     @cached_property
     def order(self) -> Array:
@@ -76,12 +94,6 @@ def unit(x: Array) -> Array:
     return x / np.linalg.norm(x, axis=1, keepdims=True)
 
 
-def singular(x: Array) -> Array:
-    """Singular values, descending, of a tall or wide matrix."""
-    tall = x if len(x) > x.shape[1] else x.T
-    return np.linalg.svd(np.linalg.qr(tall, mode="r"), compute_uv=False)
-
-
 def keys(document: Array, position: Array) -> Array:
     """The 63-bit key of each token for seed 0: two rounds of the splitmix64 finaliser."""
     with np.errstate(over="ignore"):
@@ -95,8 +107,8 @@ def _mix(z: Array) -> Array:
     return z ^ (z >> np.uint64(31))
 
 
-def nearest(x: Array, k: int, group: Array | None = None) -> tuple[Array, Array]:
-    """Distances and indices of the k nearest rows (of other groups), by differences of the best of all pairs."""
+def nearest(x: Array, k: int) -> tuple[Array, Array]:
+    """Distances and indices of the k nearest rows, by differences of the best of all pairs."""
     y = x - np.median(x, axis=0)
     square = (y * y).sum(1)
     n, wide = len(x), min(k + 8, len(x) - 1)
@@ -105,40 +117,38 @@ def nearest(x: Array, k: int, group: Array | None = None) -> tuple[Array, Array]
         rows = np.arange(start, min(start + 512, n))
         about = square[rows, None] + square[None] - 2 * y[rows] @ y.T
         about[np.arange(len(rows)), rows] = np.inf
-        if group is not None:
-            about[group[rows, None] == group[None]] = np.inf
         chosen = np.argpartition(about, wide - 1, axis=1)[:, :wide]
-        for i, row in enumerate(rows):
-            away = np.sqrt(((x[chosen[i]] - x[row]) ** 2).sum(1))
-            away[np.isinf(about[i, chosen[i]])] = np.inf
-            best = np.argsort(away, kind="stable")[:k]
-            distance[row, : len(best)], index[row, : len(best)] = away[best], chosen[i][best]
+        for part in np.array_split(np.arange(len(rows)), max(1, len(rows) // 32)):
+            away = np.sqrt(((x[chosen[part]] - x[rows[part], None]) ** 2).sum(2))
+            best = np.argsort(away, axis=1, kind="stable")[:, :k]
+            distance[rows[part]] = np.take_along_axis(away, best, 1)
+            index[rows[part]] = np.take_along_axis(chosen[part], best, 1)
     return distance, index
 
 
 # --- isotropy ---------------------------------------------------------------------------------------------------
 
 
-def pairs_cosine(u: Array, document: Array | None = None) -> float:
-    """Mean of u·v over pairs of different rows, or of rows of different documents: every product is made and added."""
-    total, count = 0.0, 0
-    for start in range(0, len(u), 512):
-        part = slice(start, start + 512)
-        product = u[part] @ u.T
-        counted = np.ones(product.shape, bool)
-        if document is None:
-            counted[np.arange(len(product)), np.arange(start, start + len(product))] = False
-        else:
-            counted = document[part, None] != document[None]
-        total += float(product[counted].sum())
-        count += int(counted.sum())
-    return total / count
+def pairs_cosine(u: Array) -> float:
+    """Mean of u·v over pairs of different rows: every product is made and added."""
+    total = sum(float((u[start : start + 512] @ u.T).sum()) for start in range(0, len(u), 512))
+    n = len(u)
+    return (total - float((u * u).sum())) / (n * (n - 1))
+
+
+def across_documents(u: Array, document: Array, cosine: float) -> float:
+    """The mean over pairs of different documents, given that over all pairs."""
+    n = len(u)
+    parts = [u[document == b] for b in np.unique(document)]
+    inside = sum(float((part @ part.T).sum() - (part * part).sum()) for part in parts)
+    pairs = sum(len(part) * (len(part) - 1) for part in parts)
+    return (cosine * n * (n - 1) - inside) / (n * (n - 1) - pairs)
 
 
 def isotropy(g: Given) -> Iterator[tuple[str, Key, float]]:
     x, d = g.x, g.x.shape[1]
-    yield "mean_cosine", ALONE, pairs_cosine(g.unit)
-    yield "mean_cosine_across_documents", ALONE, pairs_cosine(g.unit, g.document)
+    yield "mean_cosine", ALONE, g.cosine
+    yield "mean_cosine_across_documents", ALONE, across_documents(g.unit, g.document, g.cosine)
     yield "drift_norm", ALONE, float(np.linalg.norm(x.mean(0)))
     yield "relative_drift", ALONE, float(np.linalg.norm(x.mean(0)) / np.sqrt((x * x).sum(1).mean()))
     s = g.singular_uncentred
@@ -148,7 +158,7 @@ def isotropy(g: Given) -> Iterator[tuple[str, Key, float]]:
     each = (g.unit.sum(0) ** 2 - (g.unit**2).sum(0)) / (n * (n - 1))
     for place in range(d):
         yield "cosine_contribution", (place,), float(each[place])
-    yield from _partition(x)
+    yield from _partition(g)
     if not g.centred.any():
         return
     yield "mean_cosine_centred", ALONE, pairs_cosine(unit(g.centred[np.linalg.norm(g.centred, axis=1) > 0]))
@@ -162,9 +172,9 @@ def isotropy(g: Given) -> Iterator[tuple[str, Key, float]]:
     yield "participation_ratio_unbiased", ALONE, _unbiased(g.centred, g.block)
 
 
-def _partition(x: Array) -> Iterator[tuple[str, Key, float]]:
-    d = x.shape[1]
-    axes = np.linalg.svd(x, full_matrices=len(x) < d)[2].T
+def _partition(g: Given) -> Iterator[tuple[str, Key, float]]:
+    x, d = g.x, g.x.shape[1]
+    axes = np.linalg.svd(g.triangle_uncentred)[2].T
     axes = axes * np.where(x.mean(0) @ axes < 0, -1.0, 1.0)
     for rows, scale in (("raw", 1.0), ("unit-rms", np.sqrt(d / (x * x).sum(1).mean()))):
         along = scale * x @ axes
@@ -241,21 +251,14 @@ def outliers(g: Given) -> Iterator[tuple[str, Key, float]]:
     halved = _to_halve(x, order, most)
     if halved is not None:
         yield "tokens_to_halve", ALONE, halved / len(x)
-    axis, gap = _top_axis(g.centred)
-    if gap > 1e-3:
-        yield "top_coordinate", ALONE, float((axis**2).max())
+    if g.singular[1] ** 2 < (1 - 1e-3) * g.singular[0] ** 2:  # else which axis is the first is open
+        yield "top_coordinate", ALONE, float((g.axes[0] ** 2).max())
 
 
 def _top_share(x: Array) -> float:
     y = x - x.mean(0)
     values = np.linalg.eigvalsh(y.T @ y)
     return float(values[-1] / values.sum())
-
-
-def _top_axis(y: Array) -> tuple[Array, float]:
-    """The first principal axis, and how far the second is behind: a share of the first's variance."""
-    _, s, axes = np.linalg.svd(np.linalg.qr(y, mode="r"))
-    return axes[0], float(1 - (s[1] / s[0]) ** 2)
 
 
 def _to_halve(x: Array, order: Array, most: int) -> int | None:
@@ -278,9 +281,14 @@ def _to_halve(x: Array, order: Array, most: int) -> int | None:
         trace, fourth = square.sum(), (square**2).sum()
         rows = 1 / max((fourth + (trace**2 - fourth) / d) / trace**2 - 1 / d, 1e-12)
         null = min(1.0, (1 + np.sqrt(d / rows)) ** 2 / d)
-        excess: Callable[[int], float] = lambda k: share_and_null(k)[0] - null  # noqa: E731
+        fixed: float | None = null
     else:
-        excess = lambda k: share_and_null(k)[0] - share_and_null(k)[1]  # noqa: E731
+        fixed = None
+
+    def excess(k: int) -> float:
+        share, own, _ = share_and_null(k)
+        return share - (own if fixed is None else fixed)
+
     if start - null <= 0.25 * null or excess(most) > (start - null) / 2:
         return None
     low, high = 0, most
@@ -324,9 +332,9 @@ def dimensions(g: Given) -> Iterator[tuple[str, Key, float]]:
     yield "two_nn", (None, ("neighbours", "all")), _slope(log_mu)
     yield "two_nn_ml", (None, ("neighbours", "all")), float((n - 1) / log_mu.sum())
     document = g.document[g.distinct]
-    if (document[index] == document[:, None]).any():
-        other = nearest(g.x[g.distinct], 2, document)[0]
-        other = other[np.isfinite(other).all(1)]
+    same = document[index] == document[:, None]
+    if same.any() and (index.shape[1] - same.sum(1) >= 2).all():  # the list reaches beyond every document
+        other = np.sort(np.where(same, np.inf, distance), axis=1)[:, :2]
         log_other = np.log(other[:, 1] / other[:, 0])
         yield "two_nn", (None, ("neighbours", "other documents")), _slope(log_other)
         yield "two_nn_ml", (None, ("neighbours", "other documents")), float((len(other) - 1) / log_other.sum())
@@ -388,7 +396,7 @@ def _local(x: Array) -> int:
 
 def context(g: Given) -> Iterator[tuple[str, Key, float]]:
     u, token, document = g.unit[g.order], g.token[g.order], g.document[g.order]
-    base = pairs_cosine(u)
+    base = g.cosine
     words, count = np.unique(token, return_counts=True)
     words = words[count >= 5]
     own = [pairs_cosine(u[token == w]) for w in words]
@@ -418,8 +426,7 @@ def moved(g: Given, then: Given) -> Iterator[tuple[str, Key, float]]:
     for k in (1, 8, 32):
         if k > min(g.x.shape[1] // 2, len(g.x) - 1) or _weak(g, k) or _weak(then, k):
             continue
-        axes = [np.linalg.svd(np.linalg.qr(c.centred, mode="r"))[2][:k] for c in (g, then)]
-        angle = _angles(*axes)
+        angle = _angles(g.axes[:k], then.axes[:k])
         yield "subspace_angle", (k, ("angle", "largest")), float(angle[-1])
         average = float(np.arccos(min(1.0, np.sqrt((np.cos(angle) ** 2).mean()))))
         yield "subspace_angle", (k, ("angle", "average")), average

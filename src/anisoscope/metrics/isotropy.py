@@ -242,7 +242,7 @@ def _stretch_of_pairs(pairs: Tensor) -> float:
 
     With g the pairs' terms (they sum to 0) and R_a their sum over a row, the jackknife is j·Σ R_a². It is right where
     single blocks differ (g_ab = v_a + v_b) and 2.4 times too large without structure, where only pairs do. Of the form
-    a·Σ R_a² − b·Σ g_ab² one is right for both. The factor is at least 1/2: both sums are estimates.
+    a·Σ R_a² − b·Σ g_ab² one is right for both. Both sums are estimates: the factor is held to what no structure gives.
     """
     n = len(pairs)
     off = pairs - torch.diag(pairs.diagonal())
@@ -251,8 +251,9 @@ def _stretch_of_pairs(pairs: Tensor) -> float:
         return 1.0
     j = 4 / (n * (n - 1) * (n - 2) ** 2)
     a = 4 / n * (1 - (n - 2) / (n * (n - 1))) / ((n - 1) * (n - 2) * (n - 4))
-    b = a - 2 / (n * (n - 1)) ** 2
-    return math.sqrt(max(0.25, (a - b * squares / rows) / j))
+    least = 2 / (n * (n - 1)) ** 2
+    b = a - least
+    return math.sqrt(max(least, a - b * squares / rows) / j)
 
 
 def _ratio(moments: Moments) -> float:

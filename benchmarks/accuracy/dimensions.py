@@ -1,0 +1,94 @@
+"""Known dimensions: the manifolds of scikit-dimension's benchmark, read by our estimators and by those of peers."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import warnings
+from collections.abc import Iterator
+from dataclasses import dataclass
+from importlib import import_module
+from pathlib import Path
+
+import numpy as np
+
+from anisoscope import measure_rows
+from benchmarks.accuracy.coverage import Array, named
+from benchmarks.harness import SCRATCH
+from benchmarks.peers import OUTSIDE, command_of, installed, last_line
+
+ROWS = 2500
+OURS = ("two_nn", "two_nn_ml", "gride", "mle_dimension", "local_pca_dimension")
+DADAPY = next(peer for peer in OUTSIDE if peer.name == "DADApy")
+SCRIPT = Path(__file__).parent.parent / "peer_dadapy_scales.py"
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What one estimator says of one manifold; where it says nothing, why."""
+
+    manifold: str
+    true: int
+    width: int
+    estimator: str
+    value: float | None
+    reason: str | None = None
+
+
+def manifolds(quick: bool) -> list[str]:
+    names = list(_benchmark().truth.index)
+    return names[:2] if quick else names
+
+
+def answers(name: str, quick: bool) -> list[Answer]:
+    """All estimators on one manifold."""
+    truth = _benchmark().truth.loc[name]
+    true, width = int(truth["Intrinsic Dimension"]), int(truth["Number of variables"])
+    x = np.asarray(_benchmark().generate(name, n=500 if quick else ROWS, dim=width, d=true), dtype=np.float64)
+    x = x[np.random.default_rng(0).permutation(len(x))]
+    said = [*_ours(x), *_scikit_dimension(x), *_dadapy(name, x)]
+    return [Answer(name, true, width, *each) for each in said]
+
+
+def _benchmark() -> object:
+    return import_module("skdim.datasets").BenchmarkManifolds(random_state=0)
+
+
+def _ours(x: Array) -> Iterator[tuple[str, float | None, str | None]]:
+    for record in measure_rows(x, list(OURS), errors=False, sample=len(x)):
+        variant = {key: value for key, value in record.variant.items() if key not in ("neighbours", "share", "k")}
+        yield " ".join(named(record.metric, record.index, variant)), record.value, record.note
+
+
+def _scikit_dimension(x: Array) -> Iterator[tuple[str, float | None, str | None]]:
+    known = import_module("skdim.id")
+    estimators = {
+        "skdim TwoNN": known.TwoNN(),
+        "skdim GRIDE": known.GRIDE(),
+        "skdim MLE": known.MLE(K=20),
+        "skdim lPCA": known.lPCA(),
+    }
+    for name, estimator in estimators.items():
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                yield name, float(estimator.fit(x).dimension_), None
+        except Exception as why:  # a peer may fail in any way; its own words are the answer
+            yield name, None, str(why)
+
+
+def _dadapy(name: str, x: Array) -> Iterator[tuple[str, float | None, str | None]]:
+    reason = installed(DADAPY)
+    if reason:
+        yield "DADApy 2NN", None, reason
+        return
+    path = SCRATCH / "exchange" / f"{name}.npy"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    np.save(path, x)
+    command = [*command_of(DADAPY, 1)[:-1], str(SCRIPT), str(path)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode:
+        yield "DADApy 2NN", None, last_line(done.stderr)
+        return
+    for which, value in json.loads(done.stdout.splitlines()[-1]).items():
+        yield f"DADApy {which}", value, None

@@ -1,0 +1,74 @@
+"""The parts of the accuracy benchmark: each measures one file of points, and can go on where it was stopped."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from benchmarks.accuracy import bias, coverage, dimensions, errors
+from benchmarks.harness import SCRATCH, Settings
+
+Point = dict[str, Any]
+Task = tuple[str, Callable[[], list[Point]]]  # a name, and what measures its points
+
+
+def _errors(quick: bool) -> Iterator[Task]:
+    for dtype in errors.DTYPES:
+        if dtype != "fp64":
+            yield f"rounding {dtype}", lambda dtype=dtype: [{"dtype": dtype, "rounding": errors.rounding(dtype)}]
+    for cell in errors.grid(quick):
+        yield f"{cell}, {cell.dtype}", lambda cell=cell: [asdict(each) for each in errors.worst_of(cell)]
+    for cell in errors.grid(quick):
+        if cell.n == 64 and cell.d == 8 and cell.dtype == "fp32":
+            yield f"digits {cell}", lambda cell=cell: [{"digits": str(cell), "apart": errors.oracle_apart(cell)}]
+
+
+def _bias(quick: bool) -> Iterator[Task]:
+    for population, n in bias.cases(quick):
+        yield f"{population} {n}", lambda p=population, n=n: [asdict(each) for each in bias.read(p, n, quick)]
+
+
+def _coverage(quick: bool) -> Iterator[Task]:
+    for world in coverage.worlds():
+        sets = 12 if quick else coverage.DATA_SETS
+        yield f"{world.name} {sets}", lambda w=world, s=sets: [asdict(each) for each in coverage.cover(w, s)]
+
+
+def _dimensions(quick: bool) -> Iterator[Task]:
+    for name in dimensions.manifolds(quick):
+        yield name, lambda name=name: [asdict(each) for each in dimensions.answers(name, quick)]
+
+
+PARTS: dict[str, Callable[[bool], Iterable[Task]]] = {
+    "errors": _errors,
+    "bias": _bias,
+    "coverage": _coverage,
+    "dimensions": _dimensions,
+}
+
+
+def run(part: str, settings: Settings) -> Path:
+    """Measures one part; what an interrupted run has done is kept in the scratch folder and not done again."""
+    done = SCRATCH / ("accuracy-quick" if settings.quick else "accuracy") / f"{part}.jsonl"
+    done.parent.mkdir(parents=True, exist_ok=True)
+    known = {line["task"]: line["points"] for line in map(json.loads, _lines(done))}
+    points: list[Point] = []
+    for name, measure in PARTS[part](settings.quick):
+        if name not in known:
+            known[name] = measure()
+            with done.open("a") as file:
+                file.write(json.dumps({"task": name, "points": known[name]}) + "\n")
+            print(f"{part}: {name}", flush=True)
+        points += known[name]
+    path = settings.results / f"accuracy-{part}.json"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps({"quick": settings.quick, "points": points}, indent=1, ensure_ascii=False) + "\n")
+    done.unlink()
+    return path
+
+
+def _lines(path: Path) -> list[str]:
+    return path.read_text().splitlines() if path.exists() else []
