@@ -117,7 +117,7 @@ class Cloud:
             if name.removeprefix("first.") not in sums
         }
         own = Cloud(part)
-        derived = {name: self.get(KINDS[name]).without(own.get(KINDS[name])) for name in sums}
+        derived: dict[str, Any] = {name: self.get(KINDS[name]).without(own.get(KINDS[name])) for name in sums}
         carried = {name: value.without_block(gone) for name, value in self.carried.items()}
         return Cloud(stats, wider=self.wider, derived=derived, carried=carried)
 
