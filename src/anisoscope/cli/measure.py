@@ -88,6 +88,7 @@ def measure(
 ) -> None:
     """Every measure of a cloud of vectors on disk, or of a model layer by layer, with error bars and null levels."""
     from anisoscope.models.sources import is_hub_id, near_paths
+    from anisoscope.models.vectors import is_vectors_name
 
     has_data = any(given is not None for given in (text, images, audio))
     place = given_path(source)
@@ -96,7 +97,7 @@ def measure(
         options = {"sample": sample or 8192, "seed": seed, "precise": precise, "errors": errors}
         _measure_vectors(source, names_of(metrics), out, as_json, opening, {**options, "keep_blocks": keep_blocks})
         return
-    if not has_data and not weights and (place.is_dir() or is_hub_id(source)):
+    if not has_data and not weights and (place.is_dir() or (is_hub_id(source) and not is_vectors_name(place))):
         raise InputError(f"{source} is not a file of vectors; a model needs --text, --images, --audio or --weights")
     if not has_data and not weights and place.suffix != ".gguf":
         raise InputError(f"no file at {source}{near_paths(place)}; give vectors, or a model with --text or --weights")
