@@ -1,4 +1,4 @@
-"""Texts of a stranger's run that would be scripts, in a real browser: they stay text, on the report and the live page."""
+"""Texts of a stranger's run that would be scripts: in a real browser they stay text, on report and live page."""
 
 from __future__ import annotations
 
