@@ -25,6 +25,7 @@ from anisoscope.report.live import live_app
 from anisoscope.report.page import report_page, write_report
 from anisoscope.store import Run
 from anisoscope.sweep.ledger import Ledger
+from anisoscope.sweep.tasks import _names
 from tests import report_runs as runs
 from tests.damage import LONG, SHORT, damages
 
@@ -244,3 +245,8 @@ def test_a_folder_whose_name_is_no_text_does_not_break_the_list(tmp_path: Path) 
     shutil.copytree(tmp_path / "good", os.fsdecode(os.fsencode(tmp_path) + b"/bad\xff"))
     client = TestClient(live_app(str(tmp_path)), base_url="http://127.0.0.1")
     assert [entry["id"] for entry in client.get("/api/runs").json()] == ["good"]
+
+
+def test_names_of_a_list_do_not_lead_out_of_the_folder_of_runs() -> None:
+    for names in (_names(["..", "a/.."]), _names(["/"]), _names(["../../x", "./x"])):
+        assert not {"", ".", ".."} & {part for name in names for part in name.split("/")}
