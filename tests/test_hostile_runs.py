@@ -85,7 +85,7 @@ def check_info(folder: Path, places: Iterable[tuple[str, ...]], value: Any) -> N
     shutil.rmtree(folder)
 
 
-@pytest.mark.parametrize("value", [5, "x", [5], {"a": 5}, -1.5, [HOSTILE], [{}]])
+@pytest.mark.parametrize("value", [5, "x", [5], {"a": 5}, [HOSTILE]])
 def test_any_plain_value_in_the_info_gives_a_page_or_an_error(tmp_path: Path, value: Any) -> None:
     for depth in (1, 2, 3):
         check_info(tmp_path / str(depth), [place for place in PLACES if len(place) == depth], value)
@@ -93,7 +93,7 @@ def test_any_plain_value_in_the_info_gives_a_page_or_an_error(tmp_path: Path, va
 
 @pytest.mark.slow
 @given(st.sampled_from(PLACES), json_values)
-@settings(LONG, suppress_health_check=[HealthCheck.too_slow])
+@settings(LONG, max_examples=100, suppress_health_check=[HealthCheck.too_slow])
 def test_any_json_in_the_info_gives_a_page_or_an_error(
     tmp_path_factory: pytest.TempPathFactory, place: tuple[str, ...], value: Any
 ) -> None:
@@ -137,7 +137,7 @@ def check_records(folder: Path, found: list[Record]) -> None:
 
 
 @given(st.lists(records, min_size=1, max_size=6))
-@settings(SHORT, max_examples=8)
+@settings(SHORT, max_examples=5)
 def test_records_of_extreme_values_give_a_page_or_an_error(
     tmp_path_factory: pytest.TempPathFactory, found: list[Record]
 ) -> None:
@@ -146,7 +146,7 @@ def test_records_of_extreme_values_give_a_page_or_an_error(
 
 @pytest.mark.slow
 @given(st.lists(records, min_size=1, max_size=12))
-@settings(LONG)
+@settings(LONG, max_examples=100)
 def test_many_records_of_extreme_values_give_a_page_or_an_error(
     tmp_path_factory: pytest.TempPathFactory, found: list[Record]
 ) -> None:
@@ -183,7 +183,7 @@ FILES = ("run.json", "records.jsonl", "replicates.jsonl", "stats/*/*.safetensors
 
 @pytest.mark.parametrize("name", FILES)
 @given(damages)
-@settings(SHORT, max_examples=4)
+@settings(SHORT, max_examples=3)
 def test_damaged_files_of_a_run_give_a_page_or_an_error(
     tmp_path_factory: pytest.TempPathFactory, measured: Path, name: str, damage: Callable[[bytes], bytes]
 ) -> None:
@@ -193,7 +193,7 @@ def test_damaged_files_of_a_run_give_a_page_or_an_error(
 @pytest.mark.slow
 @pytest.mark.parametrize("name", FILES)
 @given(damages)
-@settings(LONG)
+@settings(LONG, max_examples=100)
 def test_much_damage_to_the_files_of_a_run_gives_a_page_or_an_error(
     tmp_path_factory: pytest.TempPathFactory, measured: Path, name: str, damage: Callable[[bytes], bytes]
 ) -> None:
