@@ -247,3 +247,40 @@ def test_the_server_starts_without_reading_records_or_loading_tables(folder: Pat
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
+
+
+@pytest.mark.parametrize("path", ["/", "/assets/page.js", "/assets/nope", "/nowhere", "/api/runs", "/api/book?run=x"])
+def test_every_answer_keeps_other_pages_out(folder: Path, path: str) -> None:
+    headers = TestClient(live_app(str(folder)), base_url="http://127.0.0.1").get(path).headers
+    assert headers["x-content-type-options"] == "nosniff"
+    assert headers["referrer-policy"] == "no-referrer"
+    assert headers["cross-origin-resource-policy"] == "same-origin"
+    assert headers["x-frame-options"] == "DENY"
+
+
+@pytest.mark.parametrize(
+    "path",
+    ["/", "/assets/page.js", "/api/runs", "/api/book?run=a", "/api/events?run=a&position=0", "/report?run=a", "/x"],
+)
+@pytest.mark.parametrize("given", ["", "wrong", "\u00e9", "secre", "secrett"])
+def test_no_route_answers_without_the_token(folder: Path, path: str, given: str) -> None:
+    client = TestClient(live_app(str(folder), token="secret"), base_url="http://10.0.0.1")
+    joined = f"{path}{'&' if '?' in path else '?'}token={given}"
+    answer = client.get(joined, follow_redirects=False, headers={"cookie": "anisoscope_token=wrong"})
+    assert answer.status_code == 401
+    assert "secret" not in answer.text + str(answer.headers)
+
+
+@pytest.mark.parametrize(
+    "host", ["[", "[::1", "evil.example", "127.0.0.1.evil.example", "an_evil.example", "", "0.0.0.0"]
+)
+def test_a_host_that_is_none_of_ours_is_refused(folder: Path, host: str) -> None:
+    client = TestClient(live_app(str(folder)), base_url="http://127.0.0.1", raise_server_exceptions=True)
+    assert client.get("/api/runs", headers={"host": host}).status_code == 400
+
+
+@pytest.mark.parametrize("position", ["9" * 30, "9" * 5000, "-1", "1e3", "x"])
+def test_a_position_that_is_none_is_refused(folder: Path, position: str) -> None:
+    client = TestClient(live_app(str(folder)), base_url="http://127.0.0.1")
+    name = client.get("/api/runs").json()[0]["id"]
+    assert client.get("/api/events", params={"run": name, "position": position}).status_code == 404

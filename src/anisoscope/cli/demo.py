@@ -12,6 +12,7 @@ from rich.markup import escape
 from anisoscope.cli.app import app, command_line, progress_bar, stderr, stdout
 from anisoscope.cli.lab import say_why_stopped, training_bar
 from anisoscope.cli.lab_tables import findings_table, opening, story_table
+from anisoscope.disk import explained
 
 
 @app.command(
@@ -58,9 +59,10 @@ def _clouds(out: Path) -> None:
     from anisoscope.report.charts import clouds_chart, save_chart
     from anisoscope.report.terminal import clouds_table
 
+    with explained("create", out):
+        out.mkdir(parents=True, exist_ok=True)
     with progress_bar("clouds", None) as told:
         found = measure_clouds(told)
     stdout().print(clouds_table(found.records, found.metrics))
-    out.mkdir(parents=True, exist_ok=True)
     picture = save_chart(clouds_chart(found.points, found.records), out / "clouds.png")
     stderr().print(f"picture: {escape(str(picture))}")

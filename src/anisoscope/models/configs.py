@@ -12,6 +12,7 @@ from anisoscope.models.weights import stored_tensors
 
 # More layers than this, and than there are tensors: a crafted number that would be built for hours.
 _MANY_LAYERS = 1024
+_MANY_POSITIONS = 1 << 24
 _CONFIG_LIMIT = 16 << 20
 
 
@@ -33,6 +34,8 @@ def require_plain_config(folder: Path, files: Sequence[Path], *, trusted: bool) 
             )
         if name == "transformers_weights" and value not in [None, *(file.name for file in files)]:
             raise InputError(f"{path} names {value!r} as its weights, which is no weights file of this folder")
+        if "position" in name and type(value) is int and value > _MANY_POSITIONS:
+            raise InputError(f"{path} says {name} {value:,}, which no model has; copy it again")
         if "layer" in name and type(value) is int and value > max(_MANY_LAYERS, tensors):
             raise InputError(f"{path} says {name} {value:,}, and the weights have {tensors:,} tensors; copy it again")
 

@@ -153,6 +153,11 @@ def open_vectors(
     )
 
 
+def is_vectors_name(path: Path) -> bool:
+    """Whether a name is that of a file of vectors, wherever it may be."""
+    return path.suffix.lower() in _FORMATS
+
+
 @contextmanager
 def write_npy(path: str | os.PathLike[str], n: int, d: int) -> Iterator[Callable[[Tensor], None]]:
     """A float32 .npy file of (n, d) written batch by batch; it appears, whole, when the block ends well.
@@ -572,7 +577,7 @@ def _column(file: _File, table: Any, name: str, kind: Any) -> _Array:
     if not lists or not (types.is_floating(kind.value_type) or types.is_integer(kind.value_type)):
         return _Array((n,), str(kind), _no_rows, f"holds {kind}; vectors are lists of numbers")
     dtype = np.dtype(kind.value_type.to_pandas_dtype()).name
-    claimed = _claimed_bytes(table, name, np.dtype(dtype).itemsize)
+    claimed = _claimed_bytes(table, name)
     if claimed > max(_SMALL_CLAIM, _AMPLIFIED * file.size):
         # One row of a few hundred bytes on disk can be gigabytes in memory, and rows are unpacked whole.
         return _Array((n,), str(kind), _no_rows, f"claims {claimed:,} bytes of numbers in a file of {file.size:,}")
@@ -580,12 +585,12 @@ def _column(file: _File, table: Any, name: str, kind: Any) -> _Array:
     return _Array((n, d), dtype, _column_stream(file, name, n, partial(_lists, d=d)))
 
 
-def _claimed_bytes(table: Any, name: str, itemsize: int) -> int:
-    """How many bytes of numbers the largest row group says that a column of lists has."""
+def _claimed_bytes(table: Any, name: str) -> int:
+    """How many bytes the largest row group of a column of lists takes when read: numbers, and where each belongs."""
     facts = table.metadata
     groups = [facts.row_group(g) for g in range(facts.num_row_groups)]
     chunks = [group.column(c) for group in groups for c in range(group.num_columns)]
-    return max((c.num_values for c in chunks if c.path_in_schema.split(".")[0] == name), default=0) * itemsize
+    return max((c.num_values for c in chunks if c.path_in_schema.split(".")[0] == name), default=0) * 8
 
 
 def _first_length(table: Any, name: str) -> int:

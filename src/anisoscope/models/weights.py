@@ -94,8 +94,8 @@ def stored_tensors(file: Path) -> dict[str, Stored]:
                 raise InputError(f"{file}: {seen}")
             raise InputError(f"{file} is not whole: its header is cut short; copy or save it again")
         with understood(file, "copy or save it again"):
-            header = dict(parse_json(stream.read(length)))
-            header.pop("__metadata__", None)
+            header = parse_json(stream.read(length))
+            header.pop("__metadata__", None)  # which only an object has
             tensors = {str(name): _stored(row, 8 + length) for name, row in header.items()}
     end = max((tensor.end for tensor in tensors.values()), default=0)
     if end > size:

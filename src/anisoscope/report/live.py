@@ -13,7 +13,7 @@ import secrets
 import socket
 from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Any
-from urllib.parse import quote
+from urllib.parse import quote, urlsplit
 
 from starlette.applications import Starlette
 from starlette.concurrency import run_in_threadpool
@@ -247,9 +247,14 @@ def _with_headers(send: Send) -> Send:
 
 
 def _host(scope: Scope) -> str:
-    """The name that a request was sent to, without the port; empty where there is none or it is no name."""
+    """The name that a request was sent to, without the port; empty where there is none or it is no name.
+
+    Read from the header itself: `request.url` takes the server's own address where the header is no proper name, such
+    as one with an underscore in it, which a browser may well be sent to.
+    """
+    given = [value.decode("latin-1") for name, value in scope["headers"] if name.lower() == b"host"]
     try:
-        return Request(scope).url.hostname or ""
+        return urlsplit(f"//{given[0]}").hostname or "" if len(given) == 1 else ""
     except ValueError:
         return ""
 

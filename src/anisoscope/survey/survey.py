@@ -68,7 +68,8 @@ class Survey:
         self.layout = layout
         self.sites = expand(self.layout, sites)
         if not self.sites:
-            raise CaptureError(f"none of {', '.join(sites)} exists in {type(model).__name__}")
+            asked = f"none of {', '.join(sites)} exists in {type(model).__name__}" if sites else "no site was asked for"
+            raise CaptureError(f"{asked}; name some, such as embed, resid or final")
         known = {"documents", "tokens"} | ({"heads"} if any(site.kind == "pattern" for site in self.sites) else set())
         chosen = choose_metrics(metrics, known)
         self.chosen = [m for m in chosen if metrics is not None or not m.slow]

@@ -152,7 +152,8 @@ def _in_order(found: Sequence[Checkpoint]) -> tuple[Checkpoint, ...]:
 
 def _names(sources: Sequence[str]) -> list[str]:
     """Short names for sources: the last part of each path, with as many parts before it as tell them apart."""
-    parts = [source.strip("/").split("/") for source in sources]
+    # Without . and .., which as a run's folder would lead out of where the runs go.
+    parts = [[part for part in source.split("/") if part not in ("", ".", "..")] or ["model"] for source in sources]
     for depth in range(1, max(map(len, parts)) + 1):
         names = ["--".join(part[-depth:]) for part in parts]
         if len(set(names)) == len(names):
