@@ -153,11 +153,6 @@ def open_vectors(
     )
 
 
-def is_vectors_name(path: Path) -> bool:
-    """Whether a name is that of a file of vectors, wherever it may be."""
-    return path.suffix.lower() in _FORMATS
-
-
 @contextmanager
 def write_npy(path: str | os.PathLike[str], n: int, d: int) -> Iterator[Callable[[Tensor], None]]:
     """A float32 .npy file of (n, d) written batch by batch; it appears, whole, when the block ends well.
