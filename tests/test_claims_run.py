@@ -81,7 +81,8 @@ def check_run(out: Path, ids: Sequence[str]) -> None:
 
 def _unmeasured(claim: Claim) -> set[str]:
     """What no weights are at hand for, in the lab: trained models of images and sound."""
-    return {"risen_image", "risen_audio", "cnn_lower_risen"} if claim.id == "A1" else set()
+    there = {f"{kind}_{modality}" for kind in ("share", "risen") for modality in ("image", "audio")}
+    return {*there, "cnn_lower", "cnn_lower_risen"} if claim.id == "A1" else set()
 
 
 def test_claims_leave_verdicts_evidence_and_figures(tiny: Path) -> None:
@@ -149,6 +150,16 @@ def test_a_model_of_yours_is_judged_by_its_documents(tiny: Path, tmp_path: Path,
     assert "documents" in found["S1"][0].reason
     assert found["N1"][0].outcome != "reproduced"  # one small model says nothing of large ones
     assert "the table of" in found["A4"][0].reason
+
+
+def test_a_short_text_leaves_tyler_s_matrix_out_and_the_rest_stands(tiny: Path, tmp_path: Path) -> None:
+    """From few rows a dimension it says anything: four copies of a row are enough to turn it."""
+    (tmp_path / "short.txt").write_text("a word or two. " * 30)
+    model = str(tiny / "lab" / "decoder-seed-0" / "checkpoints" / "step-6")
+    ((_, pair),) = run_tiny(["S1"], tmp_path / "run", models=(model,), text=str(tmp_path / "short.txt"))
+    evidence = kept_evidence(tmp_path / "run", "S1")
+    assert evidence is not None, pair[0].reason
+    assert set(evidence.estimates) == {"bell", "bell_no_sink"}
 
 
 def test_a_claim_without_its_data_stays_open_and_says_what_is_missing(tiny: Path, tmp_path: Path) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 import math
 from pathlib import Path
@@ -116,16 +115,11 @@ def test_groups_of_documents_are_runs_of_the_text() -> None:
         groups_of(batches[:3])
 
 
-def test_a_deep_model_is_read_at_thirteen_depths_with_its_ends() -> None:
+def test_a_deep_model_is_read_at_seven_depths_with_its_ends() -> None:
     deep = [Site.parse(name) for name in ("embed", *(f"resid.{layer}" for layer in range(30)), "final")]
     found = [str(site) for site in thinned(deep)]
-    assert len(found) == 14
-    assert (found[0], found[-2:]) == ("embed", ["resid.29", "final"])
-    places = [
-        -1 if name == "embed" else 29 if name == "final" else int(name[6:]) for name in found if name != "resid.29"
-    ]
-    assert {b - a for a, b in itertools.pairwise(places)} <= {2, 3}
-    assert thinned(deep[:9]) == deep[:9]
+    assert found == ["embed", *(f"resid.{layer}" for layer in (4, 9, 14, 19, 24, 29)), "final"]
+    assert thinned(deep[:7]) == deep[:7]
 
 
 def test_of_several_models_the_least_favourable_speaks() -> None:

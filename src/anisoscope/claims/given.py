@@ -26,8 +26,8 @@ from anisoscope.survey.inputs import device_of, first_item
 
 GROUPS = 4  # of documents of a model given
 _FEW = 2  # windows a forward pass of it: a short text makes enough batches for all groups
-_DEPTHS = 13  # of a deep model at which slow shapes are read
-_ROWS, _SPARE = 1024, 64  # rows of a group, and beyond the two a dimension that a shape needs
+_DEPTHS = 7  # of a deep model at which slow shapes are read
+_ROWS = 10  # a dimension: Tyler's matrix breaks where more than one row in d lies in one direction
 
 
 @dataclass(frozen=True)
@@ -81,7 +81,12 @@ class Given:
     def _by_group(self, kind: Kind) -> list[Run]:
         opened = self.open()
         batches = self.batches(opened)
-        rows = max(_ROWS, 2 * width_of(opened.model) + _SPARE)
+        rows = _ROWS * width_of(opened.model)
+        groups = groups_of(batches)
+        fewest = min(sum(int(batch.counts.sum()) for batch in group) for group in groups)
+        if fewest < rows:
+            needed = f"{rows:,} are needed, {_ROWS} a dimension: give more text"
+            raise Missing(f"{kind.name} of {self.name}: a group of documents has {fewest:,} tokens; {needed}")
         layout = find_layout(opened.model, first_item(batches[0], device_of(opened.model)))
         sites = [str(site) for site in thinned(expand(layout, list(kind.sites)))]
 
@@ -90,8 +95,8 @@ class Given:
             options: dict[str, Any] = {"metrics": kind.metrics, "sites": sites, "errors": False}
             return measure(opened, group, sample=rows, out=folder, **options)
 
-        groups = enumerate(groups_of(batches))
-        return [kept(self.folder / f"{kind.name}-{n}", partial(make, n, group)) for n, group in groups]
+        places = [self.folder / f"{kind.name}-{number}" for number in range(GROUPS)]
+        return [kept(place, partial(make, number, groups[number])) for number, place in enumerate(places)]
 
     def batches(self, opened: Opened) -> list[Batch]:
         """The text as the model takes it."""
@@ -136,7 +141,7 @@ class Given:
 
 
 def thinned(sites: Sequence[Site]) -> list[Site]:
-    """At most thirteen depths of a deep model, evenly spaced, the ends among them.
+    """At most seven depths of a deep model, evenly spaced, the ends among them.
 
     The state before the final norm stays where it was there: profiles leave it out in favour of the one after.
     """

@@ -26,6 +26,7 @@ table.summary td { white-space: nowrap; } table.summary td:nth-child(2) { white-
 """
 _WIDTH, _HEIGHT = 420, 240
 _MOST = 4  # figures a claim
+_LABEL = 360  # pixels of a label at the most
 _OF = "v_of"  # the field that says what a record is of
 
 
@@ -105,7 +106,15 @@ def _figures(folder: Path, claim: Claim) -> list[str]:
         return []
     there = run.metrics()
     drawn = [metric for metric in claim.figure if metric in there][:_MOST]
-    return [vl_convert.vegalite_to_svg(_chart(run, metric).to_dict()) for metric in drawn]
+    return [vl_convert.vegalite_to_svg(_with_whole_labels(_chart(run, metric).to_dict())) for metric in drawn]
+
+
+def _with_whole_labels(spec: dict[str, Any]) -> dict[str, Any]:
+    """What a record is of takes a line: labels are not cut at the length that suits names of layers."""
+    config = spec.setdefault("config", {})
+    for part in ("axis", "legend"):
+        config[part] = {**config.get(part, {}), "labelLimit": _LABEL}
+    return spec
 
 
 def _chart(run: Run, metric: str) -> Any:
