@@ -1,6 +1,6 @@
 """Runs the benchmarks: all, or those named.
 
-    python -m benchmarks [--quick] [--threads 1] [spectrum cosine stream neighbours measure tracker lab tangent peers]
+    python -m benchmarks [--quick] [--threads 1] [spectrum cosine stream neighbours measure tracker lab tangent peers accuracy]
 
 Results go to benchmarks/results/, one file a benchmark, with a table and a chart over all of them.
 """
@@ -14,6 +14,7 @@ from importlib import import_module
 import torch
 
 from benchmarks import neighbours as search
+from benchmarks.accuracy.parts import accuracy
 from benchmarks.core import cosine, spectrum, stream
 from benchmarks.harness import SCRATCH, Outcome, Settings, draw, figure_of, load, markdown, save, show
 from benchmarks.lab import lab
@@ -48,6 +49,7 @@ BENCHMARKS: dict[str, Callable[[Settings], Outcome]] = {
     "sweep": sweep,
     "scale": scale,
     "peers": peers,
+    "accuracy": accuracy,
 }
 
 

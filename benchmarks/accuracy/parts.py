@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.accuracy import bias, coverage, dimensions, errors
-from benchmarks.harness import SCRATCH, Settings
+from benchmarks.accuracy.page import reading
+from benchmarks.harness import SCRATCH, Figure, Outcome, Settings
 
 Point = dict[str, Any]
 Task = tuple[str, Callable[[], list[Point]]]  # a name, and what measures its points
@@ -72,3 +73,23 @@ def run(part: str, settings: Settings) -> Path:
 
 def _lines(path: Path) -> list[str]:
     return path.read_text().splitlines() if path.exists() else []
+
+
+def accuracy(settings: Settings) -> Outcome:
+    """All parts; the figures are what docs/accuracy.md promises."""
+    found = {part: json.loads(run(part, settings).read_text())["points"] for part in PARTS}
+    compared = [point for point in found["errors"] if "metric" in point]
+    short = [point["number"] for point in found["coverage"] if reading(point) == "TOO SHORT"]
+    held = [point for point in found["coverage"] if reading(point) == "holds"]
+    twins = [(p["manifold"], p["value"]) for p in found["dimensions"] if p["estimator"] == "two_nn"]
+    peers = {p["manifold"]: p["value"] for p in found["dimensions"] if p["estimator"] == "skdim TwoNN"}
+    apart = max(abs(value / peers[name] - 1) for name, value in twins if value and peers.get(name))
+    return Outcome(
+        [
+            Figure("largest error of any metric in any cell", max(p["error"] for p in compared), "", 1e-4),
+            Figure("numbers that only the oracle has", sum(p["missing"] for p in compared), ""),
+            Figure("coverages in 90 to 98 %", len(held), "", note=f"of {len(found['coverage'])}"),
+            Figure("error bars that are too short", len(short), "", note=", ".join(short) or None),
+            Figure("two_nn, distance from scikit-dimension's over its manifolds", apart, "", 0.02),
+        ]
+    )
