@@ -34,10 +34,14 @@ def page(text: str | None = None, results: Path = RESULTS) -> str:
     """The page (docs/accuracy.md unless another text is given) with its measured parts made anew."""
     text = PAGE.read_text() if text is None else text
     for part, table in TABLES.items():
-        points = json.loads((results / f"accuracy-{part}.json").read_text())["points"]
+        path = results / f"accuracy-{part}.json"
+        report = json.loads(path.read_text()) if path.exists() else {"points": []}
         begin, end = f"<!-- {part}: python -m benchmarks.accuracy {part} -->", f"<!-- end of {part} -->"
         before, rest = text.split(begin)
-        text = f"{before}{begin}\n\n{table(points)}\n\n{end}{rest.split(end)[1]}"
+        found = table(report["points"]) if report["points"] else "Not measured yet."
+        if report["points"] and report["measured"] < report["tasks"]:
+            found = f"{report['measured']} of {report['tasks']} tasks of this part have been measured.\n\n{found}"
+        text = f"{before}{begin}\n\n{found}\n\n{end}{rest.split(end)[1]}"
     return text
 
 

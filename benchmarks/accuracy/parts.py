@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -52,23 +52,30 @@ PARTS: dict[str, Callable[[bool], Iterable[Task]]] = {
 
 
 def run(part: str, settings: Settings) -> Path:
-    """Measures one part; what an interrupted run has done is kept in the scratch folder and not done again."""
-    done = SCRATCH / ("accuracy-quick" if settings.quick else "accuracy") / f"{part}.jsonl"
-    done.parent.mkdir(parents=True, exist_ok=True)
+    """Measures one part; an interrupted run leaves what it has measured, and the next one goes on from there."""
+    folder = SCRATCH / ("accuracy-quick" if settings.quick else "accuracy")
+    folder.mkdir(parents=True, exist_ok=True)
+    done = folder / f"{part}.jsonl"
     known = {line["task"]: line["points"] for line in map(json.loads, _lines(done))}
-    points: list[Point] = []
-    for name, measure in PARTS[part](settings.quick):
+    tasks = list(PARTS[part](settings.quick))
+    path = settings.results / f"accuracy-{part}.json"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    _write(path, tasks, known)
+    for name, measure in tasks:
         if name not in known:
             known[name] = measure()
             with done.open("a") as file:
                 file.write(json.dumps({"task": name, "points": known[name]}) + "\n")
+            _write(path, tasks, known)
             print(f"{part}: {name}", flush=True)
-        points += known[name]
-    path = settings.results / f"accuracy-{part}.json"
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps({"quick": settings.quick, "points": points}, indent=1, ensure_ascii=False) + "\n")
-    done.unlink()
+    done.unlink(missing_ok=True)
     return path
+
+
+def _write(path: Path, tasks: Sequence[Task], known: Mapping[str, list[Point]]) -> None:
+    measured = [name for name, _ in tasks if name in known]
+    report = {"tasks": len(tasks), "measured": len(measured), "points": [p for name in measured for p in known[name]]}
+    path.write_text(json.dumps(report, indent=1, ensure_ascii=False) + "\n")
 
 
 def _lines(path: Path) -> list[str]:

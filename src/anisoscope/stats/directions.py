@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from anisoscope.stats.arith import double, full_precision, plain, weighted_sums
+from anisoscope.stats.arith import double, full_precision, narrow, plain, weighted_sums
 from anisoscope.stats.moments import Moments
 from anisoscope.stats.rows import Rows
 
@@ -32,7 +32,8 @@ class Directions:
         sums = torch.zeros(2, x.shape[1], dtype=torch.float64, device="cpu" if x.device.type == "mps" else x.device)
         lengths = []
         with full_precision(x.device):
-            for chunk in x.split(_CHUNK):
+            for part in x.split(_CHUNK):
+                chunk = double(part) if narrow(x) else part
                 norm = torch.linalg.vector_norm(chunk, dim=1)  # (n,)
                 weight = torch.stack((torch.where(norm > 0, norm.reciprocal(), 0.0), torch.ones_like(norm)))  # (2, n)
                 sums += weighted_sums(weight, chunk)  # Σ u and Σ x in one product
@@ -81,8 +82,8 @@ class UnitSquares:
         x = plain(rows.x)  # (n, d)
         square = torch.zeros(x.shape[1], dtype=torch.float64, device="cpu" if x.device.type == "mps" else x.device)
         with full_precision(x.device):
-            for chunk in x.split(_CHUNK):
-                entries = chunk.square()
+            for part in x.split(_CHUNK):
+                entries = (double(part) if narrow(x) else part).square()
                 length = entries.sum(1)  # (n,)
                 square += weighted_sums(torch.where(length > 0, length.reciprocal(), 0.0)[None], entries)[0]
         return cls(len(x), square)

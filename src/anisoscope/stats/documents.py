@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from anisoscope.stats.arith import GROUP, double, full_precision, plain
+from anisoscope.stats.arith import GROUP, double, full_precision, narrow, plain
 from anisoscope.stats.rows import Rows
 
 
@@ -30,7 +30,7 @@ class Documents:
 
     @classmethod
     def of(cls, rows: Rows) -> Documents:
-        x = plain(rows.x)
+        x = double(rows.x.detach()) if narrow(rows.x) else plain(rows.x)
         starts, ids = segments(rows.tokens.document)
         length = starts.diff(append=torch.tensor([len(x)]))
         segment = torch.repeat_interleave(torch.arange(len(ids)), length)

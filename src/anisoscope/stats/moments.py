@@ -8,10 +8,9 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from anisoscope.stats.arith import CHUNK, double, full_precision, gram, plain
+from anisoscope.stats.arith import CHUNK, double, full_precision, gram, narrow, plain
 from anisoscope.stats.rows import Rows
 
-_NARROW = 256  # up to this width float64 products cost no more than reading the rows
 _FAR = 100.0  # beyond this ratio of mean to spread float32 rows have lost digits that float64 products still hold
 
 
@@ -38,7 +37,7 @@ class Moments:
         can be taken out again exactly.
         """
         x = plain(rows.x)  # (n, d)
-        wide = precise or x.dtype == torch.float64 or x.shape[1] <= _NARROW
+        wide = precise or x.dtype == torch.float64 or narrow(x)
         total = _empty(x)
         with full_precision(x.device):
             for chunk in x.split(CHUNK) if len(x) else ():
