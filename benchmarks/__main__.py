@@ -1,6 +1,6 @@
 """Runs the benchmarks: all, or those named.
 
-    python -m benchmarks [--quick] [--threads 1] [spectrum cosine stream neighbours measure tracker lab tangent peers accuracy]
+    python -m benchmarks [--quick] [--threads 1] [spectrum cosine stream neighbours measure tracker lab tangent peers …]
 
 Results go to benchmarks/results/, one file a benchmark, with a table and a chart over all of them.
 """

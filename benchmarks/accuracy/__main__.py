@@ -1,7 +1,7 @@
 """Measures some parts of the accuracy benchmark, or writes what was measured into docs/accuracy.md.
 
-    python -m benchmarks.accuracy errors bias coverage dimensions [--quick]
-    python -m benchmarks.accuracy                                    writes the page
+python -m benchmarks.accuracy errors bias coverage dimensions [--quick]
+python -m benchmarks.accuracy                                    writes the page
 """
 
 from __future__ import annotations

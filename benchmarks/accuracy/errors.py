@@ -135,9 +135,7 @@ def _cloud(x: Tensor, names: set[str]) -> Cloud:
     number = torch.arange(len(x))
     document = number // _DOCUMENT
     block = block_numbers(len(x), document)
-    table = token_table(
-        document, number % _DOCUMENT, offset=1 + number % _DOCUMENT, token=number % _WORDS, block=block
-    )
+    table = token_table(document, number % _DOCUMENT, offset=1 + number % _DOCUMENT, token=number % _WORDS, block=block)
     return collect(look, names)
 
 
@@ -146,9 +144,7 @@ def theirs(cell: Cell) -> dict[str, Numbers]:
     number = np.arange(cell.n)
     document = number // _DOCUMENT
     block = block_numbers(cell.n, torch.from_numpy(document)).numpy()
-    now, then = (
-        Given(x.double().numpy(), document, number % _DOCUMENT, number % _WORDS, block) for x in rows_of(cell)
-    )
+    now, then = (Given(x.double().numpy(), document, number % _DOCUMENT, number % _WORDS, block) for x in rows_of(cell))
     return numbers(now, then, slow=cell.n <= SLOW_ROWS)
 
 

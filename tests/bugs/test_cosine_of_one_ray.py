@@ -24,4 +24,6 @@ def test_long_sums_of_like_rows_keep_their_digits() -> None:
     unit = x.double() / x.double().norm(dim=1, keepdim=True)
     true = (float(unit.sum(0) @ unit.sum(0)) - 4096) / (4096 * 4095)
     assert metrics.mean_cosine(x) == pytest.approx(true, abs=1e-9)
-    assert metrics.mean_cosine_across_documents(x, documents=torch.arange(4096) // 2048) == pytest.approx(true, abs=1e-9)
+    assert metrics.mean_cosine_across_documents(x, documents=torch.arange(4096) // 2048) == pytest.approx(
+        true, abs=1e-9
+    )
