@@ -1,4 +1,4 @@
-"""The promises of docs/accuracy.md in short form: arithmetic against the oracle, error bars against simulated spreads."""
+"""The promises of docs/accuracy.md in short form: arithmetic against the oracle, error bars against true spreads."""
 
 from __future__ import annotations
 
