@@ -14,6 +14,7 @@ from importlib import import_module
 import torch
 
 from benchmarks import neighbours as search
+from benchmarks.accuracy.parts import accuracy
 from benchmarks.core import cosine, spectrum, stream
 from benchmarks.harness import SCRATCH, Outcome, Settings, draw, figure_of, load, markdown, save, show
 from benchmarks.lab import lab
@@ -50,6 +51,7 @@ BENCHMARKS: dict[str, Callable[[Settings], Outcome]] = {
     "scale": scale,
     "long": long,
     "peers": peers,
+    "accuracy": accuracy,
 }
 
 

@@ -11,7 +11,7 @@ from importlib import import_module
 
 import torch
 
-PAGE = None
+from benchmarks.accuracy.page import PAGE, page
 from benchmarks.accuracy.parts import PARTS, run
 from benchmarks.harness import Settings
 

@@ -1,6 +1,6 @@
 """Every metric of a cloud of thousands of rows, in plain numpy float64: whole matrices and no shortcut of the package.
 
-Sums over pairs are sums over pairs, spectra are singular values of the centred rows, neighbours come from all distances.
+Sums over pairs are sums over pairs, spectra are singular values of the centred rows, neighbours come of all distances.
 A number is named as the package names it, by metric and by (index, *variant). Where the rows themselves leave the
 answer open (two rows equally far, two norms equal) there is no number.
 """

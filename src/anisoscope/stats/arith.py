@@ -10,6 +10,7 @@ from torch import Tensor
 
 CHUNK = 4096  # rows a product: large enough for full GEMM speed, small enough for float32 sums to stay good
 _PANEL = 256  # columns a panel of the upper triangle
+_NARROW = 256  # up to this width float64 costs no more than reading the rows
 GROUP = 64  # rows summed in float32 before float64 takes over: rounding grows with their number
 
 
@@ -36,6 +37,11 @@ def double(x: Tensor) -> Tensor:
     return x.cpu().double() if x.device.type == "mps" else x.double()
 
 
+def narrow(x: Tensor) -> bool:
+    """Whether rows are so short that float64 costs no more than reading them."""
+    return x.shape[1] <= _NARROW
+
+
 def gram(y: Tensor) -> Tensor:
     """yᵀy in y's own precision, (n, d) -> (d, d), as panels of the upper triangle: 0.6-0.7 of the full product."""
     d = y.shape[1]
@@ -52,7 +58,7 @@ def gram(y: Tensor) -> Tensor:
 def weighted_sums(weight: Tensor, x: Tensor) -> Tensor:
     """weight @ x in float64, (w, n) × (n, d) -> (w, d): a few rows at a time in x's precision, then in float64.
 
-    A float32 sum of a thousand nearly equal rows is off by up to 3e-5 of itself; of 64 rows by a few 1e-7.
+    A float32 sum of a thousand nearly equal rows is off by up to 3e-5 of itself, of 64 rows by up to 1e-6.
     """
     n, d = x.shape
     whole = n - n % GROUP

@@ -8,11 +8,10 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from anisoscope.stats.arith import CHUNK, double, full_precision, gram
+from anisoscope.stats.arith import CHUNK, double, full_precision, gram, narrow
 from anisoscope.stats.rows import Rows
 from anisoscope.stats.tridiagonal import Tridiagonal
 
-_NARROW = 256  # up to this width float64 products cost no more than reading the rows
 _FAR = 100.0  # beyond this ratio of mean to spread float32 rows have lost digits that float64 products still hold
 
 
@@ -39,7 +38,7 @@ class Moments:
         can be taken out again exactly.
         """
         x = rows.plain  # (n, d)
-        wide = precise or x.dtype == torch.float64 or x.shape[1] <= _NARROW
+        wide = precise or x.dtype == torch.float64 or narrow(x)
         total = _empty(x)
         with full_precision(x.device):
             for chunk in x.split(CHUNK) if len(x) else ():

@@ -9,7 +9,7 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from anisoscope.stats.arith import full_precision, plain
+from anisoscope.stats.arith import full_precision, narrow, plain
 
 _MASK = (1 << 63) - 1
 
@@ -49,8 +49,9 @@ class Rows:
 
     @cached_property
     def plain(self) -> Tensor:
-        """The vectors as statistics read them: detached, in float32, or float64 where they came so."""
-        return plain(self.x)
+        """The vectors as statistics read them: detached, in float32, or float64 where they came so or are narrow."""
+        x = plain(self.x)
+        return x.double() if narrow(x) and x.device.type != "mps" else x
 
     @cached_property
     def norm(self) -> Tensor:
