@@ -26,10 +26,10 @@ class Partial:
 
     def load(self, survey: Survey) -> bool:
         """Lets the survey go on where an earlier process stopped; False if there is nothing to go on from."""
-        if self._folder is None or not (self._folder / _POINTER).is_file():
+        name = self._pointed()
+        if self._folder is None or name is None:
             return False
-        with explained("read", self._folder / _POINTER):
-            name = (self._folder / _POINTER).read_text().strip()
+        with explained("read", self._folder / name):
             self._number = int(name.removeprefix(f"{_FOLDER}-"))
             survey.load(self._folder / name)
         return True
@@ -48,7 +48,8 @@ class Partial:
                 with replacing(self._folder / _POINTER) as pointer:
                     pointer.write_text(place.name)
         except BaseException:
-            shutil.rmtree(place, ignore_errors=True)  # the space may be what is lacking
+            if self._pointed() != place.name:  # the pointer may be there, and only its way to the disk have failed
+                shutil.rmtree(place, ignore_errors=True)  # the space may be what is lacking
             raise
         self._drop_folders(but=place)
         took = time.monotonic() - began
@@ -61,6 +62,13 @@ class Partial:
             self._drop_folders(but=None)
             with suppress(OSError):
                 self._folder.rmdir()  # a rank's own place; a run's folder is never empty
+
+    def _pointed(self) -> str | None:
+        """The name of the folder that is whole; None where there is none."""
+        if self._folder is None or not (self._folder / _POINTER).is_file():
+            return None
+        with explained("read", self._folder / _POINTER):
+            return (self._folder / _POINTER).read_text().strip()
 
     def _drop_folders(self, but: Path | None) -> None:
         assert self._folder is not None
