@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -35,11 +36,15 @@ def test_a_training_killed_before_its_first_state_goes_on_from_the_beginning(
 def test_a_training_killed_while_its_folder_is_made_leaves_none(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def die(*_: object) -> None:
-        raise Killed
+    replace = os.replace
+
+    def die(source: Path, target: Path) -> None:
+        if Path(target).name == training.DATA:  # the last thing to come into its place
+            raise Killed
+        replace(source, target)
 
     with monkeypatch.context() as patch:
-        patch.setattr(training.os, "replace", die)
+        patch.setattr(os, "replace", die)
         with pytest.raises(Killed):
             training.train(changed(Experiment(), SWITCHES), tmp_path / "run")
     assert not (tmp_path / "run").exists()
