@@ -97,15 +97,17 @@ def _run(
 
 
 def spread(operations: list[Operation], count: int, seed: int) -> list[Kill]:
-    """So many different kills over the whole of some work: every other one between operations."""
+    """So many different kills over some work: in turn at an operation, and at a moment, which mostly is between two."""
     chance = random.Random(seed)
-    edges = [len(operations) * part // count for part in range(count + 1)]
+    began, took = operations[0].seconds, operations[-1].seconds - operations[0].seconds
     kills = []
     for part in range(count):
-        place = chance.randrange(edges[part], max(edges[part] + 1, edges[part + 1]))
-        following = operations[min(place + 1, len(operations) - 1)].seconds
-        gap = max(0.0, following - operations[place].seconds)
-        kills.append(Kill(place, chance.random() * gap if part % 2 else 0.0))
+        share = (part + chance.random()) / count
+        moment = began + share * took
+        place = (
+            int(share * len(operations)) if part % 2 == 0 else sum(each.seconds <= moment for each in operations) - 1
+        )
+        kills.append(Kill(place, 0.0 if part % 2 == 0 else moment - operations[place].seconds))
     return kills
 
 

@@ -299,6 +299,7 @@ class Run:
             for folder in (path.parent.parent, path.parent):
                 folder.mkdir(exist_ok=True)
                 require_folder(folder)
+            sweep_temporaries(path.parent)
             with replacing(path) as temporary:
                 save_file(plain, temporary)
 

@@ -14,6 +14,7 @@ from anisoscope.survey import Survey
 _FOLDER = "partial"
 _POINTER = "partial.txt"  # names the folder that is whole; written last
 _LONGEST = 64  # characters of the pointer
+_REMEDY = f"delete {_POINTER} and the {_FOLDER}-* folders to measure from the start"
 _EVERY = 60.0  # seconds between two writes at least,
 _PRICE = 20.0  # and so many times as long as the last write took: 5 % of the time at most
 
@@ -28,15 +29,13 @@ class Partial:
 
     def load(self, survey: Survey) -> bool:
         """Lets the survey go on where an earlier process stopped; False if there is nothing to go on from."""
-        if self._folder is None or not (self._folder / _POINTER).is_file():
+        number = self._pointed()
+        if self._folder is None or number is None:
             return False
-        pointer = self._folder / _POINTER
-        with understood(pointer, f"delete it and the {_FOLDER}-* folders to measure from the start", StoreError):
-            with pointer.open() as file:
-                text = file.read(_LONGEST)
-            self._number = int(text.strip().removeprefix(f"{_FOLDER}-"))
-            # Rebuilt from its number: a name from a file must not lead out of the run.
-            survey.load(self._folder / f"{_FOLDER}-{self._number}")
+        place = self._folder / f"{_FOLDER}-{number}"
+        with understood(place, _REMEDY, StoreError), explained("read", place):
+            survey.load(place)
+        self._number = number
         return True
 
     def keep(self, survey: Survey, *, now: bool = False) -> None:
@@ -53,7 +52,8 @@ class Partial:
                 with replacing(self._folder / _POINTER) as pointer:
                     pointer.write_text(place.name)
         except BaseException:
-            shutil.rmtree(place, ignore_errors=True)  # the space may be what is lacking
+            if self._pointed() != self._number:  # the pointer may be there, and only its way to the disk have failed
+                shutil.rmtree(place, ignore_errors=True)  # the space may be what is lacking
             raise
         self._drop_folders(but=place)
         took = time.monotonic() - began
@@ -66,6 +66,14 @@ class Partial:
             self._drop_folders(but=None)
             with suppress(OSError):
                 self._folder.rmdir()  # a rank's own place; a run's folder is never empty
+
+    def _pointed(self) -> int | None:
+        """The number of the folder that is whole; None where there is none. A name would not lead out of the run."""
+        if self._folder is None or not (self._folder / _POINTER).is_file():
+            return None
+        pointer = self._folder / _POINTER
+        with understood(pointer, _REMEDY, StoreError), explained("read", pointer), pointer.open() as file:
+            return int(file.read(_LONGEST).strip().removeprefix(f"{_FOLDER}-"))
 
     def _drop_folders(self, but: Path | None) -> None:
         assert self._folder is not None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -64,9 +64,7 @@ class ModelRun:
     def todo(self) -> list[Entry]:
         """What is not done yet, the reference step first: everything is compared with it."""
         steps = sorted(self.tasks, key=lambda step: (step != self.reference, step))
-        entries: list[Entry] = []
-        for step in steps:  # comparisons that a kill prevented first, in the order they would have been made
-            entries += reversed(self._comparisons(step))
+        entries = self._left_comparisons(steps)
         for step in steps:
             task = self.tasks[step]
             if task.key not in self.ledger.done:
@@ -187,6 +185,19 @@ class ModelRun:
             if new and self._is_kept(each.step) and self._is_kept(each.other):
                 self._asked.add(each.key)
                 found.append(each)
+        return found
+
+    def _left_comparisons(self, steps: Sequence[int]) -> list[Entry]:
+        """The comparisons that a kill prevented, in the order in which they would have been made.
+
+        Each was possible once the later of its two steps was measured; of those, the last found came first.
+        """
+        left = {entry.key for step in steps for entry in self._comparisons(step) if isinstance(entry, Comparison)}
+        found: list[Entry] = []
+        for place, step in enumerate(steps):
+            known = steps[: place + 1]
+            involved = [each for each in self._involving(step) if each.step in known and each.other in known]
+            found += [each for each in reversed(involved) if each.key in left]
         return found
 
     def _involving(self, step: int) -> Iterator[Comparison]:

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from safetensors.numpy import load_file, save_file
 
-from anisoscope.disk import explained, replacing, understood
+from anisoscope.disk import explained, replacing, sweep_temporaries, understood
 from anisoscope.errors import StoreError
 from anisoscope.metrics import Metric, find
 from anisoscope.metrics.evaluate import Measured, evaluate
@@ -70,6 +70,7 @@ def save_kept(path: Path, kept: Iterable[Kept]) -> None:
     arrays = {f"{each.site}~{each.tokens}~{name}": array for each in kept for name, array in each.arrays.items()}
     with explained("write", path):
         path.parent.mkdir(exist_ok=True)
+        sweep_temporaries(path.parent)
         with replacing(path) as temporary:
             save_file(arrays, temporary)
 
