@@ -68,11 +68,14 @@ MISTAKES = {
     "a hub id without text": (["measure", "org/model"], "a model (a folder or hub id) with --text FILE"),
     "a typo in the text": (["measure", STEP, "--text", "corpus.json"], "did you mean corpus.jsonl"),
     "an empty text": (["measure", STEP, "--text", "empty.txt"], "give a text with some words in it"),
-    "the run in place of a checkpoint": (["measure", "runs/decoder", "--text", "corpus.jsonl"], f"such as {STEP} or"),
+    "the run in place of a checkpoint": (["measure", "runs/decoder", "--text", "corpus.jsonl"], f"such as {STEP}"),
     "a step that was not kept": (["measure", f"{STEP[:-1]}3", "--text", "corpus.jsonl"], f"did you mean {STEP} or"),
     "a folder before": (["measure", "runs/decodr/checkpoints/step-2", "--text", "corpus.jsonl"], "mean runs/decoder?"),
     "a typo in a site": (["measure", STEP, "--text", "corpus.jsonl", "--sites", "resdi"], "did you mean resid"),
-    "vectors twice": (["measure", "vectors.npy", "-m", "isoscore", "--out", "runs/v"], "anisoscope show prints it"),
+    "vectors twice": (
+        ["measure", "vectors.npy", "-m", "isoscore", "--out", "runs/v"],
+        "look at it with `anisoscope show`",
+    ),
     "another measurement in a run": ([*MEASURE, "--tokens", "128"], "different: tokens"),
     "training twice": (["lab", "train", "--out", "runs/decoder"], "go on with it (--resume)"),
     "a switch that is none": (["lab", "train", "--set", "atention=sigmoid"], "did you mean attention"),
@@ -153,7 +156,7 @@ def test_mistakes_in_python_lead_back(started: Path, monkeypatch: pytest.MonkeyP
         anisoscope.measure_rows("vector.npy", ["isoscore"])
     with pytest.raises(InputError, match="a list of texts"):
         anisoscope.measure(STEP, text="some words of mine")
-    with pytest.raises(StoreError, match="there is no"):
+    with pytest.raises(StoreError, match="does not exist"):
         anisoscope.Run.open("runs/none")
     with pytest.raises(InputError, match="known: isoscore"):
         anisoscope.Run.open("runs/v").plot("two_nn")

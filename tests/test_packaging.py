@@ -153,14 +153,14 @@ def test_a_metric_of_another_package_is_found_by_its_entry_point(tmp_path: Path)
 def test_the_wheel_works_in_a_clean_environment(dist: Path, tmp_path: Path) -> None:
     """Installed without the developers' tools and started from another folder."""
     venv.create(tmp_path / "venv", with_pip=True)
-    python = tmp_path / "venv" / "bin" / "python"
-    install = [python, "-m", "pip", "install", "--quiet", "-c", ROOT / "constraints.txt"]
+    python = str(tmp_path / "venv" / "bin" / "python")
+    install = [python, "-m", "pip", "install", "--quiet", "-c", str(ROOT / "constraints.txt")]
     version = next(line for line in (ROOT / "constraints.txt").read_text().split() if line.startswith("torch=="))
     subprocess.run([*install, version], check=True, timeout=1200)
-    subprocess.run([*install, wheel_of(dist)], check=True, timeout=1200)
+    subprocess.run([*install, str(wheel_of(dist))], check=True, timeout=1200)
 
     def run(*words: str) -> str:
-        command = [tmp_path / "venv" / "bin" / "anisoscope", *words]
+        command = [str(tmp_path / "venv" / "bin" / "anisoscope"), *words]
         done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=tmp_path, timeout=600)
         assert done.returncode == 0, done.stderr
         return done.stdout

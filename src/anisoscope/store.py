@@ -585,8 +585,8 @@ def _require_place(folder: Path, resume: bool) -> None:
     if _HEAD in there:
         if not resume:
             raise StoreError(
-                f"{folder} is a run already (anisoscope show prints it); choose another folder, delete it, or continue "
-                "it: --resume where a command has that, resume=True in Python"
+                f"{folder} is a run already; continue it with resume (--resume where a command has that, resume=True "
+                "in Python), look at it with `anisoscope show`, or choose another folder"
             )
     elif there:
         raise StoreError(f"{folder} is not empty and not a run; choose another folder")
@@ -625,7 +625,7 @@ def _read_head(folder: Path) -> dict[str, Any]:
 def _no_run(folder: Path) -> str:
     """What a path that is no run is instead, and where a run may be."""
     if not folder.exists():
-        return f"there is no {folder}{near_paths(folder)}; give a folder made with --out"
+        return f"{folder} is not a run: it does not exist{near_paths(folder)}; give a folder made with --out"
     with suppress(OSError):
         inside = sorted(entry.name for entry in folder.iterdir() if (entry / _HEAD).is_file())
         if inside:

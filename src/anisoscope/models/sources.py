@@ -119,11 +119,12 @@ def _located_folder(folder: Path) -> Located:
     if ggufs:
         raise InputError(f"{folder} has {len(ggufs)} GGUF files; name one: {', '.join(p.name for p in ggufs)}")
     inside = [*folder.glob("*/config.json"), *folder.glob("checkpoints/*/config.json")]
-    names = [str(path.parent) for path in sorted(inside, key=lambda path: path.stat().st_mtime, reverse=True)]
-    hint = f"; models are in its folders, such as {' or '.join(names[:2])}: give one of them" if names else ""
-    raise InputError(
-        f"{folder} is not a model: it has no config.json and no GGUF file{hint or '; give another folder'}"
-    )
+    newest = sorted(inside, key=lambda path: path.stat().st_mtime, reverse=True)
+    names = [str(path.parent.relative_to(folder)) for path in newest]
+    hint = "give another folder"
+    if names:
+        hint = f"models are in its folders {', '.join(names[:4])}: give one of them, such as {folder / names[0]}"
+    raise InputError(f"{folder} is not a model: it has no config.json and no GGUF file; {hint}")
 
 
 def _from_hub(
