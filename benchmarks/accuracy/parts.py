@@ -74,8 +74,27 @@ def run(part: str, settings: Settings) -> Path:
 
 def _write(path: Path, tasks: Sequence[Task], known: Mapping[str, list[Point]]) -> None:
     measured = [name for name, _ in tasks if name in known]
-    report = {"tasks": len(tasks), "measured": len(measured), "points": [p for name in measured for p in known[name]]}
+    points = worst_cells([point for name in measured for point in known[name]])
+    report = {"tasks": len(tasks), "measured": len(measured), "points": points}
     path.write_text(json.dumps(report, indent=1, ensure_ascii=False) + "\n")
+
+
+def worst_cells(points: Sequence[Point]) -> list[Point]:
+    """Of the errors by cell the worst of each metric and dtype, with the number of cells; other points as they are."""
+    groups: dict[tuple[str, str], list[Point]] = {}
+    for point in points:
+        if "cell" in point:
+            groups.setdefault((point["metric"], point["dtype"]), []).append(point)
+    worst = [
+        {
+            **max(group, key=lambda point: point["error"]),
+            "compared": sum(point["compared"] for point in group),
+            "missing": sum(point["missing"] for point in group),
+            "cells": len(group),
+        }
+        for group in groups.values()
+    ]
+    return worst + [point for point in points if "cell" not in point]
 
 
 def _lines(path: Path) -> list[str]:

@@ -49,11 +49,11 @@ class Given:
     @cached_property
     def triangle(self) -> Array:
         """R of the centred rows' QR: the same singular values and axes."""
-        return np.linalg.qr(self.centred, mode="r")
+        return np.asarray(np.linalg.qr(self.centred, mode="r"))
 
     @cached_property
     def triangle_uncentred(self) -> Array:
-        return np.linalg.qr(self.x, mode="r")
+        return np.asarray(np.linalg.qr(self.x, mode="r"))
 
     @cached_property
     def axes(self) -> Array:

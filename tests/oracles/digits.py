@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import mpmath
+import mpmath  # type: ignore[import-untyped]
 import numpy as np
 
 from tests.oracles.cloud import ALONE, Array, Numbers
