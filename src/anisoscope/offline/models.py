@@ -17,6 +17,7 @@ from anisoscope.errors import InputError, StoreError
 from anisoscope.metrics.outliers import MASSIVE
 from anisoscope.models import Batch, Opened, model_batches, open_model
 from anisoscope.models.batches import WINDOW
+from anisoscope.models.text import text_size
 from anisoscope.offline.final_norm import final_norm, norm_effect
 from anisoscope.offline.generation import generated_batches
 from anisoscope.offline.partial import Partial
@@ -34,6 +35,7 @@ TOKENS = 65_536
 GENERATED = 16_384  # tokens that are generated at most: each costs a forward pass
 SITES = ("embed", "resid", "final")
 SAMPLE = 4096
+_BYTES = 3  # of text a token, or a few more: fewer blocks than hoped are worse than joining some
 Progress = Callable[[int], None]  # told how many more tokens have gone by
 Saying = Callable[[str], None]  # told what is being done
 Seeing = Callable[[Evaluated], None]  # shown every site's clouds and numbers before they are let go
@@ -131,7 +133,10 @@ def measure(
             return _shared(run, ranks)
         telling = (progress, saying or (lambda _: None), seeing or (lambda _: None))
         share = Share(ranks.rank, ranks.world, forward_all=split)
-        measuring = _Measuring(asked, module, opened, run, partial, keep_statistics, ranks, share, *telling)
+        expected = tokens if batches is None else None  # nobody knows how many bare batches hold
+        if text is not None and (size := text_size(text)) is not None:
+            expected = min(expected or size, max(1, size // _BYTES))  # a short text has as many blocks as a long one
+        measuring = _Measuring(asked, module, opened, run, partial, keep_statistics, ranks, share, *telling, expected)
         if batches is not None or given:
             measuring.data(read())
         if weights and first:
@@ -178,6 +183,7 @@ class _Measuring:
     progress: Progress | None
     saying: Saying
     seeing: Seeing
+    expected: int | None  # tokens, by which blocks are sized
     layout: Layout | None = None
     interrupted: bool = False
     removed: list[dict[str, Any]] = field(default_factory=list)
@@ -192,7 +198,7 @@ class _Measuring:
             self.module,
             layout,
             sites=(*asked.sites, *(("final.in",) if norm else ())),
-            tokens=asked.tokens if self.opened is not None else None,  # nobody knows how many bare batches hold
+            tokens=self.expected,
             batch_tokens=asked.batch_tokens,
             ranks=self.ranks,
             share=self.share,

@@ -177,6 +177,7 @@ class Survey:
             # an item whose length only the model knows (an image) is a block of its own, to be joined with others
             unknown = counts.shape[1] == 1 and self._unit_rows < sys.maxsize
             self._numbers = BlockNumbers(1 if unknown else self._unit_rows)
+            self._level = 0 if unknown else self._level
         return self._numbers
 
     def _sink(self, site: Site, x: Any) -> None:
