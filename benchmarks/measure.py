@@ -21,7 +21,7 @@ from benchmarks.peers import OUTSIDE, Answer, exchanged, outside
 TOKENS = 65_536  # the job whose cost is stated; passes are timed on fewer, their cost goes with the tokens
 _WINDOW = 512
 _BATCH = 4
-_FEW = 1000  # rows of a layer for a tool that takes them pair by pair
+_FEW = 2000  # rows of a layer, half of what we take, for a tool that takes them pair by pair
 _SAME = ["spectral_anisotropy", "two_nn"]  # what the field's tools give
 Batch = dict[str, Tensor]
 _STREAM = ("embed", "resid", "final")

@@ -155,7 +155,7 @@ class Collector:
     def _keep_sample(self, rows: Rows) -> None:
         below = self._samples[0].highest if self._samples else None
         self._samples.append(Sample.of(rows, self._sample_size, below))
-        if len(self._samples) > 16 or sum(len(s.x) for s in self._samples[1:]) > self._sample_size:
+        if len(self._samples) > 16 or 2 * sum(len(s.x) for s in self._samples[1:]) > self._sample_size:
             self._samples = [merge_samples(self._samples)]
 
     def _count(self, number: int, rows: Rows, priority: Tensor | None) -> None:
