@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -50,7 +51,7 @@ def answers(name: str, quick: bool) -> list[Answer]:
     return [Answer(name, true, width, *each) for each in said]
 
 
-def _benchmark() -> object:
+def _benchmark() -> Any:
     return import_module("skdim.datasets").BenchmarkManifolds(random_state=0)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,28 +20,40 @@ Task = tuple[str, Callable[[], list[Point]]]  # a name, and what measures its po
 def _errors(quick: bool) -> Iterator[Task]:
     for dtype in errors.DTYPES:
         if dtype != "fp64":
-            yield f"rounding {dtype}", lambda dtype=dtype: [{"dtype": dtype, "rounding": errors.rounding(dtype)}]
+            yield f"rounding {dtype}", partial(_rounding, dtype)
     for cell in errors.grid(quick):
-        yield f"{cell}, {cell.dtype}", lambda cell=cell: [asdict(each) for each in errors.worst_of(cell)]
+        yield f"{cell}, {cell.dtype}", partial(_listed, errors.worst_of, cell)
     for cell in errors.grid(quick):
         if cell.n == 64 and cell.d == 8 and cell.dtype == "fp32":
-            yield f"digits {cell}", lambda cell=cell: [{"digits": str(cell), "apart": errors.oracle_apart(cell)}]
+            yield f"digits {cell}", partial(_digits, cell)
 
 
 def _bias(quick: bool) -> Iterator[Task]:
     for population, n in bias.cases(quick):
-        yield f"{population} {n}", lambda p=population, n=n: [asdict(each) for each in bias.read(p, n, quick)]
+        yield f"{population} {n}", partial(_listed, bias.read, population, n, quick)
 
 
 def _coverage(quick: bool) -> Iterator[Task]:
     for world in coverage.worlds():
         sets = 12 if quick else coverage.DATA_SETS
-        yield f"{world.name} {sets}", lambda w=world, s=sets: [asdict(each) for each in coverage.cover(w, s)]
+        yield f"{world.name} {sets}", partial(_listed, coverage.cover, world, sets)
 
 
 def _dimensions(quick: bool) -> Iterator[Task]:
     for name in dimensions.manifolds(quick):
-        yield name, lambda name=name: [asdict(each) for each in dimensions.answers(name, quick)]
+        yield name, partial(_listed, dimensions.answers, name, quick)
+
+
+def _listed(measure: Callable[..., Iterable[Any]], *given: Any) -> list[Point]:
+    return [asdict(each) for each in measure(*given)]
+
+
+def _rounding(dtype: str) -> list[Point]:
+    return [{"dtype": dtype, "rounding": errors.rounding(dtype)}]
+
+
+def _digits(cell: errors.Cell) -> list[Point]:
+    return [{"digits": str(cell), "apart": errors.oracle_apart(cell)}]
 
 
 PARTS: dict[str, Callable[[bool], Iterable[Task]]] = {
