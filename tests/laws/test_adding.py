@@ -163,7 +163,7 @@ def test_a_cloud_without_a_block_is_the_cloud_of_the_other_rows(blocks: int, pee
             found, expected = left.get(globals()[name]), MAKE[name](rows.take(others))
             if name == "Moments" and not peel:  # the massive row's fourth power has rounded the others' away
                 found, expected = (replace(m, third=m.third * 0, fourth=m.fourth * 0) for m in (found, expected))
-            assert_same(found, expected, 1e-9)
+            assert_same(found, expected, 1e-9 if peel else 1e-8)  # 1e8 of a massive row were subtracted
         whole = Documents.of(rows.take(others))
         assert left.get(Documents).documents == whole.documents
         assert left.get(Documents).all_unit_square == pytest.approx(whole.all_unit_square)

@@ -78,10 +78,7 @@ class Cloud:
         parts = [rest]
         if f"first.{name}" in self.stats:
             parts.append(self.stats[f"first.{name}"])
-        extremes: Extremes = self.stats["Extremes"]
-        if len(extremes.x):
-            parts.append(of_extremes(name, extremes))
-        return reduce(add, parts)
+        return with_extremes(reduce(add, parts), self.stats["Extremes"])
 
     @property
     def n(self) -> int:
@@ -183,10 +180,11 @@ def join(a: Stats, b: Stats, make: Iterable[str]) -> Stats:
     return out
 
 
-def of_extremes(name: str, extremes: Extremes) -> Any:
-    """A statistic of rows that were kept; Moments in float64."""
-    rows = extremes.rows
-    return Moments.of(rows, precise=True) if name == "Moments" else KINDS[name].of(rows)  # type: ignore[attr-defined]
+def with_extremes(sums: Any, extremes: Extremes) -> Any:
+    """A statistic of rows with those of rows that were kept; Moments in float64."""
+    if not len(extremes.x):
+        return sums
+    return sums.with_rows(extremes.x) if isinstance(sums, Moments) else sums + type(sums).of(extremes.rows)
 
 
 def to_arrays(stats: Stats) -> dict[str, Tensor]:

@@ -32,10 +32,10 @@ from anisoscope.stats.blocks import (
     at_level,
     from_arrays,
     join,
-    of_extremes,
     on_device,
     table_at_level,
     to_arrays,
+    with_extremes,
 )
 from anisoscope.stats.documents import segments
 from anisoscope.stats.moments import Moments
@@ -258,10 +258,9 @@ class Collector:
                 stay = torch.isin(kept[place].table[:, 0].cpu(), lowest)
                 stats = {**stats, "Extremes": kept[place].keeping(stay)}
                 evicted = kept[place].keeping(~stay)
-                if len(evicted.x):
-                    for name in OF_REST:
-                        if name in self._make:
-                            accumulate(stats, name, of_extremes(name, evicted))
+                for name in OF_REST:
+                    if name in self._make:
+                        stats[name] = with_extremes(stats[name], evicted)
                 self._closed[place] = self._store(Block(self._closed[place].number, stats), limit)
                 loaded[place] = stats
         return reduce(self._join, loaded, {})

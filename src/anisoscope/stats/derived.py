@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from anisoscope.stats.blocks import Cloud, of_extremes
+from anisoscope.stats.blocks import Cloud, with_extremes
 from anisoscope.stats.directions import Directions
 from anisoscope.stats.documents import Documents
 from anisoscope.stats.moments import Moments
@@ -45,7 +45,7 @@ class Peeled:
     def without_largest(self, k: int) -> tuple[Moments, Extremes]:
         """The moments of all rows but the k largest, and the extremes among them."""
         left = self.extremes.keeping(torch.arange(k, self.held))
-        return self.bulk + of_extremes("Moments", left) if len(left.x) else self.bulk, left
+        return with_extremes(self.bulk, left), left
 
 
 @dataclass(frozen=True)
@@ -98,8 +98,9 @@ class AcrossDocuments:
         rows = cloud.get(Sample).rows
         rows = rows.take(torch.sort(rows.tokens.document, stable=True).indices)
         block = rows.tokens.block
-        parts = [Directions.of(rows.take((block == b).nonzero()[:, 0])) for b in block.unique()]
-        return cls._of(Directions.of(rows), Documents.of(rows), parts if cloud.blocks else [], sampled=True)
+        numbers = block.unique() if cloud.blocks else []  # a replicate has none, and needs none
+        parts = [Directions.of(rows.take((block == number).nonzero()[:, 0])) for number in numbers]
+        return cls._of(Directions.of(rows), Documents.of(rows), parts, sampled=True)
 
     @classmethod
     def _of(cls, whole: Directions, documents: Documents, parts: list[Directions], *, sampled: bool) -> AcrossDocuments:

@@ -64,6 +64,23 @@ class Moments:
         mean = self.mean + (self.mean - part.mean) * (part.n / n)
         return self._joined(part, n, mean, -1)
 
+    def with_rows(self, x: Tensor) -> Moments:
+        """The moments with a few more rows, multiplied in float64, (k, d): no matrix of their own is made."""
+        k, n = len(x), self.n + len(x)
+        if not k or not self.n:
+            return _in_float64(x) if k else self
+        y = double(x)
+        own = y.mean(0)
+        y = y - own
+        square = y.square().sum(1)  # (k,)
+        mean = self.mean + (own - self.mean) * (k / n)
+        off = own - self.mean
+        scatter = torch.addmm(self.scatter, y.T, y).addr_(off, off, alpha=self.n * k / n)
+        third, fourth = self._higher_about(mean)
+        delta = mean - own
+        more, most = _higher(k, square @ y, square.square().sum(), y.T @ (y @ delta), square.sum(), delta)
+        return Moments(n, mean, scatter, third + more, fourth + most)
+
     def _joined(self, other: Moments, n: int, mean: Tensor, sign: int) -> Moments:
         """Both sides' sums about the common mean; both lie on the line through their means, so one product shifts."""
         off = other.mean - self.mean
@@ -73,15 +90,9 @@ class Moments:
         return Moments(n, mean, scatter, third + sign * more, fourth + sign * most)
 
     def _higher_about(self, centre: Tensor) -> tuple[Tensor, Tensor]:
-        """`third` and `fourth` of deviations from another centre c: with δ = c − mean, y − δ replaces y (Σ y = 0)."""
+        """`third` and `fourth` of deviations from another centre."""
         delta = centre - self.mean
-        along = self.scatter @ delta
-        square = delta @ delta
-        trace = self.trace
-        return (
-            self.third - 2 * along - (trace + self.n * square) * delta,
-            self.fourth + 4 * delta @ along + self.n * square**2 - 4 * self.third @ delta + 2 * square * trace,
-        )
+        return _higher(self.n, self.third, self.fourth, self.scatter @ delta, self.trace, delta)
 
     @property
     def trace(self) -> Tensor:
@@ -124,6 +135,17 @@ class Moments:
         """Eigenvectors of Σ xxᵀ as columns, each pointing to the side of the mean, (d, d)."""
         axes = torch.linalg.eigh(self.second).eigenvectors
         return axes * torch.where(self.mean @ axes < 0, -1.0, 1.0)
+
+
+def _higher(
+    n: int, third: Tensor, fourth: Tensor, along: Tensor, trace: Tensor, delta: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Σ ‖y‖²y and Σ ‖y‖⁴ where y − δ replaces y (Σ y = 0); `along` = S δ."""
+    square = delta @ delta
+    return (
+        third - 2 * along - (trace + n * square) * delta,
+        fourth + 4 * delta @ along + n * square**2 - 4 * third @ delta + 2 * square * trace,
+    )
 
 
 def _empty(x: Tensor) -> Moments:
