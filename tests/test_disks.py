@@ -185,7 +185,7 @@ def test_a_ledger_cut_at_any_byte_gives_its_whole_lines_and_takes_the_next(tmp_p
 def test_a_line_of_a_ledger_that_is_no_task_is_named(tmp_path: Path) -> None:
     for line in ("nonsense", "{}", "[]", '{"key": 1}'):
         (tmp_path / "tasks.jsonl").write_text(f'{{"key": "a"}}\n{line}\n')
-        with pytest.raises(StoreError, match="line 2: not a task"):
+        with pytest.raises(StoreError, match="line 2: cannot be read"):
             Ledger(tmp_path)
 
 

@@ -54,9 +54,9 @@ def desk(tmp_path_factory: pytest.TempPathFactory) -> Path:
 MEASURE = ["--text", "text.txt", "--tokens", "100", "-m", "mean_cosine"]
 WRONG = [
     # measure
-    (["measure", "nowhere.npy"], "no file at nowhere.npy"),
+    (["measure", "nowhere.npy"], "there is no file nowhere.npy"),
     (["measure", "vv.npy"], "did you mean v.npy"),
-    (["measure", "model"], "a model needs --text"),
+    (["measure", "model"], "say what to measure it on: --text FILE"),
     (["measure", "text.txt", "--text", "model"], "text.txt is not a model"),
     (["measure", "v.npy", "--text", "text.txt"], "v.npy is not a model"),
     (["measure", "empty.npy"], "empty.npy is empty"),
@@ -89,9 +89,9 @@ WRONG = [
     (["measure", "empty", *MEASURE], "no config.json"),
     (["measure", "x" * 300 + ".npy"], "is no path"),
     (["measure", "~nobody-here/x", *MEASURE], "is no path"),
-    (["measure", "x\\[/foo].npy"], "no file at x\\[/foo].npy"),
+    (["measure", "x\\[/foo].npy"], "no file x\\[/foo].npy"),
     (["measure", "x\x1b]0;taken\x07.npy"], "x\\x1b]0;taken"),
-    (["measure", "two\nlines.npy"], "no file at two lines.npy"),
+    (["measure", "two\nlines.npy"], "no file two lines.npy"),
     # the other commands
     (["transform", "v.npy", "--out", "x.npy"], "nothing to do"),
     (["transform", "v.npy", "--centre", "--out", "v.npy"], "replace its own source"),
