@@ -28,6 +28,7 @@ RUN = ("sh", "python")
 WIDTH = 100  # columns of the terminal that pages show
 _FENCE = re.compile(r"^```(.*)$")
 _NUMBER = re.compile(r"[−+-]?\d[\d,]*\.?\d*(e[+-]?\d+)?")
+_RULE = re.compile("─+")
 _SPARK = re.compile("[▁▂▃▄▅▆▇█]+")
 _BAR = re.compile(r"\d%\|.*\[")  # a library's progress bar
 _RELATIVE, _ABSOLUTE = 0.05, 0.02  # by how much a number may differ from the page
@@ -144,8 +145,8 @@ def agrees(shown: str, output: str) -> bool:
 
 
 def _words(text: str) -> list[str]:
-    """Words and numbers apart, so that `0.36±.01` is three of them; a sparkline is one word whatever its shape."""
-    spaced = _NUMBER.sub(lambda found: f" {found[0]} ", _SPARK.sub(" ▁ ", text))
+    """Words and numbers apart, so that `0.36±.01` is three of them; a sparkline or a rule is one word, however long."""
+    spaced = _NUMBER.sub(lambda found: f" {found[0]} ", _SPARK.sub(" ▁ ", _RULE.sub("─", text)))
     return spaced.split()
 
 
