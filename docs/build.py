@@ -97,7 +97,7 @@ if __name__ == "__main__":
     asked = argparse.ArgumentParser()
     asked.add_argument("--claims", type=Path, help="a run of all claims, whose verdicts the page is to show")
     if (run := asked.parse_args().claims) is not None:
-        VERDICTS.write_text(json.dumps(verdicts_summary(run), indent=1, ensure_ascii=False) + "\n")
+        VERDICTS.write_text(json.dumps(verdicts_summary(run, CLAIMS), indent=1, ensure_ascii=False) + "\n")
     for path, text in pages().items():
         path.write_text(text)
     for path in walked():

@@ -197,7 +197,7 @@ def test_published_profiles_have_the_values_that_sources_give_and_no_others() ->
 def test_a_summary_holds_what_the_run_said(tmp_path: Path) -> None:
     asked = Asked(find_size("tiny"))
     told = list(run_claims(find_claims(["A4", "N4"]), tmp_path / "run", asked))
-    first = verdicts_summary(tmp_path / "run")
+    first = verdicts_summary(tmp_path / "run", CLAIMS)
     assert [(each["claim"], each["line"]) for each in first["verdicts"]] == [
         (name, line) for name in ("A4", "N4") for line in (PUBLISHED, CONTROL)
     ]
@@ -210,10 +210,10 @@ def test_a_summary_holds_what_the_run_said(tmp_path: Path) -> None:
     assert first["minutes"]["clock"] > 0
     assert "cores" in first["machine"]
     list(run_claims(find_claims(["N4"]), tmp_path / "run", asked))
-    assert verdicts_summary(tmp_path / "run")["minutes"]["clock"] > first["minutes"]["clock"]  # it adds up
+    assert verdicts_summary(tmp_path / "run", CLAIMS)["minutes"]["clock"] > first["minutes"]["clock"]  # it adds up
     Run.create(tmp_path / "other", {"kind": "lab"}).close()
     with pytest.raises(InputError, match="not of claims"):
-        verdicts_summary(tmp_path / "other")
+        verdicts_summary(tmp_path / "other", CLAIMS)
 
 
 def test_the_docs_show_the_verdicts_of_size_small_as_the_summary_has_them() -> None:

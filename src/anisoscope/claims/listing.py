@@ -39,8 +39,8 @@ def _condition(condition: Condition) -> str:
 # --- verdicts -----------------------------------------------------------------------------------------------------
 
 
-def verdicts_summary(folder: str | Path) -> dict[str, Any]:
-    """What a run of claims was asked, what it took, and every verdict with its effect and reason."""
+def verdicts_summary(folder: str | Path, claims: Sequence[Claim]) -> dict[str, Any]:
+    """What a run of claims was asked, what it took, and every verdict with its effect and reason, in their order."""
     run = Run.open(folder)
     info = run.info
     if info.get("kind") != "claims":
@@ -57,6 +57,8 @@ def verdicts_summary(folder: str | Path) -> dict[str, Any]:
         for record in run.records()
         if record.metric == "verdict"
     ]
+    order = [(claim.id, line) for claim in claims for line in (PUBLISHED, CONTROL)]  # a run may have been in pieces
+    verdicts.sort(key=lambda each: order.index((each["claim"], each["line"])))
     return {**{name: info.get(name) for name in ("asked", "versions", "machine", "minutes")}, "verdicts": verdicts}
 
 
