@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from torch import Tensor, nn
 
+from anisoscope.claims.ahead import Ahead
 from anisoscope.claims.claim import FEWEST, Estimate
 from anisoscope.claims.given import Given
 from anisoscope.claims.looks import Kind, Say, kept
@@ -18,7 +21,7 @@ from anisoscope.lab.data import Data, open_data
 from anisoscope.lab.experiment import Experiment, changed
 from anisoscope.lab.losses import read_losses
 from anisoscope.lab.train import Trained
-from anisoscope.lab.twins import train_cell
+from anisoscope.lab.twins import prepare_cell, train_cell
 from anisoscope.models import Opened, open_model
 from anisoscope.offline import measure
 from anisoscope.schedule import at
@@ -36,26 +39,42 @@ class Lab:
     seeds: int
     say: Say
     text: str | None = None  # another one than the lab's own
+    ahead: Ahead = field(default_factory=Ahead)
     _readings: dict[Path, Reading] = field(default_factory=dict)
     _trained: dict[Path, Trained] = field(default_factory=dict)
 
     def trained(self, cell: str, seed: int) -> Trained:
         """One training, at its end."""
-        name = f"{cell}-seed-{seed}"
-        if self.folder / name not in self._trained:
+        place = self.folder / f"{cell}-seed-{seed}"
+        if place not in self._trained:
             self.say(f"training {cell}, seed {seed}")
-            self._trained[self.folder / name] = self._train(cell, seed, name)
-        return self._trained[self.folder / name]
+            done = self.ahead.taken((cell, seed)) or self.train(cell, seed)
+            if done.stopped == "interrupted":
+                raise KeyboardInterrupt
+            if done.stopped is not None:
+                raise Missing(f"the training of {cell} with seed {seed} {done.stopped} at step {done.step}")
+            self._trained[place] = done
+        return self._trained[place]
 
-    def _train(self, cell: str, seed: int, name: str) -> Trained:
-        switches = {**self.size.switches, **cells(self.size)[cell], "seed": seed}
-        experiment = changed(Experiment(), switches if self.text is None else {**switches, "text": self.text})
-        done = train_cell(experiment, self.folder, name, resume=True, checkpoints=at(*self.size.looks))
-        if done.stopped == "interrupted":
-            raise KeyboardInterrupt
-        if done.stopped is not None:
-            raise Missing(f"the training of {cell} with seed {seed} {done.stopped} at step {done.step}")
-        return done
+    def train(self, cell: str, seed: int) -> Trained:
+        """Train here, or go on with what is there."""
+        return _trained(self.folder, self.size, self.text, cell, seed)
+
+    @contextmanager
+    def training_ahead(self, cells: Sequence[str], processes: int) -> Iterator[None]:
+        """Other processes train what some cells lack, while this one looks at those that are done."""
+        lacking = self.untrained(cells) if processes else []
+        plans = [_plan(self.size, self.text, cell, seed) for cell, seed in lacking]
+        for text in {(plan.recipe.tokens, plan.recipe.symbols): plan for plan in plans}.values():
+            prepare_cell(text, self.folder)  # once, here: two at a time would write the same files
+        work = partial(_trained, self.folder, self.size, self.text)
+        with self.ahead.begun(work, lacking, processes=processes):
+            yield
+
+    def untrained(self, cells: Sequence[str]) -> list[tuple[str, int]]:
+        """The trainings of some cells that are not there yet, in the order in which they are asked for."""
+        wanted = ((cell, seed) for cell in cells for seed in self.seeds_of(cell))
+        return [(cell, seed) for cell, seed in wanted if not (self.folder / f"{cell}-seed-{seed}").is_dir()]
 
     def seeds_of(self, cell: str) -> range:
         """The seeds of a cell's trainings: all, or the fewest that make an interval where nothing is judged by it."""
@@ -123,6 +142,18 @@ class Lab:
         rows = read_losses(self.trained(cell, seed).folder)
         wanted = self.size.steps if step is None else step
         return float(min(rows, key=lambda row: abs(row["step"] - wanted))["validation"])
+
+
+def _plan(size: Size, text: str | None, cell: str, seed: int) -> Experiment:
+    """The switches of one training."""
+    switches = {**size.switches, **cells(size)[cell], "seed": seed}
+    return changed(Experiment(), switches if text is None else {**switches, "text": text})
+
+
+def _trained(folder: Path, size: Size, text: str | None, cell: str, seed: int) -> Trained:
+    """One training of the lab, made or gone on with: all that another process needs to know of it."""
+    plan, name = _plan(size, text, cell, seed), f"{cell}-seed-{seed}"
+    return train_cell(plan, folder, name, resume=True, checkpoints=at(*size.looks))
 
 
 @dataclass(frozen=True)

@@ -13,6 +13,7 @@ from typing import Any
 
 from anisoscope import __version__
 from anisoscope.claims import attention, isotropy, open_questions, shape, tangent
+from anisoscope.claims.ahead import Ahead, spare_processes
 from anisoscope.claims.bench import Bench, Lab
 from anisoscope.claims.cards import cards_of
 from anisoscope.claims.claim import FEWEST, Claim, Evidence, Verdict, judge, unjudged
@@ -50,11 +51,28 @@ def find_size(name: str, seeds: int | None = None) -> Size:
 
 
 def cost(claims: Sequence[Claim], size: Size) -> float:
-    """Minutes that some claims take together where nothing is kept yet: trainings are shared."""
+    """Minutes of one core that some claims take together where nothing is kept yet: trainings are shared."""
+    trainings, looks = _work(claims, size)
+    return trainings + looks
+
+
+def time_to_wait(claims: Sequence[Claim], size: Size) -> float:
+    """Minutes by the clock: trainings are made by as many processes as there are cores, looks by this one."""
+    trainings, looks = _work(claims, size)
+    return max(looks, (trainings + looks) / (1 + _processes(trainings)))
+
+
+def _work(claims: Sequence[Claim], size: Size) -> tuple[float, float]:
+    """Minutes of one core for trainings, and for looks."""
     cells = {cell for claim in claims if "lab" in claim.ways for cell in claim.cells}
     trainings = sum(min(FEWEST, size.seeds) if cell in SHOWN else size.seeds for cell in cells)
     looks = size.seeds * sum(claim.seconds for claim in claims) / SIZES["small"].train_seconds
-    return (trainings + looks) * size.train_seconds / 60
+    return trainings * size.train_seconds / 60, looks * size.train_seconds / 60
+
+
+def _processes(minutes: float) -> int:
+    """How many other processes train: none for what is done sooner than they would have started."""
+    return spare_processes() if minutes > 1 else 0
 
 
 @dataclass(frozen=True)
@@ -94,8 +112,11 @@ def run_claims(
     bench = replace(bench, given=_given(asked, asked.models, asked.revisions, bench, folder))
     machine = f"{platform.system()}, {platform.machine()}, {os.cpu_count()} cores"
     info = {"kind": "claims", "asked": asked.to_json(), "versions": _versions(), "machine": machine}
-    with _opened(folder, info, command) as run:
-        spent = _clock(run)
+    lacking = [claim for claim in claims if kept_evidence(folder, claim.id) is None and _trains(claim, bench, asked)]
+    processes = _processes(_work(lacking, asked.size)[0])
+    cells = list(dict.fromkeys(cell for claim in lacking for cell in claim.cells))
+    with _opened(folder, info, command) as run, bench.lab.training_ahead(cells, processes):
+        spent = _clock(run, bench.lab.ahead)
         for claim in claims:
             try:
                 verdicts = judge(claim, kept_evidence(folder, claim.id) or _gathered(claim, bench, asked, folder))
@@ -113,12 +134,12 @@ def _given(
     return given_models(models, revisions, folder / _MODELS, {**template, "say": bench.lab.say})
 
 
-def _clock(run: Run) -> Callable[[], dict[str, float]]:
+def _clock(run: Run, ahead: Ahead) -> Callable[[], dict[str, float]]:
     """Tells the minutes that a run has taken so far, broken off and continued, of its processor and by the clock."""
     before = run.info.get("minutes", {"processor": 0.0, "clock": 0.0})
     processor, clock = time.process_time(), time.monotonic()
     return lambda: {
-        "processor": before["processor"] + (time.process_time() - processor) / 60,
+        "processor": before["processor"] + (time.process_time() - processor + ahead.seconds) / 60,
         "clock": before["clock"] + (time.monotonic() - clock) / 60,
     }
 
@@ -153,7 +174,7 @@ def _gathered(claim: Claim, bench: Bench, asked: Asked, folder: Path) -> Evidenc
     """
     if asked.size.name == "paper" and not asked.models:
         bench = replace(bench, given=_given(asked, claim.sources, claim.revisions, bench, folder))
-    way = next((way for way in bench.ways() if way in claim.ways), None)
+    way = _way(claim, bench)
     if way is None:
         raise InputError(f"it needs {claim.needs}")
     made = claim.ways[way](bench)
@@ -165,6 +186,17 @@ def _gathered(claim: Claim, bench: Bench, asked: Asked, folder: Path) -> Evidenc
         run.append(made.records)
         run.update_info(evidence=made.to_json())  # last: it says that all is there
     return made
+
+
+def _way(claim: Claim, bench: Bench) -> str | None:
+    """How evidence of a claim is gathered from what is at hand."""
+    return next((way for way in bench.ways() if way in claim.ways), None)
+
+
+def _trains(claim: Claim, bench: Bench, asked: Asked) -> bool:
+    """Whether evidence of a claim is gathered from trainings, and not from models given or published."""
+    published = asked.size.name == "paper" and not asked.models and bool(claim.sources)
+    return not published and _way(claim, bench) == "lab"
 
 
 def kept_evidence(folder: str | Path, claim: str) -> Evidence | None:

@@ -79,12 +79,12 @@ def run(
     as_json: AsJson = False,
 ) -> None:
     """Gather the evidence and judge: nothing that is in --out already is made again, so it can be broken off."""
-    from anisoscope.claims.runner import Asked, cost, find_claims, find_size, run_claims
+    from anisoscope.claims.runner import Asked, find_claims, find_size, run_claims, time_to_wait
 
     wanted, chosen = find_claims(ids or []), find_size(size, seeds)
     asked = Asked(chosen, tuple(model or ()), revisions, text, images, audio)
     if not model:
-        minutes = cost(wanted, chosen)
+        minutes = time_to_wait(wanted, chosen)
         stderr().print(f"[dim]about {minutes:.0f} minutes where nothing is kept yet, in {out}[/]")
     found: list[tuple[Claim, tuple[Verdict, Verdict]]] = []
     with progress_bar("claims", len(wanted)) as bar:

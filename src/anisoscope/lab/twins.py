@@ -9,6 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from anisoscope.errors import InputError
+from anisoscope.lab.corpora import open_text
+from anisoscope.lab.data import prepare
 from anisoscope.lab.experiment import Experiment
 from anisoscope.lab.losses import read_losses
 from anisoscope.lab.train import Trained, experiment_of, resume_training, train
@@ -34,11 +36,24 @@ def train_cell(cell: Experiment, out: str | Path, name: str, *, resume: bool = F
 
     With `resume`, a cell that came to its end is only read, one that stopped goes on, others start.
     """
-    folder, recipe = Path(out) / name, cell.recipe
+    folder = Path(out) / name
     if resume and (folder / "run.json").is_file():
         return _go_on(cell, folder, options)
+    return train(cell, folder, data=_tokens(cell, out), **options)
+
+
+def prepare_cell(cell: Experiment, out: str | Path) -> None:
+    """Tokenise the text of a cell as `train_cell` would, for processes that then train such cells side by side."""
+    recipe = cell.recipe
+    text, context = open_text(recipe.text), cell.model.context
+    prepare(text, _tokens(cell, out), tokens=recipe.tokens, symbols=recipe.symbols, context=context)
+
+
+def _tokens(cell: Experiment, out: str | Path) -> Path:
+    """The folder of a cell's tokens."""
+    recipe = cell.recipe
     which = zlib.crc32(f"{recipe.text} {recipe.tokens} {recipe.symbols}".encode())
-    return train(cell, folder, data=Path(out) / "data" / f"{which:08x}", **options)
+    return Path(out) / "data" / f"{which:08x}"
 
 
 def _go_on(cell: Experiment, folder: Path, options: dict[str, Any]) -> Trained:

@@ -46,8 +46,8 @@ def in_pool(pull: Pull, *, workers: int, threads: int | None = None) -> Iterator
     `threads` gives each worker so many cores instead.
     """
     threads = threads or max(1, (os.cpu_count() or 1) // workers)
-    idle = [_Worker(threads) for _ in range(workers)]
-    running: dict[Future[Answer], tuple[Job, _Worker]] = {}
+    idle = [Worker(threads) for _ in range(workers)]
+    running: dict[Future[Answer], tuple[Job, Worker]] = {}
     try:
         while True:
             while idle and (job := pull()) is not None:
@@ -55,7 +55,7 @@ def in_pool(pull: Pull, *, workers: int, threads: int | None = None) -> Iterator
                 try:
                     future = worker.pool.submit(work, job)
                 except BrokenProcessPool:  # it died while it had nothing to do
-                    worker = _Worker(threads)
+                    worker = Worker(threads)
                     future = worker.pool.submit(work, job)
                 running[future] = job, worker
             if not running:
@@ -66,7 +66,7 @@ def in_pool(pull: Pull, *, workers: int, threads: int | None = None) -> Iterator
                     answer = future.result()
                 except BrokenProcessPool:
                     answer = Answer(error="its worker process died (killed, or out of memory)")
-                    worker = _Worker(threads)
+                    worker = Worker(threads)
                 idle.append(worker)
                 yield Outcome(job, answer)
     finally:
@@ -120,7 +120,7 @@ def engine(
     raise InputError(f"no engine is called {name!r}; there are process, pool and ray")
 
 
-class _Worker:
+class Worker:
     """A pool of one process: when it dies, one knows whose job it had."""
 
     def __init__(self, threads: int) -> None:
