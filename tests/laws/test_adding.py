@@ -184,7 +184,7 @@ def test_first_tokens_kept_apart_still_belong_to_the_whole() -> None:
 
 def test_wide_blocks_go_to_scratch_and_come_back(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("anisoscope.stats.collector._IN_MEMORY", 1)
-    monkeypatch.setattr("anisoscope.stats.collector._HELD", 1)
+    monkeypatch.setattr("anisoscope.stats.collector.HELD", 1)
     rows = make_rows(600, seed=9)
     cloud = collected(rows, [100, 333], ALL, extremes=10, blocks=4)
     assert_same(cloud.get(Moments), Moments.of(rows), 1e-9)

@@ -63,11 +63,23 @@ def verdicts_summary(folder: str | Path, claims: Sequence[Claim]) -> dict[str, A
 
 
 def verdicts_table(summary: Mapping[str, Any], claims: Sequence[Claim]) -> str:
-    """A Markdown table of a summary: a row a claim, each line's outcome with the quantity that decided it."""
+    """A Markdown table of a summary: a row a claim, each line's outcome with the quantity that decided it.
+
+    Below it stands what the run took.
+    """
     head = ("| id | as published | strongest control |", "|---|---|---|")
     told = {(each["claim"], each["line"]): _outcome(each) for each in summary["verdicts"]}
     rows = ([told.get((claim.id, line), "not run") for line in (PUBLISHED, CONTROL)] for claim in claims)
-    return "\n".join([*head, *(f"| {claim.id} | {' | '.join(row)} |" for claim, row in zip(claims, rows, strict=True))])
+    lines = [*head, *(f"| {claim.id} | {' | '.join(row)} |" for claim, row in zip(claims, rows, strict=True))]
+    return "\n".join([*lines, "", _took(summary)])
+
+
+def _took(summary: Mapping[str, Any]) -> str:
+    minutes, versions = summary["minutes"], summary["versions"]
+    return (
+        f"It took {minutes['clock']:.0f} minutes by the clock and {minutes['processor']:.0f} of processor "
+        f"({summary['machine']}; anisoscope {versions['anisoscope']}, torch {versions['torch']})."
+    )
 
 
 def _outcome(verdict: Mapping[str, Any]) -> str:

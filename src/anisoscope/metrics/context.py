@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from anisoscope.metrics.metric import Undefined, Value, metric
-from anisoscope.stats.words import Sentences, UnitSums, Words
+from anisoscope.stats.words import AnyTwo, Sentences, Words
 
 
 @metric(
-    Words, low=-2, high=2, keeps={"rotation", "scale", "row-scale"}, paper="ethayarajh2019", requires={"tokens"},
+    Words, AnyTwo, low=-2, high=2, keeps={"rotation", "scale", "row-scale"}, paper="ethayarajh2019",
+    requires={"tokens"},
 )  # fmt: skip
-def self_similarity(words: Words) -> Value:
+def self_similarity(words: Words, any_two: AnyTwo) -> Value:
     """Average cosine between occurrences of one word in different contexts, above that of any two rows.
 
     The mean over words of the mean pairwise cosine, minus the sample's mean cosine: 0 when a word is as unlike itself
@@ -19,17 +20,17 @@ def self_similarity(words: Words) -> Value:
     own = words.each.cosines()
     there = own.isfinite()
     return Value(
-        float(own[there].mean()) - _baseline(words.all),
+        float(own[there].mean()) - _baseline(any_two),
         n=int(words.each.rows.sum()),
         note=f"{int(there.sum())} words",
     )
 
 
 @metric(
-    Sentences, low=-2, high=2, keeps={"rotation", "scale", "row-scale"}, paper="ethayarajh2019",
+    Sentences, AnyTwo, low=-2, high=2, keeps={"rotation", "scale", "row-scale"}, paper="ethayarajh2019",
     requires={"documents"},
 )  # fmt: skip
-def intra_sentence_similarity(sentences: Sentences) -> Value:
+def intra_sentence_similarity(sentences: Sentences, any_two: AnyTwo) -> Value:
     """Average cosine between a row and the mean of the other sampled rows of its document, above any two rows'.
 
     The published measure compares with the mean of the sentence, the word itself included; here the row is left out
@@ -37,7 +38,7 @@ def intra_sentence_similarity(sentences: Sentences) -> Value:
     """
     if not len(sentences.cosine):
         raise Undefined("no document has two rows in the sample", "give longer documents or a larger sample")
-    return Value(float(sentences.cosine.mean()) - _baseline(sentences.all), n=len(sentences.cosine))
+    return Value(float(sentences.cosine.mean()) - _baseline(any_two), n=len(sentences.cosine))
 
 
 @metric(
@@ -63,7 +64,8 @@ def _require_words(words: Words) -> None:
         raise Undefined("no word occurs twice in what is left", "give more documents")
 
 
-def _baseline(rows: UnitSums) -> float:
-    if float(rows.rows.sum()) < 2:
-        raise Undefined(f"the sample holds {int(rows.rows.sum())} rows", "give at least two")
-    return float(rows.cosines()[0])
+def _baseline(any_two: AnyTwo) -> float:
+    rows = int(any_two.sums.rows.sum())
+    if rows < 2:
+        raise Undefined(f"the sample holds {rows} rows", "give at least two")
+    return float(any_two.sums.cosines()[0])

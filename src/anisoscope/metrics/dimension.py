@@ -24,7 +24,7 @@ _KEEPS = {"rotation", "scale", "shift"}
 _MLE_NEIGHBOURS = 20
 _KEPT = 0.9  # share of the ratios that the slope is fitted to
 _PUBLISHED_SHARE = 0.2
-_WIDEST = 20.0  # dimensions from e⁻²⁰ to e²⁰ are looked at
+_NEAR = 0.05  # how far from a first guess ln d is looked for first
 _INNER, _OUTER = 4, 0.5  # in neighbourhoods of more rows than this pairs count half: outer ones share little
 
 
@@ -200,7 +200,9 @@ def _likeliest(log_mu: Tensor) -> float:
 def _gride(log_mu: Tensor, k: int) -> float:
     """The d that makes ratios of neighbours 2k and k likeliest: the root of the score, searched on log d.
 
-    score(d) = n/d + (k − 1) Σ ln μ/(1 − μ^−d) − (2k − 1) Σ ln μ, decreasing in d.
+    score(d) = n/d + (k − 1) Σ ln μ/(1 − μ^−d) − (2k − 1) Σ ln μ, decreasing in d. Since x ≤ x/(1 − e^−x) ≤ 1 + x, the
+    root lies between n/(k Σ ln μ) and n/Σ ln μ, and mostly close to where the mean of ln μ is what it is expected to
+    be, (1/k + … + 1/(2k − 1))/d.
     """
     n, total = len(log_mu), float(log_mu.sum())
     if total <= 0:
@@ -212,9 +214,12 @@ def _gride(log_mu: Tensor, k: int) -> float:
         d = math.exp(log_d)
         return n / d + float(_gride_terms(log_mu, k, d).sum())
 
-    low, high = -_WIDEST, _WIDEST
-    if score(low) <= 0 or score(high) >= 0:  # neighbours that all but coincide
-        return math.exp(low if score(low) <= 0 else high)
+    guess = math.log(sum(1 / j for j in range(k, 2 * k)) * n / total)
+    low, high = guess - _NEAR, guess + _NEAR
+    if score(low) <= 0:
+        low = math.log(n / (k * total)) - _NEAR
+    if score(high) >= 0:
+        high = math.log(n / total) + _NEAR
     return math.exp(float(brentq(score, low, high, xtol=1e-15, rtol=1e-15)))
 
 

@@ -16,7 +16,7 @@ from anisoscope.metrics.metric import Metric, Undefined, Value
 from anisoscope.metrics.nulls import Isotropic, isotropic
 from anisoscope.records import Record
 from anisoscope.stats.blocks import Cloud
-from anisoscope.stats.derived import Peeled
+from anisoscope.stats.derived import Peeled, sources
 from anisoscope.stats.moments import Moments
 from anisoscope.stats.neighbourhoods import LocalDimensions, Neighbours
 from anisoscope.stats.threads import in_threads
@@ -113,10 +113,12 @@ class _Without:
 def _replicates(cloud: Cloud, metrics: Sequence[Metric], whole: Mapping[str, _Found]) -> list[_Without]:
     """The numbers of `whole` without each block in turn, as many at a time as threads: each is too small to share."""
     peel = any(Peeled in metric.needs for metric in metrics)
+    made = {kind for metric in metrics for kind in metric.needs if kind.__name__ not in cloud.carried}
+    names = {name for kind in made for name in sources(kind)}
     keys = {name: [v.key for v in found] for name, found in whole.items() if not isinstance(found, MetricError)}
 
     def without(place: int) -> _Without:
-        part = cloud.without_block(place, peel=peel)
+        part = cloud.without_block(place, peel=peel, names=names)
         values = {}
         for metric in metrics:
             found = _attempt(metric, part, keys.get(metric.name))

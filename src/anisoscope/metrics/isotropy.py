@@ -59,14 +59,14 @@ def mean_cosine_across_documents(across: AcrossDocuments) -> Value:
     (‖Σu‖² − Σ_b ‖Σ_{i∈b} u‖²)/(n² − Σ n_b²): what rows share although their texts do not. Exact over all rows; where
     tokens were left out (`no-sink`), over the keyed sample.
     """
-    n = across.directed
-    pairs = n**2 - across.documents.all_square
+    n = int(across.rows.sum())
+    pairs = n**2 - float(across.square.sum())
     if pairs <= 0:
         raise Undefined("all rows are of one document", "give at least two documents")
-    total = float(across.unit @ across.unit)
-    cosine = _bounded((total - across.documents.all_unit_square) / pairs)
+    total = float(across.unit.sum(0).square().sum())
+    cosine = _bounded((total - float(across.unit_square.sum())) / pairs)
     note = "from the keyed sample" if across.sampled else None
-    products = across.block_unit @ across.block_unit.T - cosine * torch.outer(across.block_rows, across.block_rows)
+    products = across.unit @ across.unit.T - cosine * torch.outer(across.rows, across.rows)
     return Value(cosine, n=n, note=note, stretch=_stretch_of_pairs(products))
 
 

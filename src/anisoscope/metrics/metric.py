@@ -171,7 +171,7 @@ class Metric:
                 "rounding has spoilt it: pass the rows in float64",
             )
         clipped = min(max(float(number), self.low), self.high)
-        return replace(value, value=clipped)
+        return value if clipped == number else replace(value, value=clipped)
 
 
 def metric(

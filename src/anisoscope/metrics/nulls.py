@@ -101,7 +101,7 @@ def _pairs_inside_documents(cloud: Cloud, moments: Moments) -> tuple[float, floa
         return 0.0, 0.0
     sample = cloud.get(Sample)
     document, order = torch.sort(sample.rows.tokens.document, stable=True)
-    y = sample.x.cpu().double()[order] - moments.mean.cpu()
+    y = sample.x.cpu()[order].double().sub_(moments.mean.cpu())
     starts, _ = segments(document)
     dots = norms = pairs = 0.0
     for part in torch.tensor_split(y, starts[1:]):

@@ -5,12 +5,12 @@ from __future__ import annotations
 import shutil
 import tempfile
 import weakref
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Container, Iterable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from functools import reduce
 from operator import add
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import torch
 from safetensors.torch import load_file
@@ -38,6 +38,7 @@ KINDS: dict[str, type] = {
     )
 }
 OF_REST = ("Moments", "Directions", "UnitSquares")
+HELD = 24 << 20  # numbers that all blocks of a finished cloud may hold in memory together: it is evaluated next
 SECOND_LOOK = ("CentredDirections", "Partition")  # need the pooled Moments first
 
 
@@ -50,6 +51,7 @@ class Cloud:
     wider: Cloud | None = field(default=None, repr=False, compare=False)  # what tokens were left out of
     derived: dict[str, Any] = field(default_factory=dict, repr=False, compare=False)
     carried: dict[str, Any] = field(default_factory=dict, repr=False, compare=False)  # can leave blocks out itself
+    by_block: dict[tuple[str, int], Any] = field(default_factory=dict, repr=False, compare=False)
     reference: Cloud | None = None  # the same tokens at another step (layer, model), for metrics of what has moved
 
     def get(self, kind: type[S]) -> S:
@@ -89,6 +91,18 @@ class Cloud:
             return int(self.get(HeadSums).tokens)
         return self.get(Moments).n if self.has(Moments) else self.get(Directions).n
 
+    def of_block(self, place: int, kind: type[S]) -> S:
+        """A statistic of all rows of the block at this place.
+
+        Unless all blocks' would take much memory it is made once: overlaps and replicates take the same.
+        """
+        if (kind.__name__, place) in self.by_block:
+            return cast(S, self.by_block[kind.__name__, place])
+        found = Cloud(self.blocks[place].load()).get(kind)
+        if len(self.blocks) * sum(x.numel() for x in vars(found).values() if isinstance(x, Tensor)) <= HELD:
+            self.by_block[kind.__name__, place] = found
+        return found
+
     def without_tokens(self, keys: Tensor, *, first: bool) -> Cloud:
         """The cloud without the tokens of these keys (all of them extremes) and, with `first`, without first tokens.
 
@@ -98,11 +112,11 @@ class Cloud:
         blocks = tuple(replace(block, leave_out=leave_out) for block in self.blocks)
         return Cloud(leave_out(self.stats), blocks, wider=self)
 
-    def without_block(self, place: int, *, peel: bool = True) -> Cloud:
+    def without_block(self, place: int, *, peel: bool = True, names: Container[str] | None = None) -> Cloud:
         """The cloud without the block at this place; neighbours are filtered, not searched again.
 
         Unless rows are to be peeled off what is left, sums over all rows are had by one subtraction: a fifth of the
-        work of bringing the extremes in again.
+        work of bringing the extremes in again. Of kept rows and second looks only those of these `names` are made.
         """
         left_out = self.blocks[place]
         gone = torch.tensor([left_out.number])
@@ -111,10 +125,11 @@ class Cloud:
         stats = {
             name: whole.without_block(gone) if isinstance(whole, Sample | Extremes) else _minus(whole, part.get(name))
             for name, whole in self.stats.items()
-            if name.removeprefix("first.") not in sums
+            if name.removeprefix("first.") not in sums and (name != "Sample" or names is None or name in names)
         }
-        own = Cloud(part)
-        derived: dict[str, Any] = {name: self.get(KINDS[name]).without(own.get(KINDS[name])) for name in sums}
+        derived: dict[str, Any] = {
+            name: self.get(KINDS[name]).without(self.of_block(place, KINDS[name])) for name in sums
+        }
         carried = {name: value.without_block(gone) for name, value in self.carried.items()}
         return Cloud(stats, wider=self.wider, derived=derived, carried=carried)
 

@@ -22,6 +22,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from anisoscope.stats.blocks import (
+    HELD,
     KINDS,
     OF_REST,
     Block,
@@ -41,10 +42,9 @@ from anisoscope.stats.documents import segments
 from anisoscope.stats.moments import Moments
 from anisoscope.stats.pack import pack, unpack
 from anisoscope.stats.rows import Rows, Tokens, join_rows
-from anisoscope.stats.sample import Sample, merge_extremes, merge_samples, split_extremes
+from anisoscope.stats.sample import Reservoir, Sample, merge_extremes, split_extremes
 
 _IN_MEMORY = 1 << 20  # a block with fewer numbers than this is not worth a file
-_HELD = 24 << 20  # numbers that all blocks of a finished cloud may hold in memory together: it is evaluated next
 _PENDING = 2048  # rows that wait for a product of a size that runs at full speed
 
 
@@ -80,7 +80,7 @@ class Part:
 
     level: int  # how often neighbouring blocks were joined
     blocks: tuple[tuple[int, Stats], ...]  # by number
-    samples: tuple[Sample, ...] = ()
+    sample: Sample | None = None
 
 
 class Collector:
@@ -120,7 +120,7 @@ class Collector:
         self._open: Stats = {}
         self._pending: dict[str, list[Rows]] = {}  # of first tokens (`first.`) and of others, to be multiplied together
         self._closed: list[Block] = []
-        self._samples: list[Sample] = []
+        self._reservoir = Reservoir(self._sample_size)
         self._scratch: Scratch | None = None
         self._loaded = False  # from files, onto the host
 
@@ -131,7 +131,7 @@ class Collector:
         if self._loaded:
             self._move_to(rows.x.device)
         if self._sample_size:
-            self._keep_sample(rows)
+            self._reservoir.add(rows)
         self._raise_level(int(rows.tokens.block.max()))
         number = rows.tokens.block >> self._level
         for part in torch.unique_consecutive(number):
@@ -147,16 +147,10 @@ class Collector:
         """The cloud of all rows added so far."""
         self._close()
         stats = self._settle()
-        if self._sample_size:
-            sample = merge_samples(self._samples)
-            stats["Sample"] = Sample(sample.size, sample.seen, sample.x, table_at_level(sample.table, self._level))
+        sample = self._reservoir.sample()
+        if sample is not None:
+            stats["Sample"] = replace(sample, table=table_at_level(sample.table, self._level))
         return Cloud(stats, tuple(self._closed))
-
-    def _keep_sample(self, rows: Rows) -> None:
-        below = self._samples[0].highest if self._samples else None
-        self._samples.append(Sample.of(rows, self._sample_size, below))
-        if len(self._samples) > 16 or 2 * sum(len(s.x) for s in self._samples[1:]) > self._sample_size:
-            self._samples = [merge_samples(self._samples)]
 
     def _count(self, number: int, rows: Rows, priority: Tensor | None) -> None:
         self._make_open(number, rows.x.device)
@@ -246,7 +240,7 @@ class Collector:
 
     def _settle(self) -> Stats:
         """The pooled statistics. Rows that are extreme in their block but not in the whole go back to their block."""
-        limit = _HELD // max(1, len(self._closed))
+        limit = HELD // max(1, len(self._closed))
         if 2 * len(self._closed) >= 3 * self._blocks:  # an error bar is paid for by the block
             self._halve(limit)
         loaded = [block.load() for block in self._closed]
@@ -269,7 +263,8 @@ class Collector:
         """All that has been counted, as a value that another collector can absorb."""
         self._close()
         blocks = tuple((block.number, _on_host(block.load())) for block in self._closed)
-        return Part(self._level, blocks, tuple(replace(sample, x=sample.x.cpu()) for sample in self._samples))
+        sample = self._reservoir.sample()
+        return Part(self._level, blocks, None if sample is None else replace(sample, x=sample.x.cpu()))
 
     def absorb(self, part: Part) -> None:
         """Adds what was counted elsewhere of other documents of the same stream, whose blocks are numbered alike."""
@@ -283,8 +278,9 @@ class Collector:
                 stats = join(known[number].load(), stats, self._make)
             known[number] = self._store(Block(number, stats))
         self._closed = [known[number] for number in sorted(known)]
-        samples = [replace(sample, x=sample.x.cpu()) for sample in self._samples] + list(part.samples)
-        self._samples = [merge_samples(samples)] if samples else []
+        if part.sample is not None:
+            self._reservoir.move_to(torch.device("cpu"))
+            self._reservoir.absorb(part.sample)
 
     def save(self, folder: Path) -> None:
         """Writes all that has been counted; `load` goes on from there, to the bit."""
@@ -302,8 +298,9 @@ class Collector:
                 together = join_rows(waiting)
                 arrays[f"pending/{prefix}x"] = together.x.cpu()
                 arrays[f"pending/{prefix}table"] = torch.stack(together.tokens.columns(), 1)
-        if self._samples:
-            arrays |= {f"sample/{name}": value for name, value in pack(merge_samples(self._samples)).items()}
+        sample = self._reservoir.sample()
+        if sample is not None:
+            arrays |= {f"sample/{name}": value for name, value in pack(sample).items()}
         save_file(arrays, folder / "open.safetensors")
         state = {"level": self._level, "number": self._number, "closed": [block.number for block in self._closed]}
         (folder / "state.json").write_text(json.dumps(state))
@@ -327,7 +324,7 @@ class Collector:
                 table = part["pending"][f"{prefix}table"]
                 self._pending[prefix] = [Rows(part["pending"][f"{prefix}x"], Tokens(*table.T))]
         if part["sample"]:
-            self._samples = [unpack(Sample, part["sample"])]
+            self._reservoir.absorb(unpack(Sample, part["sample"]))
         self._loaded = True
 
     def _move_to(self, device: torch.device) -> None:
@@ -337,7 +334,7 @@ class Collector:
             prefix: [Rows(rows.x.to(device), rows.tokens) for rows in waiting]
             for prefix, waiting in self._pending.items()
         }
-        self._samples = [replace(sample, x=sample.x.to(device)) for sample in self._samples]
+        self._reservoir.move_to(device)
         self._loaded = False
 
 

@@ -16,9 +16,10 @@ from anisoscope.stats.moments import Moments
 from anisoscope.stats.neighbourhoods import LocalDimensions, Neighbours, TwoNeighbours
 from anisoscope.stats.pairs import Axes, Paired, PairedAxes, PairedHeads
 from anisoscope.stats.sample import Extremes, Sample
-from anisoscope.stats.words import Sentences, Words
+from anisoscope.stats.words import AnyTwo, Sentences, Words
 
 S = TypeVar("S")
+_STRIP = 64  # rows of all blocks' scatters that are multiplied together
 
 
 @dataclass(frozen=True)
@@ -58,21 +59,22 @@ class Groups:
 
     @classmethod
     def derive(cls, cloud: Cloud) -> Groups:
+        """S_b is the block's own scatter M_b and n_b o_b o_bᵀ, o_b its mean's offset: no S_b needs to be made."""
         mean = cloud.get(Moments).mean
-        scatters = []
-        for block in cloud.blocks:
-            own = Cloud(block.load()).get(Moments)
-            off = own.mean - mean
-            scatters.append(torch.addr(own.scatter, off, off, alpha=own.n).flatten())
-        if not scatters:
-            return cls(torch.zeros(0, dtype=torch.int64), mean.new_zeros(0, 0), mean.new_zeros(0))
-        stacked = torch.stack(scatters)  # (B, d²)
-        d = len(mean)
-        return cls(
-            torch.tensor([block.number for block in cloud.blocks]),
-            stacked @ stacked.T,
-            stacked[:, :: d + 1].sum(1),
-        )
+        own = [cloud.of_block(place, Moments) for place in range(len(cloud.blocks))]
+        number = torch.tensor([block.number for block in cloud.blocks], dtype=torch.int64)
+        if not own:
+            return cls(number, mean.new_zeros(0, 0), mean.new_zeros(0))
+        n = mean.new_tensor([moments.n for moments in own])  # (B,)
+        off = torch.stack([moments.mean for moments in own]) - mean  # (B, d)
+        inner = off @ off.T
+        # [a, b] = n_b o_bᵀ M_a o_b, the inner product of a's own scatter with b's offset
+        mixed = n * torch.stack([((off @ moments.scatter) * off).sum(1) for moments in own])
+        overlap = mixed + mixed.T + torch.outer(n, n) * inner.square()
+        for first in range(0, len(mean), _STRIP):
+            strip = torch.stack([moments.scatter[first : first + _STRIP].flatten() for moments in own])
+            overlap.addmm_(strip, strip.T)
+        return cls(number, overlap, torch.stack([moments.trace for moments in own]) + n * inner.diagonal())
 
     def without_block(self, blocks: Tensor) -> Groups:
         keep = ~torch.isin(self.number, blocks)
@@ -81,32 +83,48 @@ class Groups:
 
 @dataclass(frozen=True)
 class AcrossDocuments:
-    """What rows of different documents share: Σu over all rows, and the sums over documents."""
+    """What rows of different documents share, by block: Σu, rows with a direction, and sums over documents of both.
 
-    unit: Tensor  # (d,) Σ u
-    directed: int  # rows that have a direction
-    documents: Documents
+    With U_c = Σu over document c and n_c its rows, `square` = Σ n_c² and `unit_square` = Σ ‖U_c‖².
+    """
+
+    number: Tensor  # (B,) block numbers
+    unit: Tensor  # (B, d)
+    rows: Tensor  # (B,)
+    square: Tensor  # (B,)
+    unit_square: Tensor  # (B,)
     sampled: bool  # from the keyed sample: where tokens were left out, sums over documents cannot forget them
-    block_unit: Tensor  # (B, d) Σ u by block; empty once a block has been left out
-    block_rows: Tensor  # (B,) rows that have a direction
 
     @classmethod
     def derive(cls, cloud: Cloud) -> AcrossDocuments:
         if cloud.wider is None:
-            parts = [Cloud(block.load()).get(Directions) for block in cloud.blocks]
-            return cls._of(cloud.get(Directions), cloud.get(Documents), parts, sampled=False)
+            numbers = [block.number for block in cloud.blocks]
+            parts = [(cloud.of_block(i, Directions), cloud.of_block(i, Documents)) for i in range(len(numbers))]
+            return cls._of(numbers or [0], parts or [(cloud.get(Directions), cloud.get(Documents))], sampled=False)
         rows = cloud.get(Sample).rows
-        rows = rows.take(torch.sort(rows.tokens.document, stable=True).indices)
-        block = rows.tokens.block
-        numbers = block.unique() if cloud.blocks else []  # a replicate has none, and needs none
-        parts = [Directions.of(rows.take((block == number).nonzero()[:, 0])) for number in numbers]
-        return cls._of(Directions.of(rows), Documents.of(rows), parts, sampled=True)
+        by_document = torch.sort(rows.tokens.document, stable=True).indices
+        by_block = torch.sort(rows.tokens.block[by_document], stable=True).indices
+        rows = rows.take(by_document[by_block])
+        numbers, lengths = torch.unique_consecutive(rows.tokens.block, return_counts=True)
+        pieces = [rows.take(place) for place in torch.arange(len(rows.tokens)).split(lengths.tolist())]
+        parts = [(Directions.of(piece), Documents.of(piece)) for piece in pieces]
+        return cls._of(numbers.tolist(), parts, sampled=True)
 
     @classmethod
-    def _of(cls, whole: Directions, documents: Documents, parts: list[Directions], *, sampled: bool) -> AcrossDocuments:
-        unit = torch.stack([part.unit for part in parts]) if parts else whole.unit.new_zeros(0, whole.dim)
-        rows = whole.unit.new_tensor([part.directed for part in parts])
-        return cls(whole.unit, whole.directed, documents, sampled, unit, rows)
+    def _of(cls, numbers: list[int], parts: list[tuple[Directions, Documents]], *, sampled: bool) -> AcrossDocuments:
+        return cls(
+            torch.tensor(numbers, dtype=torch.int64),
+            torch.stack([directions.unit.cpu() for directions, _ in parts]),
+            torch.tensor([directions.directed for directions, _ in parts], dtype=torch.float64),
+            torch.tensor([documents.all_square for _, documents in parts], dtype=torch.float64),
+            torch.tensor([documents.all_unit_square for _, documents in parts], dtype=torch.float64),
+            sampled,
+        )
+
+    def without_block(self, blocks: Tensor) -> AcrossDocuments:
+        keep = ~torch.isin(self.number, blocks)
+        sums = (self.unit[keep], self.rows[keep], self.square[keep], self.unit_square[keep])
+        return AcrossDocuments(self.number[keep], *sums, self.sampled)
 
 
 @dataclass(frozen=True)
@@ -119,10 +137,11 @@ class _Recipe:
 DERIVED: dict[type, _Recipe] = {
     Peeled: _Recipe(("Moments", "Extremes"), Peeled.derive, carry=False),
     Groups: _Recipe(("Moments",), Groups.derive, carry=True),
-    AcrossDocuments: _Recipe(("Directions", "Documents", "Sample"), AcrossDocuments.derive, carry=False),
+    AcrossDocuments: _Recipe(("Directions", "Documents", "Sample"), AcrossDocuments.derive, carry=True),
     Neighbours: _Recipe(("Sample",), Neighbours.derive, carry=True),
     TwoNeighbours: _Recipe(("Sample",), TwoNeighbours.derive, carry=True),
     LocalDimensions: _Recipe(("Sample",), LocalDimensions.derive, carry=True),
+    AnyTwo: _Recipe(("Sample",), AnyTwo.derive, carry=True),
     Words: _Recipe(("Sample",), Words.derive, carry=True),
     Sentences: _Recipe(("Sample",), Sentences.derive, carry=True),
     Paired: _Recipe(("Sample",), Paired.derive, carry=False),

@@ -14,7 +14,7 @@ from anisoscope.stats.sample import Sample
 
 LISTED = 32  # for dimensions by scale
 _RESERVE = 4  # so that most lists are long enough when a few tokens are left out
-_LOCAL_ROWS = 256  # rows whose neighbourhoods are taken apart
+_LOCAL_ROWS, _LOCAL_AT_ONCE = 256, 16  # rows whose neighbourhoods are taken apart, in all and at a time
 LOCAL_SHARE = 0.95
 _TWO = 4  # for two neighbours, with a little reserve for those in other documents
 
@@ -121,9 +121,12 @@ class LocalDimensions:
         k = min(LISTED, found.index.shape[1])
         if k < 2:
             return cls(torch.zeros(0), found.block[:0], k)
-        near = found.x[found.index[asked, :k].to(found.x.device)].double()  # (q, k, d)
-        near = near - near.mean(1, keepdim=True)
-        variance = torch.linalg.eigvalsh(near @ near.mT).flip(1).clamp(min=0)  # (q, k)
+        products = []
+        for some in found.index[asked, :k].to(found.x.device).split(_LOCAL_AT_ONCE):
+            near = found.x[some].double()  # (q, k, d)
+            near -= near.mean(1, keepdim=True)
+            products.append(near @ near.mT)
+        variance = torch.linalg.eigvalsh(torch.cat(products)).flip(1).clamp(min=0)  # (q, k)
         share = variance.cumsum(1) / variance.sum(1, keepdim=True).clamp(min=1e-300)
         return cls(((share < LOCAL_SHARE).sum(1) + 1).cpu(), found.block[asked], k)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -21,26 +20,20 @@ class Sample:
     table: Tensor  # (m, 6) int64, the tokens' columns
 
     @classmethod
-    def of(cls, rows: Rows, size: int = 8192, below: int | None = None) -> Sample:
-        """From rows; `below` (a key that the sample so far already beats) leaves hopeless rows out unread."""
+    def of(cls, rows: Rows, size: int = 8192) -> Sample:
         key = rows.tokens.key
-        chosen = torch.sort(key, stable=True).indices[:size]
-        if below is not None:
-            chosen = chosen[key[chosen] < below]
-        kept = rows.take(chosen)
+        kept = rows.take(torch.sort(key, stable=True).indices[:size])
         return cls(size, len(key), kept.x.detach(), torch.stack(kept.tokens.columns(), 1))
 
     def __add__(self, other: Sample) -> Sample:
-        return merge_samples([self, other])
+        table = torch.cat((self.table, other.table))
+        order = torch.sort(table[:, 0], stable=True).indices[: self.size]
+        x = torch.cat((self.x, other.x))
+        return Sample(self.size, self.seen + other.seen, x[order.to(x.device)], table[order])
 
     @property
     def rows(self) -> Rows:
         return Rows(self.x, Tokens(*self.table.T))
-
-    @property
-    def highest(self) -> int | None:
-        """The key to beat, once the sample is full."""
-        return int(self.table[-1, 0]) if len(self.table) == self.size else None
 
     def without_block(self, blocks: Tensor) -> Sample:
         """The rows outside these blocks: still a uniform sample of what is left."""
@@ -48,12 +41,64 @@ class Sample:
         return Sample(self.size, self.seen, self.x[keep.to(self.x.device)], self.table[keep])
 
 
-def merge_samples(samples: Sequence[Sample]) -> Sample:
-    """The sum of many samples at once: one copy instead of one an addition."""
-    table = torch.cat([sample.table for sample in samples])
-    order = torch.sort(table[:, 0], stable=True).indices[: samples[0].size]
-    x = torch.cat([sample.x for sample in samples])
-    return Sample(samples[0].size, sum(s.seen for s in samples), x[order.to(x.device)], table[order])
+class Reservoir:
+    """A sample under way: a row that is beaten gives its place to one that beats it, so no other row is moved."""
+
+    def __init__(self, size: int) -> None:
+        self._size = size
+        self._seen = 0
+        self._x: Tensor | None = None  # (room, d), of which the first len(table) rows are taken
+        self._table = torch.zeros(0, 6, dtype=torch.int64)
+        self._highest: int | None = None  # the key to beat, once it is full
+
+    def add(self, rows: Rows) -> None:
+        """Considers rows, of which those that have no chance are not read."""
+        self._seen += len(rows.tokens)
+        key = rows.tokens.key
+        chosen = torch.arange(len(key)) if self._highest is None else (key < self._highest).nonzero()[:, 0]
+        if len(chosen):
+            self._put(rows.x.detach(), torch.stack(rows.tokens.take(chosen).columns(), 1), chosen)
+
+    def absorb(self, sample: Sample) -> None:
+        """Adds a sample of other rows."""
+        self._seen += sample.seen
+        self._put(sample.x, sample.table, torch.arange(len(sample.table)))
+
+    def sample(self) -> Sample | None:
+        """What it holds; None where it has seen nothing."""
+        if self._x is None:
+            return None
+        order = torch.sort(self._table[:, 0], stable=True).indices
+        return Sample(self._size, self._seen, self._x[order.to(self._x.device)], self._table[order])
+
+    def move_to(self, device: torch.device) -> None:
+        self._x = None if self._x is None else self._x.to(device)
+
+    def _put(self, x: Tensor, table: Tensor, chosen: Tensor) -> None:
+        """Takes in the rows x[chosen], whose table this is, as far as they are among the smallest keys of all."""
+        taken = len(self._table)
+        kept = torch.sort(torch.cat((self._table[:, 0], table[:, 0])), stable=True).indices[: self._size]
+        come = kept[kept >= taken] - taken
+        more = min(self._size - taken, len(come))  # places that are free
+        beaten = torch.ones(taken, dtype=torch.bool).index_fill(0, kept[kept < taken], False).nonzero()[:, 0]
+        place = torch.cat((torch.arange(taken, taken + more), beaten[: len(come) - more]))
+        self._table = torch.cat((self._table, table.new_empty(more, table.shape[1])))
+        self._table[place] = table[come]
+        held = self._grown(x, taken + more)
+        held[place.to(held.device)] = x[chosen[come].to(x.device)].to(held)
+        if len(self._table) == self._size:
+            self._highest = int(self._table[:, 0].max())
+
+    def _grown(self, x: Tensor, wanted: int) -> Tensor:
+        """Room for so many rows like x; it at least doubles, so that growing costs no more than filling."""
+        old = self._x
+        if old is None or len(old) < wanted:
+            room = wanted if old is None else min(self._size, max(wanted, 2 * len(old)))
+            self._x = x.new_empty(room, x.shape[1])
+            if old is not None:
+                self._x[: len(old)] = old
+        assert self._x is not None
+        return self._x
 
 
 @dataclass(frozen=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
@@ -12,6 +13,7 @@ from anisoscope.stats.sample import Sample
 
 _OCCURRENCES = 5  # a word must be in the sample this often
 _WORDS = 64  # the most frequent words are enough for a mean over words
+_AT_ONCE = 256  # rows
 _COMPARED = 32  # occurrences of a word whose inner products are kept
 
 
@@ -25,16 +27,19 @@ class UnitSums:
     unit: Tensor  # (B, G, d) Σ u
 
     @classmethod
-    def of(cls, unit: Tensor, block: Tensor, group: Tensor, groups: int) -> UnitSums:
-        """From unit rows (n, d), their blocks and their groups (n,)."""
+    def of(cls, x: Tensor, block: Tensor, group: Tensor, groups: int) -> UnitSums:
+        """From rows (n, d), their blocks and their groups (n,)."""
         number, which = block.unique(return_inverse=True)
         place = which * groups + group  # (n,)
         cells = len(number) * groups
         rows = torch.bincount(place, minlength=cells).double()
-        directed = torch.zeros(cells, dtype=torch.float64).index_add_(0, place, unit.square().sum(1).round().cpu())
-        sums = unit.new_zeros(cells, unit.shape[1]).index_add_(0, place.to(unit.device), unit)
+        directed = torch.zeros(cells, dtype=torch.float64)
+        sums = torch.zeros(cells, x.shape[1], dtype=torch.float64, device=x.device)
+        for there, unit in _units(x):
+            directed.index_add_(0, place[there], unit.square().sum(1).round().cpu())
+            sums.index_add_(0, place[there].to(x.device), unit)
         shape = (len(number), groups)
-        return cls(number, rows.view(shape), directed.view(shape), sums.view(*shape, unit.shape[1]).cpu())
+        return cls(number, rows.view(shape), directed.view(shape), sums.view(*shape, x.shape[1]).cpu())
 
     def cosines(self) -> Tensor:
         """The mean cosine of two different rows of each group, (G,); NaN where a group has fewer than two."""
@@ -48,30 +53,44 @@ class UnitSums:
 
 
 @dataclass(frozen=True)
+class AnyTwo:
+    """Sums of all sampled rows by block: the mean cosine of any two of them, to which others are compared."""
+
+    sums: UnitSums
+
+    @classmethod
+    def derive(cls, cloud: Cloud) -> AnyTwo:
+        sample = cloud.get(Sample)
+        block = sample.rows.tokens.block
+        return cls(UnitSums.of(sample.x, block, torch.zeros_like(block), 1))
+
+    def without_block(self, blocks: Tensor) -> AnyTwo:
+        return AnyTwo(self.sums.without_block(blocks))
+
+
+@dataclass(frozen=True)
 class Words:
     """The most frequent tokens of the sample: their occurrences' sums, inner products, and those of random groups."""
 
     each: UnitSums  # a group a word
-    all: UnitSums  # one group: any two rows
     products: Tensor  # (2, W, m, m) inner products of occurrences of a word, and of as many rows in key order
     block: Tensor  # (2, W, m) their blocks, −1 where there are fewer
 
     @classmethod
     def derive(cls, cloud: Cloud) -> Words:
         sample = cloud.get(Sample)
-        unit, tokens = _unit(sample.x), sample.rows.tokens
+        tokens = sample.rows.tokens
         groups = _frequent(tokens.token)
         word = torch.repeat_interleave(torch.arange(len(groups)), torch.tensor([len(g) for g in groups]).long())
         rows = torch.cat(groups) if groups else torch.zeros(0, dtype=torch.int64)
-        each = UnitSums.of(unit[rows.to(unit.device)], tokens.block[rows], word, len(groups))
-        whole = UnitSums.of(unit, tokens.block, torch.zeros_like(tokens.block), 1)
+        each = UnitSums.of(sample.x[rows.to(sample.x.device)], tokens.block[rows], word, len(groups))
         chosen = [group[:_COMPARED] for group in groups]
         start, random = 0, []
         for group in chosen:
-            random.append(torch.arange(start, start + len(group)) % max(1, len(unit)))
+            random.append(torch.arange(start, start + len(group)) % max(1, len(sample.x)))
             start += len(group)
         both = [_products(sample.x, places, tokens.block) for places in (chosen, random)]
-        return cls(each, whole, torch.stack([b[0] for b in both]), torch.stack([b[1] for b in both]))
+        return cls(each, torch.stack([b[0] for b in both]), torch.stack([b[1] for b in both]))
 
     def first_shares(self) -> tuple[Tensor, Tensor]:
         """λ1/Σλ of each word's occurrences and of its random group, (W,) both."""
@@ -84,12 +103,7 @@ class Words:
 
     def without_block(self, blocks: Tensor) -> Words:
         gone = torch.isin(self.block, blocks)
-        return Words(
-            self.each.without_block(blocks),
-            self.all.without_block(blocks),
-            self.products,
-            self.block.masked_fill(gone, -1),
-        )
+        return Words(self.each.without_block(blocks), self.products, self.block.masked_fill(gone, -1))
 
 
 @dataclass(frozen=True)
@@ -98,24 +112,25 @@ class Sentences:
 
     cosine: Tensor  # (q,) for rows whose document has another
     block: Tensor  # (q,)
-    all: UnitSums
 
     @classmethod
     def derive(cls, cloud: Cloud) -> Sentences:
         sample = cloud.get(Sample)
-        unit, tokens = _unit(sample.x), sample.rows.tokens
+        x, tokens = sample.x, sample.rows.tokens
         _, which, count = tokens.document.unique(return_inverse=True, return_counts=True)
-        sums = unit.new_zeros(len(count), unit.shape[1]).index_add_(0, which.to(unit.device), unit)
-        several = (count[which] > 1).nonzero()[:, 0]
-        own = unit[several.to(unit.device)]
-        others = sums[which[several].to(unit.device)] - own
-        cosine = (own * others).sum(1) / others.norm(dim=1).clamp(min=1e-300)
-        whole = UnitSums.of(unit, tokens.block, torch.zeros_like(tokens.block), 1)
-        return cls(cosine.cpu(), tokens.block[several], whole)
+        sums = torch.zeros(len(count), x.shape[1], dtype=torch.float64, device=x.device)
+        for there, unit in _units(x):
+            sums.index_add_(0, which[there].to(x.device), unit)
+        cosine = torch.zeros(len(x), dtype=torch.float64)
+        for there, unit in _units(x):
+            others = sums[which[there].to(x.device)] - unit
+            cosine[there] = ((unit * others).sum(1) / others.norm(dim=1).clamp(min=1e-300)).cpu()
+        several = count[which] > 1
+        return cls(cosine[several], tokens.block[several])
 
     def without_block(self, blocks: Tensor) -> Sentences:
         keep = ~torch.isin(self.block, blocks)
-        return Sentences(self.cosine[keep], self.block[keep], self.all.without_block(blocks))
+        return Sentences(self.cosine[keep], self.block[keep])
 
 
 def _frequent(token: Tensor) -> list[Tensor]:
@@ -141,7 +156,10 @@ def _products(x: Tensor, places: list[Tensor], block: Tensor) -> tuple[Tensor, T
     return products, blocks
 
 
-def _unit(x: Tensor) -> Tensor:
-    x = x.double()
-    length = x.norm(dim=1, keepdim=True)
-    return torch.where(length > 0, x / length, 0.0)
+def _units(x: Tensor) -> Iterator[tuple[slice, Tensor]]:
+    """Places of some rows, and their directions in float64: as many at a time as stay in the cache."""
+    for first in range(0, len(x), _AT_ONCE):
+        there = slice(first, first + _AT_ONCE)
+        rows = x[there].double()
+        length = rows.norm(dim=1, keepdim=True)
+        yield there, torch.where(length > 0, rows / length, 0.0)

@@ -221,7 +221,7 @@ class Survey:
         policies: tuple[str, str] = ("all", "no-sink"),
         sparing: bool = False,
     ) -> Iterator[Evaluated]:
-        """Every site under both policies, one after another; what has been evaluated is let go.
+        """Every site under both policies, one after another; its clouds are let go when the next one is asked for.
 
         A `sparing` evaluation searches neighbours and takes error bars only once, without sinks: half of its time.
         """
@@ -250,6 +250,9 @@ class Survey:
             if own is not None and cloud is not None:
                 done = self._evaluate_cloud(cloud, own, gone[own], removed, policies, sparing, options)
             yield from self._on_first(done)
+            if done is not None:
+                done.clouds.clear()  # whoever still holds it would hold two sites' rows and blocks at a time
+            del cloud, done
         for turn in self._turns(self._heads):
             own = self._bring_together(turn)
             yield from self._on_first(None if own is None else self._evaluate_heads(own, policies[0], options))
@@ -320,6 +323,7 @@ class Survey:
             barred = options["errors"] and not (sparing and tokens != views[-1][0])
             some = {**options, "errors": barred}
             measured += evaluate(clouds[tokens], metrics, site=str(site), tokens=tokens, **some)
+            clouds[tokens].by_block.clear()
         return Evaluated(site, clouds, measured, removed)
 
     def save(self, folder: Path) -> None:
