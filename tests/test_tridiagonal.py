@@ -28,6 +28,10 @@ def test_one_reduction_gives_both_spectra_and_the_top_axis(d: int, offset: float
     assert found.eigenvalues(centred=True).numpy() == pytest.approx(values[::-1], abs=1e-13 * values[-1])
     assert found.eigenvalues(centred=False).numpy() == pytest.approx(uncentred[::-1], abs=1e-13 * uncentred[-1])
     assert abs(float(found.top_axis() @ torch.from_numpy(axes[:, -1].copy()))) == pytest.approx(1)
+    turned = found.axes_uncentred().numpy()
+    assert turned.T @ turned == pytest.approx(np.eye(d), abs=1e-13)
+    second = (scatter + n * torch.outer(mean, mean)).numpy()
+    assert turned.T @ second @ turned == pytest.approx(np.diag(uncentred), abs=1e-12 * uncentred[-1])
 
 
 def test_what_is_given_stays_as_it_was() -> None:

@@ -22,7 +22,7 @@ def test_blocks_are_numbered_through_whatever_the_padding(tmp_path: Path) -> Non
         opened.model, layout, ["resid.0"], ["mean_cosine"], special=True, sample=64, seed=0, tokens=2000
     )  # fmt: skip
     survey.run(batches)
-    [found] = survey.evaluated()
+    found = next(survey.evaluated())
     numbers = [block.number for block in found.clouds["all"].blocks]
     assert numbers == sorted(set(numbers))
     assert len(numbers) > 8

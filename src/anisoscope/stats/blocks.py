@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, TypeVar, cast
 
 import torch
-from safetensors.torch import load_file
+from safetensors import safe_open
 from torch import Tensor
 
 from anisoscope.stats.attention import Attention
@@ -167,10 +167,17 @@ class Block:
     scratch: Scratch | None = None  # kept alive by the blocks that lie in it
     leave_out: LeaveOut | None = None
 
-    def load(self) -> Stats:
-        own = from_arrays(load_file(self.stats)) if isinstance(self.stats, Path) else self.stats
-        stats = {**own, **self.more}
+    def load(self, names: Container[str] | None = None) -> Stats:
+        """All its statistics, or those of these names, in a table of its own."""
+        own = _from_file(self.stats, names) if isinstance(self.stats, Path) else self.stats
+        stats = {name: value for name, value in {**own, **self.more}.items() if names is None or name in names}
         return stats if self.leave_out is None else self.leave_out(stats)
+
+
+def _from_file(path: Path, names: Container[str] | None) -> Stats:
+    with safe_open(path, "pt") as file:
+        wanted = [name for name in file.keys() if names is None or name.rsplit("/", 1)[0] in names]  # noqa: SIM118
+        return from_arrays({name: file.get_tensor(name) for name in wanted})
 
 
 class Scratch:

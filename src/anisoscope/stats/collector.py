@@ -36,13 +36,12 @@ from anisoscope.stats.blocks import (
     on_device,
     table_at_level,
     to_arrays,
-    with_extremes,
 )
 from anisoscope.stats.documents import segments
 from anisoscope.stats.moments import Moments
 from anisoscope.stats.pack import pack, unpack
 from anisoscope.stats.rows import Rows, Tokens, join_rows
-from anisoscope.stats.sample import Reservoir, Sample, merge_extremes, split_extremes
+from anisoscope.stats.sample import Reservoir, Sample, highest_keys, merge_extremes, split_extremes
 
 _IN_MEMORY = 1 << 20  # a block with fewer numbers than this is not worth a file
 _PENDING = 2048  # rows that wait for a product of a size that runs at full speed
@@ -181,14 +180,14 @@ class Collector:
             self._close()
             self._halve()
 
-    def _halve(self, limit: int = _IN_MEMORY) -> None:
+    def _halve(self) -> None:
         """Joins neighbouring blocks in pairs."""
         self._level += 1
         pairs: dict[int, list[Block]] = {}
         for block in self._closed:
             pairs.setdefault(block.number >> 1, []).append(block)
         self._closed = [
-            self._store(Block(number, reduce(self._join, (block.load() for block in pair))), limit)
+            self._store(Block(number, reduce(self._join, (block.load() for block in pair))))
             for number, pair in pairs.items()
         ]
 
@@ -240,24 +239,42 @@ class Collector:
 
     def _settle(self) -> Stats:
         """The pooled statistics. Rows that are extreme in their block but not in the whole go back to their block."""
-        limit = HELD // max(1, len(self._closed))
-        if 2 * len(self._closed) >= 3 * self._blocks:  # an error bar is paid for by the block
-            self._halve(limit)
-        loaded = [block.load() for block in self._closed]
-        if self._extreme_size and loaded:
-            kept = [at_level(stats["Extremes"], self._level) for stats in loaded]
-            overall = reduce(add, kept)
-            lowest = overall.table[:, 0].cpu()
-            for place, stats in enumerate(loaded):
-                stay = torch.isin(kept[place].table[:, 0].cpu(), lowest)
-                stats = {**stats, "Extremes": kept[place].keeping(stay)}
-                evicted = kept[place].keeping(~stay)
-                for name in OF_REST:
-                    if name in self._make:
-                        stats[name] = with_extremes(stats[name], evicted)
-                self._closed[place] = self._store(Block(self._closed[place].number, stats), limit)
-                loaded[place] = stats
-        return reduce(self._join, loaded, {})
+        halved = 1 if 2 * len(self._closed) >= 3 * self._blocks else 0  # an error bar is paid for by the block
+        self._level += halved
+        groups: dict[int, list[Block]] = {}
+        for block in self._closed:
+            groups.setdefault(block.number >> halved, []).append(block)
+        highest = self._highest()
+        self._closed, total = [], Stats()
+        for number, members in groups.items():
+            stats = self._joined([block.load() for block in members], highest)
+            self._closed.append(self._store(Block(number, stats), HELD // len(groups)))
+            total = self._join(total, stats)
+        return total
+
+    def _highest(self) -> Tensor | None:
+        """The keys of the rows that are extreme in the whole; None where no rows are kept apart."""
+        if not self._extreme_size or not self._closed:
+            return None
+        return highest_keys([block.load({"Extremes"})["Extremes"] for block in self._closed])
+
+    def _joined(self, blocks: list[Stats], highest: Tensor | None) -> Stats:
+        """Blocks as one, in which only extremes of these keys stay apart: the others are multiplied, all together."""
+        if highest is None:
+            return reduce(self._join, blocks)
+        stay, lower = [], []
+        for stats in blocks:
+            extremes = at_level(stats.pop("Extremes"), self._level)
+            high = torch.isin(extremes.table[:, 0].cpu(), highest)
+            stay.append(extremes.keeping(high))
+            lower.append(extremes.keeping(~high).rows)
+        out = reduce(self._join, blocks)
+        out["Extremes"] = reduce(add, stay)
+        evicted = [rows for rows in lower if len(rows.tokens)]
+        for name in OF_REST if evicted else ():
+            if name in self._make:
+                accumulate(out, name, self._make[name](join_rows(evicted)))
+        return out
 
     def part(self) -> Part:
         """All that has been counted, as a value that another collector can absorb."""

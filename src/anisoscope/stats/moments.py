@@ -133,7 +133,8 @@ class Moments:
     @cached_property
     def axes_uncentred(self) -> Tensor:
         """Eigenvectors of Σ xxᵀ as columns, each pointing to the side of the mean, (d, d)."""
-        axes = torch.linalg.eigh(self.second).eigenvectors
+        tridiagonal = self._tridiagonal
+        axes = torch.linalg.eigh(self.second).eigenvectors if tridiagonal is None else tridiagonal.axes_uncentred()
         return axes * torch.where(self.mean @ axes < 0, -1.0, 1.0)
 
 

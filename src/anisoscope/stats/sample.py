@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -162,6 +163,13 @@ def merge_extremes(a: Extremes, b: Extremes) -> tuple[Extremes, Rows]:
     order = _by_priority(priority, table[:, 0])
     both = Extremes(a.size, torch.cat((a.x, b.x)), priority, table)
     return both.keeping(order[: a.size]), both.keeping(order[a.size :]).rows
+
+
+def highest_keys(parts: Sequence[Extremes]) -> Tensor:
+    """The keys of the rows that would be left if all were added, (≤ size,)."""
+    priority = torch.cat([part.priority.cpu() for part in parts])
+    key = torch.cat([part.table[:, 0].cpu() for part in parts])
+    return key[_by_priority(priority, key)[: parts[0].size]]
 
 
 def _by_priority(priority: Tensor, key: Tensor) -> Tensor:

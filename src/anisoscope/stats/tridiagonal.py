@@ -69,12 +69,31 @@ class Tridiagonal:
         axis = np.ascontiguousarray(
             eigh_tridiagonal(self.diagonal, self.side, select="i", select_range=(d - 1, d - 1))[1][:, 0]
         )
-        work = np.empty(d * _BLOCK)
-        _call("dormtr", b"L", b"L", b"N", d, 1, self.reflectors, d, self.factors, axis, d, work, len(work))
-        top = torch.from_numpy(axis)
-        if self.towards is not None:
-            top = top - self.towards * (2 * (self.towards @ top) / (self.towards @ self.towards))
+        top = self._turned_back(axis[None])[0]
         return top / top.norm()
+
+    def axes_uncentred(self) -> Tensor:
+        """The unit eigenvectors of S + n m mᵀ as columns, the weakest first, (d, d), their signs arbitrary."""
+        d = len(self.diagonal)
+        values, side = self.diagonal.copy(), self.side.copy()
+        values[0] += self.lift
+        axes = np.empty((d, d))  # LAPACK's columns are numpy's rows
+        work, whole = np.empty(1 + 4 * d + d * d), np.empty(3 + 5 * d, dtype=np.intc)
+        with one_thread_each:
+            _call("dstedc", b"I", d, values, side, axes, d, work, len(work), whole, len(whole))
+        return self._turned_back(axes).T
+
+    def _turned_back(self, axes: _Array) -> Tensor:
+        """H Q z for the vectors z that are the rows here, (k, d), which are overwritten."""
+        k, d = axes.shape
+        work = np.empty(max(k, 1) * _BLOCK)
+        with one_thread_each:
+            _call("dormtr", b"L", b"L", b"N", d, k, self.reflectors, d, self.factors, axes, d, work, len(work))
+        turned = torch.from_numpy(axes)
+        if self.towards is None:
+            return turned
+        along = turned @ self.towards * (-2 / (self.towards @ self.towards))
+        return turned.addr_(along, self.towards)
 
 
 def _reflected(s: Tensor, v: Tensor) -> Tensor:
@@ -110,7 +129,7 @@ def _routine(name: str) -> Any:
     signature.restype, signature.argtypes = ctypes.c_char_p, [ctypes.py_object]
     pointer = ctypes.pythonapi.PyCapsule_GetPointer
     pointer.restype, pointer.argtypes = ctypes.c_void_p, [ctypes.py_object, ctypes.c_char_p]
-    letters = {"dsytrd": 1, "dsterf": 0, "dormtr": 3}[name]
-    count = {"dsytrd": 10, "dsterf": 4, "dormtr": 13}[name]
+    letters = {"dsytrd": 1, "dsterf": 0, "dormtr": 3, "dstedc": 1}[name]
+    count = {"dsytrd": 10, "dsterf": 4, "dormtr": 13, "dstedc": 11}[name]
     kinds = [ctypes.c_char_p] * letters + [ctypes.c_void_p] * (count - letters)
     return ctypes.CFUNCTYPE(None, *kinds)(pointer(capsule, signature(capsule)))

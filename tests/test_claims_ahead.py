@@ -1,0 +1,94 @@
+"""Trainings that other processes make while this one looks: the same numbers, and no waiting for what is not begun."""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+from anisoscope.claims.ahead import Ahead
+from anisoscope.claims.bench import Lab
+from anisoscope.claims.runner import Asked, find_claims, find_size, run_claims
+from anisoscope.lab.losses import read_losses
+
+
+def process_and(name: str) -> tuple[int, str]:
+    return os.getpid(), name
+
+
+def wait_for(path: str) -> int:
+    """Does nothing until a file is there."""
+    for _ in range(1200):
+        if Path(path).exists():
+            return os.getpid()
+        time.sleep(0.05)
+    raise TimeoutError(path)
+
+
+def die(_: str) -> None:
+    os._exit(3)
+
+
+def test_another_process_works_and_its_time_counts() -> None:
+    ahead = Ahead()
+    threads = torch.get_num_threads()
+    with ahead.begun(process_and, [("a",), ("b",)], processes=1):
+        while not all(future.done() for future in ahead._begun.values()):
+            time.sleep(0.05)
+        found = [ahead.taken((name,)) or (0, "") for name in "ab"]
+        assert [name for _, name in found] == ["a", "b"]
+        assert found[0][0] == found[1][0] != os.getpid()
+        assert ahead.taken(("a",)) is None  # it was given away
+    assert ahead.seconds > 0
+    assert torch.get_num_threads() == threads
+
+
+def test_what_nobody_has_begun_is_left_to_who_asks_and_the_rest_is_dropped(tmp_path: Path) -> None:
+    held, later = tmp_path / "held", tmp_path / "later"
+    ahead = Ahead()
+    with ahead.begun(wait_for, [(str(held),), (str(later),)], processes=1):
+        while not ahead._begun[str(held),].running():
+            time.sleep(0.05)
+        assert ahead.taken((str(later),)) is None  # at once: the only other process is at the first
+        held.touch()
+        assert ahead.taken((str(held),)) != os.getpid()
+    assert not ahead._begun
+
+
+def test_a_process_that_dies_leaves_its_work_to_who_asks() -> None:
+    ahead = Ahead()
+    with ahead.begun(die, [("a",)], processes=1):
+        while not ahead._begun["a",].done():
+            time.sleep(0.05)
+        assert ahead.taken(("a",)) is None
+
+
+def test_without_processes_nothing_is_begun() -> None:
+    ahead = Ahead()
+    with ahead.begun(process_and, [("a",)], processes=0):
+        assert ahead.taken(("a",)) is None
+
+
+def test_claims_on_trainings_of_other_processes_are_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = Asked(find_size("tiny"))
+    own = list(run_claims(find_claims(["S1"]), tmp_path / "own", asked))
+    here: list[str] = []
+    train = Lab.train
+
+    def trained(lab: Lab, cell: str, seed: int) -> object:
+        while not here and lab.ahead._begun and not any(future.running() for future in lab.ahead._begun.values()):
+            time.sleep(0.01)  # what is under way elsewhere is waited for
+        here.append(f"{cell}-seed-{seed}")
+        return train(lab, cell, seed)
+
+    monkeypatch.setattr(Lab, "train", trained)
+    monkeypatch.setattr("anisoscope.claims.runner._processes", lambda _: 1)
+    ahead = list(run_claims(find_claims(["S1"]), tmp_path / "ahead", asked))
+    assert [pair for _, pair in ahead] == [pair for _, pair in own]
+    cells = [f"{cell}-seed-{seed}" for cell in ("decoder", "encoder") for seed in range(3)]
+    for cell in cells:
+        assert read_losses(tmp_path / "ahead" / "lab" / cell) == read_losses(tmp_path / "own" / "lab" / cell)
+    assert set(here) < set(cells)  # at least one was made elsewhere
