@@ -27,6 +27,7 @@ from anisoscope.cli import app
 from anisoscope.errors import InputError
 from anisoscope.lab.corpora import open_text
 from anisoscope.store import Run
+from tests import model_folders as made
 
 OUTCOMES = {"reproduced", "not reproduced", "inconclusive"}
 # Claims of every paper that need a decoder and an encoder at the most: the others are run by the slow test.
@@ -162,11 +163,21 @@ def test_a_short_text_leaves_tyler_s_matrix_out_and_the_rest_stands(tiny: Path, 
     assert set(evidence.estimates) == {"bell", "bell_no_sink"}
 
 
-def test_a_claim_without_its_data_stays_open_and_says_what_is_missing(tiny: Path, tmp_path: Path) -> None:
+def test_a_model_without_a_text_is_measured_on_what_the_lab_trains_on(tiny: Path, tmp_path: Path) -> None:
     model = str(tiny / "lab" / "decoder-seed-0" / "checkpoints" / "step-6")
     ((_, pair),) = run_tiny(["S1"], tmp_path / "run", models=(model,))
+    assert kept_evidence(tmp_path / "run", "S1") is not None, pair[0].reason
+    assert "on Python's help topics" in pair[0].reason
+    file = tmp_path / "run" / "models" / "topics.jsonl"
+    texts = [json.loads(line)["text"] for line in file.read_text().splitlines()]
+    assert texts == list(open_text("topics"))
+
+
+def test_a_claim_without_its_data_stays_open_and_says_what_is_missing(tmp_path: Path) -> None:
+    model = str(made.save(tmp_path / "vit", made.hf.ViTModel(made.vit_config()), made.hf.ViTImageProcessor()))
+    ((_, pair),) = run_tiny(["A1"], tmp_path / "run", models=(model,))
     assert {verdict.outcome for verdict in pair} == {"inconclusive"}
-    assert all("give --text" in verdict.reason for verdict in pair)
+    assert all("give --images" in verdict.reason for verdict in pair)
 
 
 def test_a_model_that_is_not_there_is_refused_before_anything_runs(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
@@ -15,7 +16,9 @@ from anisoscope.capture import expand, find_layout
 from anisoscope.claims.looks import Kind, Say, kept
 from anisoscope.claims.readings import Missing, Reading, Units, by_documents
 from anisoscope.claims.sizes import Size
+from anisoscope.disk import replacing
 from anisoscope.errors import InputError
+from anisoscope.lab.corpora import EMBEDDED, open_text
 from anisoscope.models import Batch, Checkpoint, Opened, checkpoints, model_batches, open_model
 from anisoscope.offline import measure
 from anisoscope.offline.splits import split_batches
@@ -27,6 +30,7 @@ from anisoscope.survey.inputs import device_of, first_item
 GROUPS = 4  # of documents of a model given
 _FEW = 2  # windows a forward pass of it: a short text makes enough batches for all groups
 _DEPTHS = 7  # of a deep model at which slow shapes are read
+_EMBEDDED_SAID = "Python's help topics"
 _ROWS = 10  # a dimension: Tyler's matrix breaks where more than one row in d lies in one direction
 
 
@@ -58,10 +62,16 @@ class Given:
             raise InputError(f"{self.checkpoint.source} cannot be opened: {self.checkpoint.problem}")
         return open_model(self.checkpoint.source, revision=self.checkpoint.revision, head=True)
 
-    def needs_text(self) -> str:
-        if self.text is None:
-            raise Missing(f"{self.name} needs text to be measured on: give --text")
-        return self.text
+    def text_file(self) -> str:
+        """The text given; without one, what the lab trains on, as a file of documents beside the looks."""
+        if self.text is not None:
+            return self.text
+        path = self.folder.parents[1] / f"{EMBEDDED}.jsonl"
+        if not path.is_file():
+            path.parent.mkdir(parents=True, exist_ok=True)
+            with replacing(path) as temporary:
+                temporary.write_text("".join(json.dumps({"text": each}) + "\n" for each in open_text(EMBEDDED)))
+        return str(path)
 
     def look(self, kind: Kind, half: int | None = None) -> Units:
         """A look whose units are blocks of documents; `half` 0 or 1 takes one half of the documents.
@@ -100,7 +110,7 @@ class Given:
 
     def batches(self, opened: Opened) -> list[Batch]:
         """The text as the model takes it."""
-        return list(model_batches(opened, self.needs_text(), tokens=self.size.tokens, batch=_FEW))
+        return list(model_batches(opened, self.text_file(), tokens=self.size.tokens, batch=_FEW))
 
     def halves(self, opened: Opened) -> tuple[list[Batch], list[Batch]]:
         """The text in two halves that share no document."""
@@ -121,7 +131,7 @@ class Given:
     def data(self, opened: Opened) -> dict[str, Any]:
         """What the model is measured on, by the name that `measure` has for it."""
         if opened.modality == "text":
-            return {"text": self.needs_text()}
+            return {"text": self.text_file()}
         name, given = ("audio", self.audio) if opened.modality == "audio" else ("images", self.images)
         if given is None:
             raise Missing(f"{self.name} takes {opened.modality}: give --{name}")
@@ -170,7 +180,7 @@ def groups_of(batches: Sequence[Batch]) -> list[list[Batch]]:
 def ran_on(models: Sequence[Given]) -> str:
     """What a verdict on models given rests on."""
     names = ", ".join(model.name for model in models)
-    return f"{names} on {models[0].text or 'their weights'}, {models[0].size.tokens:,} tokens at most"
+    return f"{names} on {models[0].text or _EMBEDDED_SAID}, {models[0].size.tokens:,} tokens at most"
 
 
 def given_models(
