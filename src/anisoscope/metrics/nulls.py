@@ -97,18 +97,20 @@ def null_of(moments: Moments, extremes: Extremes | None = None, inside: tuple[fl
 
 
 def _pairs_inside_documents(cloud: Cloud, moments: Moments) -> tuple[float, float]:
-    if not (cloud.has(Documents) and cloud.has(Sample)):
+    square = float(moments.trace) / max(moments.n, 1)  # the rows' mean squared length
+    if square <= 0 or not (cloud.has(Documents) and cloud.has(Sample)):
         return 0.0, 0.0
     sample = cloud.get(Sample)
     document, order = torch.sort(sample.rows.tokens.document, stable=True)
-    y = sample.x.cpu()[order].double().sub_(moments.mean.cpu())
+    # centred in float64; products that only a mean is taken of need no more than float32, at unit scale
+    y = sample.x.cpu()[order].double().sub_(moments.mean.cpu()).div_(math.sqrt(square)).float()
     starts, _ = segments(document)
     dots = norms = pairs = 0.0
     for part in torch.tensor_split(y, starts[1:]):
         if len(part) > 1:
             inner = part @ part.T
-            own = inner.diagonal()
-            dots += float(inner.square().sum() - own.square().sum())
+            own = inner.diagonal().double()
+            dots += float(inner.fill_diagonal_(0.0).square_().sum(dtype=torch.float64))
             norms += float(own.sum() ** 2 - own.square().sum())
             pairs += len(part) * (len(part) - 1)
     if not pairs:
@@ -116,4 +118,5 @@ def _pairs_inside_documents(cloud: Cloud, moments: Moments) -> tuple[float, floa
     documents = cloud.get(Documents)
     # where a few tokens of each document have been left out, as many pairs have gone with them
     all_pairs = documents.all_square * (moments.n / documents.all_rows) ** 2 - moments.n if documents.all_rows else 0.0
-    return dots / pairs * all_pairs, norms / pairs * all_pairs
+    scale = square**2 * all_pairs / pairs
+    return dots * scale, norms * scale
