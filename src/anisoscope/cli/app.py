@@ -8,7 +8,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Annotated, NoReturn
+from typing import Annotated, Any, NoReturn
 
 import typer
 from rich.console import Console, ConsoleOptions, ConsoleRenderable, RenderHook, RenderResult
@@ -25,13 +25,27 @@ from rich.progress import (
 )
 from rich.segment import Segment
 from rich.text import Text
+from typer.core import TyperGroup
 
 from anisoscope import __version__
 from anisoscope.disk import refusal
 from anisoscope.errors import AnisoscopeError, visible
 
+
+class _Commands(TyperGroup):
+    """All commands; Ctrl-C ends any of them with a word, which typer would not."""
+
+    def invoke(self, ctx: Any) -> Any:
+        try:
+            return super().invoke(ctx)
+        except KeyboardInterrupt:
+            stderr().print("[bold red]anisoscope:[/] interrupted; what was written stays readable")
+            raise typer.Exit(130) from None
+
+
 app = typer.Typer(
     name="anisoscope",
+    cls=_Commands,
     help="The shape of a transformer's representations, layer by layer, while it trains and after.",
     no_args_is_help=True,
     add_completion=False,
@@ -63,9 +77,6 @@ def main() -> None:
             raise  # a mistake of ours: its traceback is what we need to see
         where = getattr(error, "filename", None)
         _end(f"{where}: {told}" if where else told)
-    except KeyboardInterrupt:
-        stderr().print("[bold red]anisoscope:[/] interrupted; what was written stays readable")
-        sys.exit(130)
 
 
 def _end(told: str) -> NoReturn:

@@ -87,10 +87,14 @@ def run(
         minutes = time_to_wait(wanted, chosen)
         stderr().print(f"[dim]about {minutes:.0f} minutes where nothing is kept yet, in {out}[/]")
     found: list[tuple[Claim, tuple[Verdict, Verdict]]] = []
-    with progress_bar("claims", len(wanted)) as bar:
-        for claim, verdicts in run_claims(wanted, out, asked, say=bar.say, command=command_line()):
-            found.append((claim, verdicts))
-            bar(1)
+    try:
+        with progress_bar("claims", len(wanted)) as bar:
+            for claim, verdicts in run_claims(wanted, out, asked, say=bar.say, command=command_line()):
+                found.append((claim, verdicts))
+                bar(1)
+    except KeyboardInterrupt:
+        stderr().print(f"{len(found)} of {len(wanted)} claims judged in {escape(str(out))}; the same command goes on")
+        raise
     if as_json:
         typer.echo(json.dumps([verdict.to_record().to_json() for _, pair in found for verdict in pair]))
         return
