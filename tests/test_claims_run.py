@@ -24,7 +24,7 @@ from anisoscope.claims.runner import (
     run_claims,
 )
 from anisoscope.cli import app
-from anisoscope.errors import InputError
+from anisoscope.errors import InputError, StoreError
 from anisoscope.lab.corpora import open_text
 from anisoscope.store import Run
 from tests import model_folders as made
@@ -242,6 +242,36 @@ def test_a_page_of_nothing_is_refused(tmp_path: Path) -> None:
     done = CliRunner().invoke(app, ["claims", "report", "--out", str(tmp_path / "run")])
     assert isinstance(done.exception, InputError)
     assert "claims run" in str(done.exception)
+
+
+@pytest.mark.parametrize(
+    "evidence",
+    [
+        {},
+        [],
+        {"ran": "", "scale": "lab", "left_out": {}, "estimates": {"bell": {"value": "high"}}},
+        {
+            "ran": "",
+            "scale": "lab",
+            "left_out": {},
+            "estimates": {"bell": {"value": [1], "error": 0, "n": 3, "unit": ""}},
+        },
+        {"ran": "", "scale": "lab", "left_out": 3, "estimates": {}},
+    ],
+)
+def test_crafted_evidence_gives_one_line(tmp_path: Path, evidence: object) -> None:
+    Run.create(tmp_path / "run", {"kind": "claims", "asked": {}, "versions": {}}).close()
+    Run.create(tmp_path / "run" / "evidence" / "S1", {"kind": "evidence", "evidence": evidence}).close()
+    done = CliRunner().invoke(app, ["claims", "report", "--out", str(tmp_path / "run")])
+    assert isinstance(done.exception, StoreError)
+    assert "the evidence is gathered again" in str(done.exception)
+
+
+def test_a_run_without_any_evidence_fails(tmp_path: Path) -> None:
+    model = str(made.save(tmp_path / "vit", made.hf.ViTModel(made.vit_config()), made.hf.ViTImageProcessor()))
+    done = CliRunner().invoke(app, ["claims", "run", "A1", "--model", model, "--out", str(tmp_path / "run")])
+    assert isinstance(done.exception, InputError)
+    assert "give --images" in str(done.exception)
 
 
 @pytest.mark.slow

@@ -92,6 +92,11 @@ class Estimate:
     def to_json(self) -> dict[str, Any]:
         return {"value": self.value, "error": self.error, "n": self.n, "unit": self.unit}
 
+    @classmethod
+    def from_json(cls, values: Mapping[str, Any]) -> Estimate:
+        error = None if values["error"] is None else float(values["error"])
+        return cls(float(values["value"]), error, int(values["n"]), str(values["unit"]))
+
 
 @dataclass(frozen=True)
 class Evidence:
@@ -118,8 +123,9 @@ class Evidence:
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any], records: Sequence[Record] = ()) -> Evidence:
-        estimates = {name: Estimate(**each) for name, each in values["estimates"].items()}
-        return cls(values["ran"], values["scale"], estimates, values["left_out"], tuple(records))
+        estimates = {name: Estimate.from_json(each) for name, each in values["estimates"].items()}
+        left_out = {str(name): str(why) for name, why in values["left_out"].items()}
+        return cls(str(values["ran"]), str(values["scale"]), estimates, left_out, tuple(records))
 
 
 # --- rules --------------------------------------------------------------------------------------------------------

@@ -20,7 +20,8 @@ from anisoscope.claims.claim import FEWEST, Claim, Evidence, Verdict, judge, unj
 from anisoscope.claims.given import Given, given_models
 from anisoscope.claims.looks import Say
 from anisoscope.claims.sizes import SHOWN, SIZES, Size
-from anisoscope.errors import AnisoscopeError, InputError, unknown
+from anisoscope.disk import understood
+from anisoscope.errors import AnisoscopeError, InputError, StoreError, unknown
 from anisoscope.store import Run
 
 CLAIMS: tuple[Claim, ...] = (
@@ -206,7 +207,10 @@ def kept_evidence(folder: str | Path, claim: str) -> Evidence | None:
         return None
     run = Run.open(place)
     values = run.info.get("evidence")
-    return None if values is None else Evidence.from_json(values, list(run.records()))
+    if values is None:
+        return None
+    with understood(place / "run.json", f"delete {place}, and the evidence is gathered again", StoreError):
+        return Evidence.from_json(values, list(run.records()))
 
 
 def evidence_run(folder: str | Path, claim: str) -> Run | None:
@@ -231,11 +235,11 @@ def _publish(run: Run, claim: Claim, verdicts: tuple[Verdict, Verdict]) -> None:
 
 
 def last_verdicts(folder: str | Path) -> dict[str, dict[str, str]]:
-    """Outcomes by claim and line, as a run of claims holds them; none where there is no run."""
-    if not (Path(folder) / "run.json").is_file():
+    """Outcomes by claim and line, as a run of claims holds them; none where there is nothing yet."""
+    if not Path(folder).exists():
         return {}
     found: dict[str, dict[str, str]] = {}
     for record in Run.open(folder).records():
-        if record.metric == "verdict":
+        if record.metric == "verdict" and {"claim", "line", "verdict"} <= set(record.variant):
             found.setdefault(record.variant["claim"], {})[record.variant["line"]] = record.variant["verdict"]
     return found

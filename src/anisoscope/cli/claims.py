@@ -14,6 +14,7 @@ from rich.padding import Padding
 from rich.table import Table
 
 from anisoscope.cli.app import AsJson, app, command_line, progress_bar, stderr, stdout
+from anisoscope.errors import InputError
 
 if TYPE_CHECKING:
     from anisoscope.claims.claim import Claim, Verdict
@@ -79,7 +80,7 @@ def run(
     as_json: AsJson = False,
 ) -> None:
     """Gather the evidence and judge: nothing that is in --out already is made again, so it can be broken off."""
-    from anisoscope.claims.runner import Asked, find_claims, find_size, run_claims, time_to_wait
+    from anisoscope.claims.runner import Asked, find_claims, find_size, kept_evidence, run_claims, time_to_wait
 
     wanted, chosen = find_claims(ids or []), find_size(size, seeds)
     asked = Asked(chosen, tuple(model or ()), revisions, text, images, audio)
@@ -95,6 +96,8 @@ def run(
     except KeyboardInterrupt:
         stderr().print(f"{len(found)} of {len(wanted)} claims judged in {escape(str(out))}; the same command goes on")
         raise
+    if not any(kept_evidence(out, claim.id) for claim, _ in found):
+        raise InputError(f"no evidence could be had: {found[0][1][0].reason}")
     if as_json:
         typer.echo(json.dumps([verdict.to_record().to_json() for _, pair in found for verdict in pair]))
         return

@@ -10,7 +10,8 @@ from typing import Any
 
 from anisoscope.claims.claim import Claim, Evidence, Verdict, judge
 from anisoscope.claims.runner import CLAIMS, evidence_run, kept_evidence
-from anisoscope.errors import InputError
+from anisoscope.disk import understood
+from anisoscope.errors import InputError, StoreError
 from anisoscope.report.charts import plot
 from anisoscope.report.page import asset
 from anisoscope.report.parts import paper_said
@@ -43,8 +44,9 @@ def write_claims_page(folder: Path, page: Path) -> Path:
 
 
 def _page(run: Run, told: Sequence[tuple[Claim, Evidence]]) -> str:
-    asked = ", ".join(f"{name} {value}" for name, value in run.info["asked"].items() if value not in (None, []))
-    versions = ", ".join(f"{name} {value}" for name, value in run.info["versions"].items())
+    with understood(run.path / "run.json", "restore it from a copy, or run the claims anew", StoreError):
+        asked = ", ".join(f"{name} {value}" for name, value in run.info["asked"].items() if value not in (None, []))
+        versions = ", ".join(f"{name} {value}" for name, value in run.info["versions"].items())
     judged = [(claim, evidence, judge(claim, evidence)) for claim, evidence in told]
     missing = [claim.id for claim in CLAIMS if claim.id not in {each.id for each, _ in told}]
     left = f"<p class='quiet'>Not run here: {', '.join(missing)}.</p>" if missing else ""
