@@ -88,19 +88,20 @@ def tokens_to_halve(peeled: Peeled) -> Value:
     excess to halve. The null knows the rows' lengths, so that unequal lengths in random directions are no excess;
     where fewer than four rows outweigh all others that is itself the finding, and the null is that of the others.
     """
-    few = null_of(peeled.without_largest(0)[0]).rows < _FEW_ROWS
+    whole, extremes = peeled.without_largest(0)
+    few = null_of(whole).rows < _FEW_ROWS
     others = null_of(peeled.bulk).top_share if few and peeled.bulk.n > 1 else None
 
-    def share_and_null(k: int) -> tuple[float, float]:
-        moments, extremes = peeled.without_largest(k)
+    def share_and_null(moments: Moments, extremes: Extremes) -> tuple[float, float]:
         return _top_eigenvalue_share(moments), null_of(moments, extremes).top_share if others is None else others
 
     def excess(k: int) -> float:
-        share, null = share_and_null(k)
+        share, null = share_and_null(*peeled.without_largest(k))
         return share - null
 
-    start, most = excess(0), _removals(peeled)[-1]
-    if start <= _NO_EXCESS * share_and_null(0)[1]:
+    share, null = share_and_null(whole, extremes)
+    start, most = share - null, _removals(peeled)[-1]
+    if start <= _NO_EXCESS * null:
         return Value(None, note="no excess over the null to halve")
     if excess(most) > start / 2:
         return Value(None, note=f"> {most / peeled.n:.2g}: removing the {most} largest rows does not halve it")

@@ -9,6 +9,7 @@ total are held in memory; finished blocks of wide clouds wait in a scratch folde
 from __future__ import annotations
 
 import json
+import math
 import shutil
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
@@ -41,7 +42,7 @@ from anisoscope.stats.documents import segments
 from anisoscope.stats.moments import Moments
 from anisoscope.stats.pack import pack, unpack
 from anisoscope.stats.rows import Rows, Tokens, join_rows
-from anisoscope.stats.sample import Reservoir, Sample, highest_keys, merge_extremes, split_extremes
+from anisoscope.stats.sample import Reservoir, Sample, kept_apart, merge_extremes, split_extremes
 
 _IN_MEMORY = 1 << 20  # a block with fewer numbers than this is not worth a file
 _PENDING = 2048  # rows that wait for a product of a size that runs at full speed
@@ -100,8 +101,13 @@ class Collector:
         sinks: bool = False,
         precise: bool = False,
         level: int = 0,
+        outsized: float = math.inf,
     ) -> None:
-        """`level`: how often neighbouring blocks are joined from the start, where more than enough are to come."""
+        """`level`: how often neighbouring blocks are joined from the start, where more than enough are to come.
+
+        Of the rows that are extreme in their block, `extremes` stay apart in the whole, and all of at least the
+        priority `outsized`.
+        """
         names = list(names)
         self._sample_size = sample if "Sample" in names else 0
         self._extreme_size = extremes if set(names) & {"Extremes", *OF_REST} else 0
@@ -115,6 +121,7 @@ class Collector:
         self._blocks = blocks
         self._sinks = sinks
         self._level = level
+        self._outsized = outsized
         self._number: int | None = None
         self._open: Stats = {}
         self._pending: dict[str, list[Rows]] = {}  # of first tokens (`first.`) and of others, to be multiplied together
@@ -244,28 +251,28 @@ class Collector:
         groups: dict[int, list[Block]] = {}
         for block in self._closed:
             groups.setdefault(block.number >> halved, []).append(block)
-        highest = self._highest()
+        apart = self._apart()
         self._closed, total = [], Stats()
         for number, members in groups.items():
-            stats = self._joined([block.load() for block in members], highest)
+            stats = self._joined([block.load() for block in members], apart)
             self._closed.append(self._store(Block(number, stats), HELD // len(groups)))
             total = self._join(total, stats)
         return total
 
-    def _highest(self) -> Tensor | None:
-        """The keys of the rows that are extreme in the whole; None where no rows are kept apart."""
+    def _apart(self) -> tuple[Tensor, int] | None:
+        """The keys and the number of the rows that are extreme in the whole; None where no rows are kept apart."""
         if not self._extreme_size or not self._closed:
             return None
-        return highest_keys([block.load({"Extremes"})["Extremes"] for block in self._closed])
+        return kept_apart([block.load({"Extremes"})["Extremes"] for block in self._closed], self._outsized)
 
-    def _joined(self, blocks: list[Stats], highest: Tensor | None) -> Stats:
+    def _joined(self, blocks: list[Stats], apart: tuple[Tensor, int] | None) -> Stats:
         """Blocks as one, in which only extremes of these keys stay apart: the others are multiplied, all together."""
-        if highest is None:
+        if apart is None:
             return reduce(self._join, blocks)
         stay, lower = [], []
         for stats in blocks:
-            extremes = at_level(stats.pop("Extremes"), self._level)
-            high = torch.isin(extremes.table[:, 0].cpu(), highest)
+            extremes = replace(at_level(stats.pop("Extremes"), self._level), size=apart[1])
+            high = torch.isin(extremes.table[:, 0].cpu(), apart[0])
             stay.append(extremes.keeping(high))
             lower.append(extremes.keeping(~high).rows)
         out = reduce(self._join, blocks)

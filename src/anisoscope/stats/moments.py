@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -75,7 +76,8 @@ class Moments:
         square = y.square().sum(1)  # (k,)
         mean = self.mean + (own - self.mean) * (k / n)
         off = own - self.mean
-        scatter = torch.addmm(self.scatter, y.T, y).addr_(off, off, alpha=self.n * k / n)
+        apart = torch.cat((y, off[None] * math.sqrt(self.n * k / n)))  # both means' distance, as one more row
+        scatter = torch.addmm(self.scatter, apart.T, apart)
         third, fourth = self._higher_about(mean)
         delta = mean - own
         more, most = _higher(k, square @ y, square.square().sum(), y.T @ (y @ delta), square.sum(), delta)

@@ -16,13 +16,13 @@ from anisoscope.stats.sample import Extremes
 
 
 def massive(cloud: Cloud) -> Tensor:
-    """Keys of the tokens that are massive here; more than can be held is an error."""
+    """Keys of the tokens that are massive here; more than a block can hold is an error."""
     extremes = cloud.get(Extremes)
     outsized = extremes.x.double().norm(dim=1).cpu() > MASSIVE * cloud.get(Norms).median
     if len(outsized) == extremes.size and bool(outsized.all()):
         raise InputError(
-            f"more than {extremes.size} tokens have over {MASSIVE:g} times the median norm, too many to be outliers; "
-            "measure fewer tokens, or look at the norms first"
+            f"more than {extremes.size} tokens have over {MASSIVE:g} times the median norm, too many to be outliers "
+            "and to be held; look at the norms first (`--metrics massive_tokens,outlier_dimensions` on fewer tokens)"
         )
     return extremes.table[:, 0].cpu()[outsized]
 

@@ -17,6 +17,7 @@ from anisoscope.capture import Layout, capture, expand
 from anisoscope.errors import CaptureError, InputError
 from anisoscope.metrics import Metric
 from anisoscope.metrics.evaluate import Measured, evaluate
+from anisoscope.metrics.outliers import MASSIVE
 from anisoscope.models import Batch
 from anisoscope.records import Site
 from anisoscope.stats.attention import Heads
@@ -36,6 +37,7 @@ from anisoscope.survey.shares import Share, blocks_of, take_items, take_rows
 from anisoscope.survey.spread import Spread
 
 _UNIT = 256  # tokens of the smallest block where the total is not known
+_APART = 256  # rows of largest norm that are held apart in a block and in the whole, at least
 _UNITS = 64  # smallest blocks where it is: a text of a quarter of that length still has enough
 Progress = Callable[[int], None]
 
@@ -82,7 +84,10 @@ class Survey:
         self._unit_rows = _UNIT if tokens is None else max(1, tokens // _UNITS)
         if not blocks:
             self._unit_rows = sys.maxsize
-        self._options: dict[str, Any] = {"sample": sample, "sinks": not self.layout.grid}
+        # What is massive at one site must be held at all later ones. It is massive by the median of all rows; half as
+        # much by a batch's median, which is what is known when a row goes by, makes sure of it.
+        self._options: dict[str, Any] = {"sample": sample, "sinks": not self.layout.grid, "outsized": MASSIVE / 2}
+        self._options["extremes"] = max(_APART, (tokens or 0) // 2048)  # a block: 1.6 % of its rows and more
         self._level = 1 if tokens is not None and blocks else 0  # 64 blocks are to be dealt out, 32 to be kept apart
         self._names = set().union(*(m.sources for m in self.metrics)) | {"Moments", "Directions", "Norms", "Documents"}
         self._names |= {"Sample"}
