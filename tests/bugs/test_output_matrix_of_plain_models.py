@@ -1,0 +1,45 @@
+"""An untied output matrix of a model that does not name it: its place was taken by the input matrix, unsaid."""
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from anisoscope.claims.isotropy import isotropy
+from anisoscope.claims.readings import Reading
+from anisoscope.lab.experiment import Experiment, changed
+from anisoscope.lab.train import train
+from anisoscope.models import open_model
+from anisoscope.offline import measure
+from anisoscope.offline.weights import INPUT, OUTPUT, vocabulary_matrices
+from anisoscope.schedule import at
+
+
+def test_the_lab_s_untied_matrix_is_measured_as_the_output(tmp_path: Path) -> None:
+    switches = {"tied": False, "layers": 1, "width": 16, "heads": 2, "context": 16, "batch": 2, "steps": 2}
+    train(changed(Experiment(), switches), tmp_path / "lab", checkpoints=at(2))
+    opened = open_model(tmp_path / "lab" / "checkpoints" / "step-2", head=True)
+    found = vocabulary_matrices(opened.model)
+    assert set(found) == {INPUT, OUTPUT}
+    model: Any = opened.model
+    assert torch.equal(found[OUTPUT], model.head.weight)
+    run = measure(opened, weights=True, metrics=["partition_isotropy", "mean_cosine"], errors=False)
+    w = found[OUTPUT].double()
+    axes = torch.linalg.eigh(w.T @ w).eigenvectors
+    z = (w @ (axes * torch.sign(w.mean(0) @ axes))).exp().sum(0)
+    assert abs(isotropy(Reading.of(run.records())) - float(z.min() / z.max())) < 1e-5
+
+
+def test_a_tied_matrix_is_one(tmp_path: Path) -> None:
+    class Tied(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.tokens = nn.Embedding(50, 8)
+            self.head = nn.Linear(8, 50, bias=False)
+            self.head.weight = self.tokens.weight
+
+    assert set(vocabulary_matrices(Tied())) == {INPUT}
+    untied = Tied()
+    untied.head = nn.Linear(8, 50)
+    assert torch.equal(vocabulary_matrices(untied)[OUTPUT], untied.head.weight)
