@@ -156,6 +156,10 @@ def test_a_cloud_without_a_block_is_the_cloud_of_the_other_rows(blocks: int, pee
     while set((rows.tokens.block >> level).tolist()) != {block.number for block in cloud.blocks}:
         level += 1
         assert level < 10, "the blocks are not neighbours joined"
+    for _ in range(2):  # made, and taken from what was made
+        for place, block in enumerate(cloud.blocks):
+            own = rows.take(((rows.tokens.block >> level) == block.number).nonzero()[:, 0])
+            assert_same(cloud.of_block(place, Moments), Moments.of(own), 1e-9)
     for place, block in enumerate(cloud.blocks):
         others = ((rows.tokens.block >> level) != block.number).nonzero()[:, 0]
         left = cloud.without_block(place, peel=peel)
