@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from anisoscope import metrics
-from benchmarks.accuracy import coverage, errors
+from benchmarks.accuracy import coverage, errors, heads
 from benchmarks.accuracy.bias import truth
 from benchmarks.accuracy.page import PAGE, RANGE, page, reading
 
@@ -38,6 +38,19 @@ def test_every_number_of_a_hard_cloud_is_the_oracles(cell: errors.Cell) -> None:
 @pytest.mark.parametrize("cell", [c for c in errors.grid(False) if c.n <= 1024], ids=lambda c: f"{c}, {c.dtype}")
 def test_every_number_of_the_grid_is_the_oracles(cell: errors.Cell) -> None:
     assert_right(cell)
+
+
+@pytest.mark.parametrize("cell", heads.grid(True), ids=lambda cell: f"{cell}, {cell.dtype}")
+def test_every_number_of_heads_is_the_oracles(cell: heads.HeadCell) -> None:
+    found = heads.worst_of(cell)
+    assert len(found) == 8
+    assert not [each for each in found if each.missing or not each.error <= LIMIT]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("cell", heads.grid(False)[len(heads.grid(True)) :], ids=lambda cell: f"{cell}, {cell.dtype}")
+def test_every_number_of_larger_heads_is_the_oracles(cell: heads.HeadCell) -> None:
+    assert not [each for each in heads.worst_of(cell) if each.missing or not each.error <= 1e-4]
 
 
 @pytest.mark.parametrize("mean", [0.0, 1000.0])

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import pytest
 import torch
 
+from anisoscope.metrics.dimension import _gride
 from anisoscope.stats.blocks import Cloud
 from anisoscope.stats.collector import Collector
 from anisoscope.stats.neighbourhoods import Neighbours, TwoNeighbours
@@ -60,3 +62,16 @@ def test_threads_give_what_a_loop_gives_and_leave_torch_as_it_was() -> None:
         torch.set_num_threads(before)
     for found, matrix in zip(many, matrices, strict=True):
         assert torch.allclose(found, torch.linalg.eigvalsh(matrix @ matrix.T))
+
+
+@pytest.mark.parametrize("k", [2, 16])
+@pytest.mark.parametrize("far", [1e-9, 1.0, 40.0])
+def test_gride_finds_its_root_wherever_it_lies(k: int, far: float) -> None:
+    """Ratios of two kinds pull the root to either end of where it can lie; the likelihood is looked at on a grid."""
+    log_mu = torch.cat((torch.full((90,), 1e-3), torch.full((10,), far))).double()
+    found = _gride(log_mu, k)
+    d = torch.logspace(math.log10(found) - 3, math.log10(found) + 3, 6001, dtype=torch.float64)[:, None]
+    # ln of d·(μ^d − 1)^(k−1)/μ^((2k−1)d+1), up to what does not depend on d
+    each = d.log() + (k - 1) * (-(-d * log_mu).expm1()).log() - k * d * log_mu
+    best = float(d[each.sum(1).argmax(), 0])
+    assert found == pytest.approx(best, rel=3e-3)

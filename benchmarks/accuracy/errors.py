@@ -7,9 +7,10 @@ input; that is reported apart.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
+from typing import Any
 
 import numpy as np
 import torch
@@ -32,6 +33,7 @@ ABSOLUTE = frozenset(
         *("mean_cosine", "mean_cosine_centred", "mean_cosine_across_documents", "cosine_contribution"),
         *("partition_isotropy", "self_similarity", "intra_sentence_similarity", "max_explainable_variance"),
         *("cka", "mean_direction_drift", "outlier_dimensions", "massive_tokens", "subspace_angle"),
+        *("attention_entropy", "sink_mass", "qk_cosine", "logit_budget"),
     }
 )
 SLOW_ROWS = 1024  # metrics that iterate are compared up to here
@@ -154,9 +156,15 @@ def oracle_apart(cell: Cell) -> float:
 
 
 def compared(cell: Cell) -> Iterator[tuple[str, Key, float]]:
-    """(metric, number, error) for all numbers of a cell that the oracle has; an error of inf where ours is missing."""
+    """(metric, number, error) for all numbers of a cell that the oracle has."""
     wanted = theirs(cell)
-    found = ours(cell, [metric for name, metric in catalogue().items() if name in wanted])
+    yield from apart_from(wanted, ours(cell, [metric for name, metric in catalogue().items() if name in wanted]))
+
+
+def apart_from(
+    wanted: Mapping[str, Numbers], found: Mapping[str, Mapping[Any, float | None]]
+) -> Iterator[tuple[str, Key, float]]:
+    """(metric, number, error) for all numbers that the oracle has; an error of inf where ours is missing."""
     for name, answers in wanted.items():
         for key, true in answers.items():
             got = found[name].get(key)
@@ -169,15 +177,20 @@ def compared(cell: Cell) -> Iterator[tuple[str, Key, float]]:
 
 def worst_of(cell: Cell) -> list[Worst]:
     """The largest error of each metric in a cell."""
+    return worst_by_metric(compared(cell), cell.dtype, str(cell))
+
+
+def worst_by_metric(found: Iterable[tuple[str, Key, float]], dtype: str, cell: str) -> list[Worst]:
+    """The largest error of each metric."""
     by_metric: dict[str, list[tuple[float, Key]]] = {}
-    for name, key, error in compared(cell):
+    for name, key, error in found:
         by_metric.setdefault(name, []).append((error, key))
     out = []
     for name, errors in by_metric.items():
         there = [each for each in errors if math.isfinite(each[0])]
         error, key = max(there, key=lambda each: each[0], default=(0.0, ()))
         missing = len(errors) - len(there)
-        out.append(Worst(name, cell.dtype, str(cell), error, _number(key), len(errors), missing))
+        out.append(Worst(name, dtype, cell, error, _number(key), len(errors), missing))
     return out
 
 

@@ -9,7 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from benchmarks.accuracy import bias, coverage, dimensions, errors
+from benchmarks.accuracy import bias, coverage, dimensions, errors, heads
 from benchmarks.accuracy.page import reading
 from benchmarks.harness import SCRATCH, Figure, Outcome, Settings
 
@@ -23,6 +23,8 @@ def _errors(quick: bool) -> Iterator[Task]:
             yield f"rounding {dtype}", partial(_rounding, dtype)
     for cell in errors.grid(quick):
         yield f"{cell}, {cell.dtype}", partial(_listed, errors.worst_of, cell)
+    for head_cell in heads.grid(quick):
+        yield f"{head_cell}, {head_cell.dtype}", partial(_listed, heads.worst_of, head_cell)
     for cell in errors.grid(quick):
         if cell.n == 64 and cell.d == 8 and cell.dtype == "fp32":
             yield f"digits {cell}", partial(_digits, cell)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -22,6 +24,41 @@ def logits_of(
     if softcap is not None:
         logits = softcap * np.tanh(logits / softcap)
     return logits if bias is None else logits + bias
+
+
+def head_numbers(q: Array, k: Array, scaling: float, *, causal: bool) -> dict[str, dict[tuple[Any, ...], float]]:
+    """Every metric of heads, by index (and variant), from whole rows of attention and from all tokens."""
+    heads, length, d = q.shape[1:]
+    visible = np.tril(np.ones((length, length), bool)) if causal else np.ones((length, length), bool)
+    logits, everyone = logits_of(q, k, scaling), np.ones((len(q), length), bool)
+    whole = sums(logits, visible, everyone)
+    asked = np.unique(np.linspace(1, max(1, length - 1), min(16, length)).astype(int))  # positions that are recomputed
+    spread = sums(logits[:, :, asked], visible[asked], everyone[:, asked])
+    found: dict[str, dict[tuple[Any, ...], float]] = {}
+
+    def put(name: str, key: tuple[Any, ...], value: Any) -> None:
+        found.setdefault(name, {})[key] = float(value)
+
+    for head in range(heads):
+        put("attention_entropy", (head,), whole["entropy"][head] / whole["rows"][head])
+        put("sink_mass", (head,), whole["sink"][head] / whole["rows"][head])
+        put("attention_max", (head,), spread["largest"][head] / spread["rows"][head])
+        put("logit_std", (head,), spread["logit_std"][head] / spread["rows"][head])
+        key_head = head // (heads // k.shape[1])
+        own_q, own_k = q[:, head].reshape(-1, d), k[:, key_head].reshape(-1, d)
+        mean_q, mean_k = own_q.mean(0), own_k.mean(0)
+        put("qk_cosine", (head,), mean_q @ mean_k / np.linalg.norm(mean_q) / np.linalg.norm(mean_k))
+        within = (k[:, key_head] - k[:, key_head].mean(1, keepdims=True)).reshape(-1, d)
+        moves = ((own_q - mean_q) @ within.T) ** 2
+        drift = ((within @ mean_q) ** 2).sum()
+        put("logit_budget", (head,), drift / (drift + moves.sum() / len(own_q)))
+    for name, x in (("q_drift", q), ("k_drift", k)):
+        for head in range(x.shape[1]):
+            rows = x[:, head].reshape(-1, d)
+            mean = np.linalg.norm(rows.mean(0))
+            put(name, (head, ("in", "units")), mean)
+            put(name, (head, ("in", "rms")), mean / np.sqrt((rows**2).sum(1).mean()))
+    return found
 
 
 def sums(logits: Array, visible: NDArray[np.bool_], counts: NDArray[np.bool_]) -> dict[str, Array]:

@@ -200,9 +200,10 @@ def _likeliest(log_mu: Tensor) -> float:
 def _gride(log_mu: Tensor, k: int) -> float:
     """The d that makes ratios of neighbours 2k and k likeliest: the root of the score, searched on log d.
 
-    score(d) = n/d + (k − 1) Σ ln μ/(1 − μ^−d) − (2k − 1) Σ ln μ, decreasing in d. Since x ≤ x/(1 − e^−x) ≤ 1 + x, the
-    root lies between n/(k Σ ln μ) and n/Σ ln μ, and mostly close to where the mean of ln μ is what it is expected to
-    be, (1/k + … + 1/(2k − 1))/d.
+    score(d) = n/d + (k − 1) Σ ln μ/(1 − μ^−d) − (2k − 1) Σ ln μ, decreasing in d. The first guess is
+    the d by which the mean of ln μ is what it is expected to be, (1/k + … + 1/(2k − 1))/d. As x/(1 − e^−x) is convex,
+    the root lies nowhere below that of equal ratios, which is within 3 % of the guess; as it is at most 1 + x, nowhere
+    above n/Σ ln μ.
     """
     n, total = len(log_mu), float(log_mu.sum())
     if total <= 0:
@@ -216,8 +217,6 @@ def _gride(log_mu: Tensor, k: int) -> float:
 
     guess = math.log(sum(1 / j for j in range(k, 2 * k)) * n / total)
     low, high = guess - _NEAR, guess + _NEAR
-    if score(low) <= 0:
-        low = math.log(n / (k * total)) - _NEAR
     if score(high) >= 0:
         high = math.log(n / total) + _NEAR
     return math.exp(float(brentq(score, low, high, xtol=1e-15, rtol=1e-15)))

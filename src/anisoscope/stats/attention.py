@@ -236,7 +236,7 @@ def _block_values(pattern: Heads | Scores, seen: _Seen, rows: Tensor) -> tuple[T
     lse = hiding.logsumexp(-1)  # (b, h, r)
     p = hiding.sub_(lse[..., None]).exp_()  # (b, h, r, s)
     logits = logits.masked_fill_(hidden, 0.0)
-    entropy = (lse - (p * logits).sum(-1)) / _log_length(length)
+    entropy = ((lse - (p * logits).sum(-1)) / _log_length(length)).clamp(0, 1)
     place = seen.first[:, None, None, None].expand(*p.shape[:3], 1)
     return entropy, p.gather(3, place)[..., 0], p.amax(-1), _std(logits, hidden, length)
 
@@ -247,7 +247,7 @@ def _spread(heads: Heads, lse: Tensor, seen: _Seen, at: Tensor) -> tuple[Tensor,
     parts = [(empty, empty)]
     for rows in _blocks(heads, at):
         logits, hidden = _logits(heads, rows), ~_visible(heads, rows)  # (b, h, r, s)
-        largest = (logits.masked_fill_(hidden, -math.inf).amax(-1) - lse.index_select(2, rows)).exp()
+        largest = (logits.masked_fill_(hidden, -math.inf).amax(-1) - lse.index_select(2, rows)).exp().clamp(max=1)
         logits = logits.masked_fill_(hidden, 0.0)
         parts.append((largest, _std(logits, hidden, seen.length.index_select(2, rows))))
     return torch.cat([largest for largest, _ in parts], 2), torch.cat([std for _, std in parts], 2)
@@ -293,8 +293,10 @@ def _by_mean_key(heads: Heads, seen: _Seen, at: Tensor) -> AttentionRows:
     b, h, t, d = heads.q.shape
     q = plain(heads.q).view(b, heads.k.shape[1], -1, t, d)  # (b, g, h/g, t, d)
     to_first = heads.scaling * (q * first[:, :, None]).sum(-1).view(b, h, t)
-    sink = torch.where(seen.sees_first, (to_first - lse).exp(), 0.0)
-    return AttentionRows(seen.length, (lse - mean) / _log_length(seen.length), sink, at, *_spread(heads, lse, seen, at))
+    # where one key takes all, differences of large numbers are left: rounding must not lead out of what can be
+    sink = torch.where(seen.sees_first, (to_first - lse).exp().clamp(max=1), 0.0)
+    entropy = ((lse - mean) / _log_length(seen.length)).clamp(0, 1)
+    return AttentionRows(seen.length, entropy, sink, at, *_spread(heads, lse, seen, at))
 
 
 def _mean_key_grouped(heads: Heads) -> tuple[Tensor, Tensor]:
