@@ -45,18 +45,22 @@ def records_table(records: Sequence[Record], title: str = "") -> Table:
 
 
 def layers_table(records: Sequence[Record], info: Mapping[str, Any], title: str) -> RenderableType:
-    """One row a metric and token policy: its curve over the layers, the first, the highest and the last value."""
+    """One row a metric and token policy: its curve over the layers, the first, the highest and the last value.
+
+    Below it stand what was left out, the curves, and the metrics that have no value with the reason.
+    """
     table = _table(title, "metric", "tokens", "over layers", "first", "highest", "last")
     _give_way(table)
     for column in table.columns[3:]:
         column.min_width = 8
     shown: dict[tuple[str, str], list[Record]] = {}
+    without: dict[str, list[str]] = {}  # by the reason
     for record in (*(each for each in records if each.index is None), *_over_heads(records)):
         shown.setdefault((_label(record), record.tokens), []).append(record)
     for (label, tokens), found in sorted(shown.items(), key=lambda item: _first_seen(item, list(shown))):
         known = [r for r in found if r.value is not None]
         if not known:
-            table.add_row(_stacked(label), escape(tokens), "", "", "", f"[dim]{escape(found[0].note or '')}[/]")
+            without.setdefault(found[0].note or "", []).append(f"{label} ({tokens})")
             continue
         highest = max(known, key=lambda r: r.value or 0.0)
         table.add_row(
@@ -73,6 +77,7 @@ def layers_table(records: Sequence[Record], info: Mapping[str, Any], title: str)
     note = f"no-sink: without first tokens and {removed['count']} massive tokens" + (f" ({words})" if words else "")
     curves = dict.fromkeys(each.metric for each in records if each.index is not None and not _is_head(each))
     more = f"\nCurves, which the report draws: {', '.join(curves)}" if curves else ""
+    more += "".join(f"\nNo value of {', '.join(labels)}: {reason}" for reason, labels in without.items())
     return Group(table, Text(note + more, style="dim"))
 
 

@@ -58,8 +58,9 @@ class Neighbours:
         order = first.argsort(stable=True)[: int((first < last).sum())]  # (n',) distinct rows that are left
         place = torch.full((len(self.x),), -1).scatter(0, order, torch.arange(len(order)))  # (n,) old -> new
         x = self.x[order.to(self.x.device)]
-        listed = self.index.shape[1]
-        k = min(listed - _RESERVE if listed > LISTED else 2, len(x) - 1)
+        listed = self.index.shape[1]  # fewer than there should be where the sample has no more rows
+        reserve = _RESERVE if listed > LISTED else 2 if listed <= _TWO else 0
+        k = min(listed - reserve, len(x) - 1)
         index = place[self.index[order]]  # (n', K), −1 where a neighbour is gone
         sifted = (index < 0).sort(dim=1, stable=True)
         short = sifted.values[:, :k].any(1).nonzero()[:, 0]
