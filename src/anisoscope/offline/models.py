@@ -134,8 +134,9 @@ def measure(
         telling = (progress, saying or (lambda _: None), seeing or (lambda _: None))
         share = Share(ranks.rank, ranks.world, forward_all=split)
         expected = tokens if batches is None else None  # nobody knows how many bare batches hold
-        if text is not None and (size := text_size(text)) is not None:
-            expected = min(expected or size, max(1, size // _BYTES))  # a short text has as many blocks as a long one
+        if text is not None:  # a short text has as many blocks as a long one; one of unknown length joins small ones
+            size = text_size(text)
+            expected = None if size is None else min(expected or size, max(1, size // _BYTES))
         measuring = _Measuring(asked, module, opened, run, partial, keep_statistics, ranks, share, *telling, expected)
         if batches is not None or given:
             measuring.data(read())
