@@ -46,7 +46,10 @@ def page(text: str | None = None, results: Path = RESULTS) -> str:
 
 
 def _errors(points: Sequence[Point]) -> str:
-    cells = sum(max((p["cells"] for p in points if "metric" in p and p["dtype"] == kind), default=0) for kind in DTYPES)
+    cells, head_cells = (
+        _cells([p for p in points if "metric" in p and p["cell"].startswith("heads") == heads])
+        for heads in (False, True)
+    )
     missing = sum(p["missing"] for p in points if "metric" in p)
     rows = []
     for name in dict.fromkeys(p["metric"] for p in points if "metric" in p):
@@ -60,7 +63,7 @@ def _errors(points: Sequence[Point]) -> str:
     rounding = ", ".join(f"{p['dtype']} {p['rounding']:.1g}" for p in points if "rounding" in p)
     apart = max((p["apart"] for p in points if "apart" in p), default=None)
     lines = [
-        f"{cells} cells, {sum(p['compared'] for p in points if 'metric' in p):,} numbers compared; {missing} that "
+        f"{cells} cells of rows and {head_cells} of heads, {sum(p['compared'] for p in points if 'metric' in p):,} numbers compared; {missing} that "
         "the oracle has and the instrument has not.",
         f"The oracle itself is within {_small(apart)} of 50 digits (mpmath, 64 × 8 rows).",
         "What rounding the input does to spectral anisotropy, participation ratio and isoscore, whoever computes them "
@@ -69,6 +72,11 @@ def _errors(points: Sequence[Point]) -> str:
         *_table(["metric", "numbers", *DTYPES, "worst in"], rows),
     ]
     return "\n".join(lines)
+
+
+def _cells(points: Sequence[Point]) -> int:
+    """How many cells the metric that has most of them was compared in, over all dtypes."""
+    return sum(max((p["cells"] for p in points if p["dtype"] == kind), default=0) for kind in DTYPES)
 
 
 def _bias(points: Sequence[Point]) -> str:
