@@ -57,13 +57,14 @@ def _errors(points: Sequence[Point]) -> str:
         by = {kind: max((p["error"] for p in own if p["dtype"] == kind), default=None) for kind in DTYPES}
         worst = max(own, key=lambda p: p["error"])
         where = f"{worst['dtype']}, {worst['cell']}" + (f" ({worst['number']})" if worst["number"] else "")
-        numbers = sum(p["compared"] for p in own)
+        number = sum(p["compared"] for p in own)
         label = f"`{name}`" + (" (absolute)" if name in ABSOLUTE else "")
-        rows.append([label, str(numbers), *(_small(by[kind]) for kind in DTYPES), where if worst["error"] else "–"])
+        rows.append([label, str(number), *(_small(by[kind]) for kind in DTYPES), where if worst["error"] else "–"])
     rounding = ", ".join(f"{p['dtype']} {p['rounding']:.1g}" for p in points if "rounding" in p)
     apart = max((p["apart"] for p in points if "apart" in p), default=None)
+    numbers = sum(p["compared"] for p in points if "metric" in p)
     lines = [
-        f"{cells} cells of rows and {head_cells} of heads, {sum(p['compared'] for p in points if 'metric' in p):,} numbers compared; {missing} that "
+        f"{cells} cells of rows and {head_cells} of heads, {numbers:,} numbers compared; {missing} that "
         "the oracle has and the instrument has not.",
         f"The oracle itself is within {_small(apart)} of 50 digits (mpmath, 64 × 8 rows).",
         "What rounding the input does to spectral anisotropy, participation ratio and isoscore, whoever computes them "
