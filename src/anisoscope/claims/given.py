@@ -57,10 +57,11 @@ class Given:
     def step(self) -> int:
         return self.checkpoint.step
 
-    def open(self) -> Opened:
+    def open(self, *, head: bool = True) -> Opened:
+        """The model; without its head where only states are looked at: logits of a large vocabulary cost most of it."""
         if self.checkpoint.problem is not None:
             raise InputError(f"{self.checkpoint.source} cannot be opened: {self.checkpoint.problem}")
-        return open_model(self.checkpoint.source, revision=self.checkpoint.revision, head=True)
+        return open_model(self.checkpoint.source, revision=self.checkpoint.revision, head=head)
 
     def text_file(self) -> str:
         """The text given; without one, what the lab trains on, as a file of documents beside the looks."""
@@ -89,7 +90,7 @@ class Given:
         return kept(self.folder / name, lambda folder: self._measured(kind, folder, half))
 
     def _by_group(self, kind: Kind) -> list[Run]:
-        opened = self.open()
+        opened = self.open(head=False)
         batches = self.batches(opened)
         rows = _ROWS * width_of(opened.model)
         groups = groups_of(batches)
@@ -118,7 +119,7 @@ class Given:
 
     def _measured(self, kind: Kind, folder: Path, half: int | None) -> Run:
         self.say(f"{kind.name} of {self.name}")
-        opened = self.open()
+        opened = self.open(head=kind.weights)
         options: dict[str, Any] = {"metrics": kind.metrics, "sites": kind.sites, "out": folder}
         if kind.weights:
             return measure(opened, weights=True, **options)
