@@ -114,11 +114,11 @@ def _replicates(cloud: Cloud, metrics: Sequence[Metric], whole: Mapping[str, _Fo
     """The numbers of `whole` without each block in turn, as many at a time as threads: each is too small to share."""
     peel = any(Peeled in metric.needs for metric in metrics)
     made = {kind for metric in metrics for kind in metric.needs if kind.__name__ not in cloud.carried}
-    names = {name for kind in made for name in sources(kind)}
+    sample = any("Sample" in sources(kind) for kind in made)
     keys = {name: [v.key for v in found] for name, found in whole.items() if not isinstance(found, MetricError)}
 
     def without(place: int) -> _Without:
-        part = cloud.without_block(place, peel=peel, names=names)
+        part = cloud.without_block(place, peel=peel, sample=sample)
         values = {}
         for metric in metrics:
             found = _attempt(metric, part, keys.get(metric.name))

@@ -112,11 +112,11 @@ class Cloud:
         blocks = tuple(replace(block, leave_out=leave_out) for block in self.blocks)
         return Cloud(leave_out(self.stats), blocks, wider=self)
 
-    def without_block(self, place: int, *, peel: bool = True, names: Container[str] | None = None) -> Cloud:
+    def without_block(self, place: int, *, peel: bool = True, sample: bool = True) -> Cloud:
         """The cloud without the block at this place; neighbours are filtered, not searched again.
 
         Unless rows are to be peeled off what is left, sums over all rows are had by one subtraction: a fifth of the
-        work of bringing the extremes in again. Of kept rows and second looks only those of these `names` are made.
+        work of bringing the extremes in again. Where nobody reads the `sample`, it is not copied.
         """
         left_out = self.blocks[place]
         gone = torch.tensor([left_out.number])
@@ -125,7 +125,7 @@ class Cloud:
         stats = {
             name: whole.without_block(gone) if isinstance(whole, Sample | Extremes) else _minus(whole, part.get(name))
             for name, whole in self.stats.items()
-            if name.removeprefix("first.") not in sums and (name != "Sample" or names is None or name in names)
+            if name.removeprefix("first.") not in sums and (sample or name != "Sample")
         }
         derived: dict[str, Any] = {
             name: self.get(KINDS[name]).without(self.of_block(place, KINDS[name])) for name in sums
