@@ -33,9 +33,7 @@ def vocabulary_matrices(model: nn.Module) -> dict[str, Tensor]:
     leave = _asked(model, "get_output_embeddings")
     if leave is None and entry is not None and not hasattr(model, "get_output_embeddings"):
         like = [m for m in model.modules() if isinstance(m, nn.Linear) and m.weight.shape == entry.weight.shape]
-        leave = (
-            like[-1] if like else None
-        )  # a plain model does not say: what maps states to the vocabulary, if it has it
+        leave = like[-1] if like else None  # a plain model names none: what maps states to the vocabulary
     if leave is not None and (INPUT not in found or leave.weight.data_ptr() != found[INPUT].data_ptr()):
         found[OUTPUT] = leave.weight.detach()
     if not found:

@@ -260,7 +260,7 @@ class Collector:
         return total
 
     def _apart(self) -> tuple[Tensor, int] | None:
-        """The keys of the rows that are extreme in the whole, and the size of such extremes; None where there are none."""
+        """The keys of the rows that are extreme in the whole, and the size of such extremes; None where none are."""
         if not self._extreme_size or not self._closed:
             return None
         return kept_apart([block.load({"Extremes"})["Extremes"] for block in self._closed], self._outsized)
