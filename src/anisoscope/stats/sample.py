@@ -168,14 +168,14 @@ def merge_extremes(a: Extremes, b: Extremes) -> tuple[Extremes, Rows]:
 def kept_apart(parts: Sequence[Extremes], outsized: float) -> tuple[Tensor, int]:
     """Which rows of several blocks stay extremes of the whole, by key, and the size of such extremes.
 
-    Those are the `size` of highest priority and all of at least the priority `outsized`. A size that is just filled
-    says that some of the latter may have been lost: a block held no others.
+    Those are the `size` of highest priority and all of at least the priority `outsized`. A size that is just filled by
+    the latter says that some that are outsized by half as much again may have been lost: a block held no others.
     """
     priority = torch.cat([part.priority.cpu() for part in parts])
     key = torch.cat([part.table[:, 0].cpu() for part in parts])
     many = int((priority >= outsized).sum())
     kept = key[_by_priority(priority, key)[: max(parts[0].size, many)]]
-    lost = any(len(part.x) == part.size and bool((part.priority >= outsized).all()) for part in parts)
+    lost = any(len(part.x) == part.size and bool((part.priority >= 1.5 * outsized).all()) for part in parts)
     return kept, many if lost else max(parts[0].size, many + 1)
 
 

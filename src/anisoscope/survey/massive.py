@@ -14,14 +14,18 @@ from anisoscope.stats.blocks import Cloud
 from anisoscope.stats.norms import Norms
 from anisoscope.stats.sample import Extremes
 
+# What is massive at one site must be held at all later ones. It is massive by the median of all rows; half as much by a
+# batch's median, which is what is known when a row goes by, makes sure of it.
+OUTSIZED = MASSIVE / 2
+
 
 def massive(cloud: Cloud) -> Tensor:
     """Keys of the tokens that are massive here; more than a block can hold is an error."""
     extremes = cloud.get(Extremes)
     outsized = extremes.x.double().norm(dim=1).cpu() > MASSIVE * cloud.get(Norms).median
-    if len(outsized) == extremes.size and bool(outsized.all()):
+    if len(outsized) == extremes.size and bool((extremes.priority >= OUTSIZED).all()):
         raise InputError(
-            f"more than {extremes.size} tokens have over {MASSIVE:g} times the median norm, too many to be outliers "
+            f"more than {extremes.size} tokens have over {OUTSIZED:g} times the median norm, too many to be outliers "
             "and to be held; look at the norms first (`--metrics massive_tokens,outlier_dimensions` on fewer tokens)"
         )
     return extremes.table[:, 0].cpu()[outsized]

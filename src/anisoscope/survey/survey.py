@@ -17,7 +17,6 @@ from anisoscope.capture import Layout, capture, expand
 from anisoscope.errors import CaptureError, InputError
 from anisoscope.metrics import Metric
 from anisoscope.metrics.evaluate import Measured, evaluate
-from anisoscope.metrics.outliers import MASSIVE
 from anisoscope.models import Batch
 from anisoscope.records import Site
 from anisoscope.stats.attention import Heads
@@ -30,7 +29,7 @@ from anisoscope.survey.current import STREAM, Current, counted
 from anisoscope.survey.evaluated import Evaluated
 from anisoscope.survey.heads import HeadBlocks
 from anisoscope.survey.inputs import as_batch, call
-from anisoscope.survey.massive import described, massive
+from anisoscope.survey.massive import OUTSIZED, described, massive
 from anisoscope.survey.ranks import Ranks
 from anisoscope.survey.runs import choose_metrics
 from anisoscope.survey.shares import Share, blocks_of, take_items, take_rows
@@ -84,9 +83,7 @@ class Survey:
         self._unit_rows = _UNIT if tokens is None else max(1, tokens // _UNITS)
         if not blocks:
             self._unit_rows = sys.maxsize
-        # What is massive at one site must be held at all later ones. It is massive by the median of all rows; half as
-        # much by a batch's median, which is what is known when a row goes by, makes sure of it.
-        self._options: dict[str, Any] = {"sample": sample, "sinks": not self.layout.grid, "outsized": MASSIVE / 2}
+        self._options: dict[str, Any] = {"sample": sample, "sinks": not self.layout.grid, "outsized": OUTSIZED}
         self._options["extremes"] = max(_APART, (tokens or 0) // 2048)  # a block: 1.6 % of its rows and more
         self._level = 1 if tokens is not None and blocks else 0  # 64 blocks are to be dealt out, 32 to be kept apart
         self._names = set().union(*(m.sources for m in self.metrics)) | {"Moments", "Directions", "Norms", "Documents"}
@@ -320,7 +317,9 @@ class Survey:
         views = [(policies[0], cloud, [m for m in self.metrics if searching.isdisjoint(m.needs)])]
         if not self.layout.grid:
             streaming = [m for m in self.metrics if not m.sources & {"Norms", "Extremes"}]
-            views.append((policies[1], cloud.without_tokens(flagged, first=True), streaming))
+            left = cloud.without_tokens(flagged, first=True)
+            if left.n:  # windows of one token leave nothing
+                views.append((policies[1], left, streaming))
         clouds: dict[str, Cloud] = {}
         measured: list[Measured] = []
         for tokens, view, metrics in views:

@@ -1,0 +1,15 @@
+"""Windows of one token have nothing but first tokens: without them nothing was left, and the measurement broke."""
+
+import torch
+
+import anisoscope
+from tests.bugs.test_many_massive_tokens import Stretched
+
+
+def test_they_are_measured_with_their_first_tokens_alone() -> None:
+    torch.manual_seed(0)
+    ids = torch.randint(8, 64, (40, 1))
+    run = anisoscope.measure(Stretched().eval(), [{"input_ids": part} for part in ids.split(10)], sites=["resid"])
+    records = list(run.records())
+    assert {record.tokens for record in records} == {"all"}
+    assert any(record.metric == "mean_cosine_across_documents" and record.value is not None for record in records)
