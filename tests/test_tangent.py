@@ -34,6 +34,7 @@ from anisoscope.tangent.gradients import Gradients
 from anisoscope.tangent.local import captured_by_patch, fit_patches, local_test
 from anisoscope.tangent.multiple import benjamini_hochberg, permutation_p
 from anisoscope.tangent.nulls import normal_control, orientation
+from anisoscope.tangent.semi_nmf import _SLOW, ROUNDS
 from anisoscope.tangent.test import NULLS
 from anisoscope.tangent.weights import WeightGradients, error_shuffle
 from tests.oracles import tangent as oracle
@@ -168,7 +169,8 @@ def test_semi_nmf_is_the_same_for_the_same_seed_and_goes_on_from_where_it_was() 
     assert torch.equal(one.concepts, two.concepts)
     again = factorise(x, 5, start=one.concepts)
     assert again.trace[0] < 1.2 * one.trace[-1]
-    assert again.trace[-1] <= 1.001 * one.trace[-1]
+    # either stops when a round gains less than _SLOW of what is left: ROUNDS · _SLOW bounds what it leaves behind
+    assert again.trace[-1] <= (1 + ROUNDS * _SLOW) * one.trace[-1]
 
 
 def test_semi_nmf_refuses_what_it_cannot_factorise() -> None:

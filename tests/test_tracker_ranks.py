@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import socket
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, cast
@@ -19,6 +18,7 @@ from torch.nn.parallel import DistributedDataParallel
 from anisoscope import Record, Tracker
 from anisoscope.alerts import alert, stop
 from anisoscope.schedule import every
+from tests.ranks import join_group
 from tests.training import held_out, records, small_model, words
 
 CALM: dict[str, Any] = {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0}
@@ -72,9 +72,9 @@ def in_pieces() -> nn.Module:
     return cast(nn.Module, model)
 
 
-def work(rank: int, port: int, make: Callable[[], nn.Module], folder: Path) -> None:
+def work(rank: int, make: Callable[[], nn.Module], folder: Path) -> None:
     torch.set_num_threads(1)
-    dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=2)
+    join_group(folder, rank, 2)
     plain, followed = make(), make()
     loop(plain, None, rank)
     tracker = follow(followed, folder, rank, alerts=[stop(say_stop)])
@@ -86,10 +86,7 @@ def work(rank: int, port: int, make: Callable[[], nn.Module], folder: Path) -> N
 
 
 def on_two_ranks(make: Callable[[], nn.Module], folder: Path) -> None:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    spawn(work, args=(port, make, folder), nprocs=2)
+    spawn(work, args=(make, folder), nprocs=2)
 
 
 @pytest.mark.parametrize("make", [in_copies, in_pieces])

@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import shutil
+import socket
+import threading
+import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
+import uvicorn
 
 CHROMIUM, DRIVER = shutil.which("chromium"), shutil.which("chromedriver")
 OPTIONS = (
@@ -71,6 +76,23 @@ def look(browser: Any) -> Callable[..., None]:
 
     set_look(1280)
     return set_look
+
+
+@contextmanager
+def serving(app: Any) -> Iterator[str]:
+    """The address of an app served on loopback, on a socket that is bound already, so the port is free."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        config = uvicorn.Config(app, log_level="error", timeout_graceful_shutdown=1, lifespan="off")
+        server = uvicorn.Server(config)
+        thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, daemon=True)
+        thread.start()
+        deadline = time.monotonic() + 60
+        while not server.started:
+            assert time.monotonic() < deadline, "the server did not start within 60 seconds"
+            time.sleep(0.02)
+        yield f"http://127.0.0.1:{listener.getsockname()[1]}/"
+        server.should_exit = True
+        thread.join(10)
 
 
 def problems(browser: Any) -> list[str]:

@@ -3,21 +3,19 @@
 from __future__ import annotations
 
 import json
-import socket
-import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-import uvicorn
 
 from anisoscope.records import Record
 from anisoscope.report.live import live_app
 from anisoscope.report.page import write_report
 from anisoscope.store import Run
 from tests import report_runs as runs
+from tests.browser.conftest import serving
 
 READY = "return document.documentElement.dataset.ready"
 ATTACKS = (
@@ -105,19 +103,8 @@ def test_a_report_of_a_hostile_run_stays_a_report(
 @pytest.fixture
 def served(tmp_path: Path) -> Iterator[tuple[str, Path]]:
     hostile_run(tmp_path / "<img src=x onerror=window.taken=1>")
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    app = live_app(str(tmp_path))
-    server = uvicorn.Server(uvicorn.Config(app, port=port, log_level="error", lifespan="off"))
-    thread = threading.Thread(target=server.run, daemon=True)
-    thread.start()
-    deadline = time.monotonic() + 60
-    while not server.started and time.monotonic() < deadline:
-        time.sleep(0.02)
-    yield f"http://127.0.0.1:{port}/", tmp_path
-    server.should_exit = True
-    thread.join(10)
+    with serving(live_app(str(tmp_path))) as address:
+        yield address, tmp_path
 
 
 def test_the_live_page_of_a_hostile_run_stays_itself(

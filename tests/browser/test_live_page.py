@@ -2,54 +2,40 @@
 
 from __future__ import annotations
 
-import socket
-import threading
-import time
+import os
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
-import uvicorn
 
 from anisoscope.records import Record
 from anisoscope.report import live
 from anisoscope.report.live import live_app
 from anisoscope.store import Run
 from tests import report_runs as runs
-from tests.browser.conftest import problems
+from tests.browser.conftest import problems, serving
 
 READY = "return document.documentElement.dataset.ready"
 LIVE = "return document.getElementById('pulse').classList.contains('live')"
 SERIES = "return document.querySelectorAll('#chart svg .mark-line path').length"
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    root = tmp_path_factory.mktemp("live")
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """Two runs of this test alone: what it appends, no other test sees."""
+    root = tmp_path / "live"
     runs.make_run(root / "b", runs.profiles((0, 1, 10, 100), scale=0.5))
-    time.sleep(0.01)
     runs.make_run(root / "a", runs.profiles((0, 1, 10, 100)))
+    os.utime(root / "b" / "records.jsonl", (1, 1))  # changed long before a
     return root
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
 def address(folder: Path) -> Iterator[str]:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    config = uvicorn.Config(
-        live_app(str(folder)), port=port, log_level="error", timeout_graceful_shutdown=1, lifespan="off"
-    )
-    server = uvicorn.Server(config)
-    thread = threading.Thread(target=server.run, daemon=True)
-    thread.start()
-    while not server.started:
-        time.sleep(0.02)
-    yield f"http://127.0.0.1:{port}/"
-    server.should_exit = True
-    thread.join(10)
+    with serving(live_app(str(folder))) as address:
+        yield address
 
 
 @pytest.fixture
