@@ -10,13 +10,12 @@ from typing import Any
 
 import pytest
 import torch
-import torch.distributed as dist
 from torch.multiprocessing.spawn import spawn
 
 import anisoscope
 from anisoscope.errors import InputError
 from tests import model_folders
-from tests.ranks import join_group
+from tests.ranks import join_group, leave_group
 from tests.sweep_folders import documents
 
 WORLD = 3
@@ -50,7 +49,7 @@ def work(rank: int, folder: Path) -> None:
         (folder / f"{case}-{rank}.json").write_text(json.dumps(found))
     with pytest.raises(InputError, match="measured by one process"):
         anisoscope.measure(folder / "model", text=folder / "text-60.jsonl", generate=4, distributed=True)
-    dist.destroy_process_group()
+    leave_group()
 
 
 def numbers(run: anisoscope.Run) -> dict[tuple[Any, ...], tuple[Any, ...]]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 
 import torch
-import torch.distributed as dist
 from torch.multiprocessing.spawn import spawn
 
 from anisoscope.stats.directions import Directions
@@ -13,7 +12,7 @@ from anisoscope.stats.moments import Moments
 from anisoscope.stats.ranks import add_over_ranks
 from anisoscope.stats.rows import bare_rows
 from anisoscope.stats.sample import Sample
-from tests.ranks import join_group
+from tests.ranks import join_group, leave_group
 
 
 def rows_of(rank: int) -> torch.Tensor:
@@ -30,7 +29,7 @@ def work(rank: int, folder: str) -> None:
     assert directions is not None
     assert sample is not None
     torch.save([moments.scatter, directions.unit, sample.x], Path(folder) / f"{rank}.pt")
-    dist.destroy_process_group()
+    leave_group()
 
 
 def test_statistics_add_over_ranks_even_where_one_rank_has_no_rows(tmp_path: Path) -> None:

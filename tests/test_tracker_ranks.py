@@ -8,7 +8,6 @@ from typing import Any, cast
 
 import pytest
 import torch
-import torch.distributed as dist
 from torch import nn
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
@@ -18,7 +17,7 @@ from torch.nn.parallel import DistributedDataParallel
 from anisoscope import Record, Tracker
 from anisoscope.alerts import alert, stop
 from anisoscope.schedule import every
-from tests.ranks import join_group
+from tests.ranks import join_group, leave_group
 from tests.training import held_out, records, small_model, words
 
 CALM: dict[str, Any] = {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0}
@@ -82,7 +81,7 @@ def work(rank: int, make: Callable[[], nn.Module], folder: Path) -> None:
     assert tracker.should_stop  # on every rank, though rank 0 alone asks the rules
     if make is in_copies:  # clocks differ between ranks; what they leave out must not, or one waits for ever
         follow(make(), folder / "budget", rank, max_overhead=1e-9 if rank else 1e9, metrics=["mean_cosine"])
-    dist.destroy_process_group()
+    leave_group()
 
 
 def on_two_ranks(make: Callable[[], nn.Module], folder: Path) -> None:
