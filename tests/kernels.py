@@ -62,7 +62,8 @@ def run(setting: str, folder: Path) -> tuple[int, list[Margin]]:
     name, _, value = setting.partition("=")
     # assertions are compiled to report also when they pass; that must not end up in the caches of ordinary runs
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPYCACHEPREFIX": str(folder.parent / "pycache")}
-    command = [sys.executable, "-m", "pytest", "-n", "2", "-m", "numeric and not slow and not real"]
+    workers = "1" if name == "OMP_NUM_THREADS" and value != "1" else "2"  # two workers of several threads only wait
+    command = [sys.executable, "-m", "pytest", "-n", workers, "-m", "numeric and not slow and not real"]
     command += ["-p", "tests.margins", f"--margins={folder}", "-o", "enable_assertion_pass_hook=true"]
     done = subprocess.run(command, cwd=ROOT, env={**environment, name: value}, check=False)
     lines = [json.loads(line) for path in folder.glob("*.jsonl") for line in path.read_text().splitlines()]
