@@ -18,9 +18,9 @@ import torch
 from torch import Tensor
 
 from anisoscope import measure_rows, metrics, open_vectors
+from anisoscope.data.vectors import write_npy
 from anisoscope.errors import InputError
-from anisoscope.models.vectors import write_npy
-from anisoscope.stats.cloud import batches_of, cloud_of
+from anisoscope.stats.collect import batches_of, cloud_of
 from anisoscope.stats.directions import Directions
 from anisoscope.stats.moments import Moments
 from anisoscope.stats.rows import Rows

@@ -9,11 +9,11 @@ import tempfile
 import time
 from pathlib import Path
 
-from anisoscope.lab.experiment import Experiment, changed
-from anisoscope.lab.observing import tracked
-from anisoscope.lab.train import train
 from anisoscope.schedule import at
-from anisoscope.store import Run
+from anisoscope.store.run import Run
+from anisoscope.studies.lab.experiment import Experiment, changed
+from anisoscope.studies.lab.observing import tracked
+from anisoscope.studies.lab.train import train
 from benchmarks.harness import Figure, Outcome, Settings, clock
 
 _FULL = {"steps": 2000}  # of the default model: 4 layers of width 128, 16 windows of 128 characters a step

@@ -22,7 +22,7 @@ import torch
 from anisoscope import Tracker
 from anisoscope.records import Record
 from anisoscope.schedule import every
-from anisoscope.store import Run
+from anisoscope.store.run import Run
 from benchmarks.harness import Figure, Outcome, Settings, clock
 
 RECORDS = 1_000_000
@@ -102,7 +102,7 @@ _SCRIPT = """
     first, second = sys.argv[1:]
     began = time.process_time()
 
-    from anisoscope.store import Run
+    from anisoscope.store.run import Run
 
     def cli(*arguments):
         from anisoscope.cli import main

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from anisoscope.capture import find_layout
-from anisoscope.survey import Survey
+from anisoscope.measurement.engine import Engine
 from benchmarks.harness import Figure, Outcome, Settings, clock, in_turn
 from benchmarks.peers import OUTSIDE, Answer, exchanged, outside
 
@@ -69,7 +69,7 @@ def measure(settings: Settings) -> Outcome:
     )
 
 
-def _beside(model: Any, batches: list[Batch], sites: tuple[str, ...]) -> tuple[list[float], list[float], Survey]:
+def _beside(model: Any, batches: list[Batch], sites: tuple[str, ...]) -> tuple[list[float], list[float], Engine]:
     """Seconds of each batch surveyed and, right before it, plain: a busy machine disturbs both alike."""
     plain: list[float] = []
     surveyed: list[float] = []
@@ -119,12 +119,12 @@ def _forward(model: Any, batches: list[Batch]) -> None:
             model(**batch)
 
 
-def _new_survey(model: Any, batches: list[Batch], sites: tuple[str, ...], metrics: Any = None) -> Survey:
+def _new_survey(model: Any, batches: list[Batch], sites: tuple[str, ...], metrics: Any = None) -> Engine:
     layout = find_layout(model, {name: x[:1] for name, x in batches[0].items()})
-    return Survey(model, layout, sites, metrics, special=True, sample=4096, seed=0, tokens=TOKENS)
+    return Engine(model, layout, sites, metrics, special=True, sample=4096, seed=0, tokens=TOKENS)
 
 
-def _survey(model: Any, batches: list[Batch], sites: tuple[str, ...], metrics: Any = None) -> Survey:
+def _survey(model: Any, batches: list[Batch], sites: tuple[str, ...], metrics: Any = None) -> Engine:
     survey = _new_survey(model, batches, sites, metrics)
     survey.run(batches)
     return survey

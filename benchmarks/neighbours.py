@@ -33,7 +33,7 @@ import torch
 from sklearn.neighbors import NearestNeighbors
 from torch import Tensor
 
-from anisoscope.stats.neighbours import nearest
+from anisoscope.stats.knn import nearest
 
 RESULTS = Path(__file__).parent / "results" / "neighbours.json"
 BLOCK = 2048

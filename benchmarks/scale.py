@@ -17,7 +17,7 @@ import numpy as np
 import torch
 
 from anisoscope.capture import find_layout
-from anisoscope.survey import Survey
+from anisoscope.measurement.engine import Engine
 from benchmarks.harness import RESULTS, ROOT, Figure, Outcome, Settings, load
 
 PAGE = ROOT / "docs" / "scale.md"
@@ -207,8 +207,8 @@ def _point(width: int, layers: int, tokens: int) -> Point:
             for batch in batches:
                 model(**batch)
 
-    def counted() -> Survey:
-        survey = Survey(model, layout, ["resid"], None, special=True, sample=_SAMPLE, seed=0, tokens=tokens)
+    def counted() -> Engine:
+        survey = Engine(model, layout, ["resid"], None, special=True, sample=_SAMPLE, seed=0, tokens=tokens)
         survey.run(batches)
         return survey
 

@@ -17,13 +17,13 @@ import numpy as np
 import torch
 from safetensors.torch import load_file, save_file
 
-from anisoscope.metrics.evaluate import Measured
-from anisoscope.models import weights_digest
+from anisoscope.metrics.evaluate import MetricResult
+from anisoscope.models.weight_files import weights_digest
 from anisoscope.records import Record
 from anisoscope.sweep import sweep as sweep_models
 from anisoscope.sweep.engines import Engine, Outcome, Pull, in_pool, on_ray
 from anisoscope.sweep.jobs import Answer, Compare, Job, Measure
-from anisoscope.sweep.trajectory import Kept
+from anisoscope.sweep.trajectory import KeptRows
 from benchmarks.harness import Figure, Settings
 from benchmarks.harness import Outcome as Found
 
@@ -137,10 +137,10 @@ def _made_up(pull: Pull) -> Iterator[Outcome]:
 
 def _answer(job: Job) -> Answer:
     """As large as the answer of a small model: 400 records, and 1024 rows of 128 numbers at 8 sites."""
-    measured = [Measured(Record(f"resid.{number}", "mean_cosine", 0.5)) for number in range(400)]
+    measured = [MetricResult(Record(f"resid.{number}", "mean_cosine", 0.5)) for number in range(400)]
     if not isinstance(job, Measure):
         return Answer(measured[:20])
     rows = {"Sample/x": np.zeros((1024, 128), np.float32)}
-    kept = tuple(Kept(f"resid.{layer}", "no-sink", rows) for layer in range(8))
+    kept = tuple(KeptRows(f"resid.{layer}", "no-sink", rows) for layer in range(8))
     digest = weights_digest(Path(job.task.checkpoint.source))
     return Answer(measured, kept, {"model": {"digest": digest, "commit": None}}, [float(job.task.checkpoint.step)])

@@ -12,8 +12,8 @@ from torch import Tensor
 
 from anisoscope.tangent import factorise
 from anisoscope.tangent.frame import Frame, fit_frame
+from anisoscope.tangent.gradient_records import Subject, tangent_records, with_q
 from anisoscope.tangent.gradients import Gradients
-from anisoscope.tangent.test import Subject, tangent_records, with_q
 from benchmarks.harness import SCRATCH, Figure, Outcome, Settings, clock
 from benchmarks.peers import Peer, command_of, installed, last_line
 

@@ -17,10 +17,10 @@ from blocks import blocks_of, refreshed, run_blocks
 from cli_reference import cli_page
 from reader import prepare
 
-from anisoscope.claims.listing import rules_table, verdicts_summary, verdicts_table
-from anisoscope.claims.runner import CLAIMS
 from anisoscope.metrics import catalogue
 from anisoscope.metrics.metric import INVARIANCES, Metric
+from anisoscope.studies.claims.listing import rules_table, verdicts_summary, verdicts_table
+from anisoscope.studies.claims.runner import CLAIMS
 
 HERE = Path(__file__).parent
 VERDICTS = HERE / "claims-small.json"

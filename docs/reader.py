@@ -14,7 +14,7 @@ _LETTERS = 160  # of a document
 
 def prepare(folder: Path) -> None:
     """Puts `model/`, `corpus.jsonl` and `vectors.npy` into a folder, always the same ones."""
-    from anisoscope.lab.corpora import embedded_text
+    from anisoscope.studies.lab.corpora import embedded_text
 
     texts = [text.strip()[:_LETTERS] for text in embedded_text()][:_DOCUMENTS]
     (folder / "corpus.jsonl").write_text("\n".join(json.dumps({"text": text}) for text in texts))

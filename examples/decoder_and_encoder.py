@@ -14,10 +14,10 @@ from rich.console import Console
 
 import anisoscope
 from anisoscope.cli.app import progress_bar
-from anisoscope.lab.corpora import embedded_text
 from anisoscope.report.charts import plot
 from anisoscope.report.terminal import layers_table
 from anisoscope.report.theme import save_chart
+from anisoscope.studies.lab.corpora import embedded_text
 
 TOKENS = 16_384
 METRICS = ["spectral_anisotropy", "mean_cosine", "two_nn", "removal_curve", "tokens_to_halve"]

@@ -7,9 +7,9 @@ import sys
 import numpy as np
 
 import anisoscope
-from anisoscope.stats.cloud import as_rows, cloud_of
+from anisoscope.remedies import fit_remedy
+from anisoscope.stats.collect import as_rows, cloud_of
 from anisoscope.stats.moments import Moments
-from anisoscope.transform import fit_remedy
 
 if len(sys.argv) > 1:
     rows = np.load(sys.argv[1])

@@ -38,7 +38,7 @@ Case = Callable[[Path], None]
 CASES: dict[str, Case] = {}
 SITES = ["embed", "resid", "attn", "mlp", "q", "k", "pattern", "final"]
 CALM: dict[str, Any] = {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0}
-NOT_COMPARED = {"time", "seconds", "created"}  # columns that say when, not what
+NOT_COMPARED = {"time", "seconds", "created", "note"}  # texts and times; numbers are what must not move
 
 
 def case(work: Case) -> Case:

@@ -10,9 +10,9 @@ from typing import Any
 import torch
 
 from anisoscope import Tracker, alerts, cli
-from anisoscope.disk import replacing
-from anisoscope.offline import partial
+from anisoscope.measurement import resume as partial
 from anisoscope.schedule import every
+from anisoscope.store.files import replacing
 from tests import model_folders, training
 from tests.sweep_folders import checkpoint_series, documents
 

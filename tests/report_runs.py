@@ -11,7 +11,7 @@ from typing import Any
 import pandas as pd
 
 from anisoscope.records import COLUMNS, Record
-from anisoscope.store import Run
+from anisoscope.store.run import Run
 
 LAYERS = 6
 HOSTILE = "<script>document.title='taken'</script>"

@@ -10,8 +10,8 @@ from torch import Tensor
 from anisoscope.records import Record
 from anisoscope.tangent.basis import Basis, orthonormal
 from anisoscope.tangent.frame import Frame, fit_frame
+from anisoscope.tangent.gradient_records import Subject, tangent_records, with_q
 from anisoscope.tangent.gradients import Gradients
-from anisoscope.tangent.test import Subject, tangent_records, with_q
 
 N, D, PATCHES, RANK = 640, 24, 8, 3
 

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import doctest
 from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
-import anisoscope.alerts as alerts
 from anisoscope import Record
 from anisoscope.alerts import (
     Rule,
@@ -37,12 +35,6 @@ def heads(entropy: list[float], cosine: list[float]) -> list[Record]:
 def fired(rule: Rule, *looks: list[Record]) -> list[list[str]]:
     """The sites of the alerts at each look."""
     return [[found.site for found in rule(records)] for records in looks]
-
-
-def test_the_example_in_the_docstring_holds() -> None:
-    result = doctest.testmod(alerts)
-    assert result.attempted
-    assert not result.failed
 
 
 def test_collapse_needs_as_many_low_probes_in_a_row_as_asked() -> None:

@@ -7,9 +7,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from anisoscope.stats import attention
-from anisoscope.stats.attention import Attention, Heads, Scores, attention_rows
-from anisoscope.stats.pack import pack, unpack
+from anisoscope.stats import head_scores
+from anisoscope.stats.head_scores import Attention, Heads, Scores, attention_rows
+from anisoscope.stats.packing import pack, unpack
 from tests.oracles import attention as oracle
 
 NAMES = ("entropy", "sink", "largest", "logit_std")
@@ -46,16 +46,16 @@ def logits_of(heads: Heads) -> oracle.Array:
     return oracle.logits_of(q, k, heads.scaling, softcap=heads.softcap, bias=bias)
 
 
-PUBLIC_OR_FUSED = pytest.mark.parametrize("kernel", [attention._mean_key_fused, attention._mean_key_public])
+PUBLIC_OR_FUSED = pytest.mark.parametrize("kernel", [head_scores._mean_key_fused, head_scores._mean_key_public])
 
 
 @PUBLIC_OR_FUSED
 @pytest.mark.parametrize("groups", [4, 2, 1])
 @pytest.mark.parametrize("is_causal", [True, False])
 def test_plain_heads_equal_a_softmax_over_every_row(
-    monkeypatch: pytest.MonkeyPatch, kernel: attention.Kernel, groups: int, is_causal: bool
+    monkeypatch: pytest.MonkeyPatch, kernel: head_scores.Kernel, groups: int, is_causal: bool
 ) -> None:
-    monkeypatch.setattr(attention, "_kernel", lambda device: kernel)
+    monkeypatch.setattr(head_scores, "_kernel", lambda device: kernel)
     q, k = make_heads(g=groups)
     heads = Heads(q, k, 0.3, causal=is_causal)
     visible = causal(7) if is_causal else torch.ones(1, 1, 7, 7, dtype=torch.bool)
@@ -66,9 +66,9 @@ def test_plain_heads_equal_a_softmax_over_every_row(
 @pytest.mark.parametrize("side", ["left", "right"])
 @pytest.mark.parametrize("dtype", [torch.bool, torch.float32])
 def test_padding_keys_are_invisible_and_padding_queries_never_count(
-    monkeypatch: pytest.MonkeyPatch, kernel: attention.Kernel, side: str, dtype: torch.dtype
+    monkeypatch: pytest.MonkeyPatch, kernel: head_scores.Kernel, side: str, dtype: torch.dtype
 ) -> None:
-    monkeypatch.setattr(attention, "_kernel", lambda device: kernel)
+    monkeypatch.setattr(head_scores, "_kernel", lambda device: kernel)
     q, k = make_heads(g=2)
     counts = everyone(q)
     counts[0, slice(0, 3) if side == "left" else slice(4, 7)] = False
@@ -84,9 +84,9 @@ def test_padding_keys_are_invisible_and_padding_queries_never_count(
 @PUBLIC_OR_FUSED
 @pytest.mark.parametrize("is_causal", [True, False])
 def test_a_window_given_as_a_number_equals_one_given_as_a_mask(
-    monkeypatch: pytest.MonkeyPatch, kernel: attention.Kernel, is_causal: bool
+    monkeypatch: pytest.MonkeyPatch, kernel: head_scores.Kernel, is_causal: bool
 ) -> None:
-    monkeypatch.setattr(attention, "_kernel", lambda device: kernel)
+    monkeypatch.setattr(head_scores, "_kernel", lambda device: kernel)
     q, k = make_heads(t=9)
     distance = torch.arange(9)[:, None] - torch.arange(9)
     visible = (distance < 3) & (distance >= (0 if is_causal else -2))
@@ -121,8 +121,8 @@ def test_a_bias_inside_a_float_mask_is_kept() -> None:
 
 
 @PUBLIC_OR_FUSED
-def test_huge_logits_keep_their_entropy(monkeypatch: pytest.MonkeyPatch, kernel: attention.Kernel) -> None:
-    monkeypatch.setattr(attention, "_kernel", lambda device: kernel)
+def test_huge_logits_keep_their_entropy(monkeypatch: pytest.MonkeyPatch, kernel: head_scores.Kernel) -> None:
+    monkeypatch.setattr(head_scores, "_kernel", lambda device: kernel)
     q, k = make_heads(t=12, scale=8.0)
     heads = Heads(q, k + 40.0, 1.0, causal=True)
     assert_close(Attention.of(heads, everyone(q)), logits_of(heads), causal(12), everyone(q), 2e-4)
@@ -171,7 +171,7 @@ def test_blocks_of_query_rows_change_nothing(monkeypatch: pytest.MonkeyPatch) ->
     q, k = make_heads(g=2)
     visible = causal(7).expand(2, 1, 7, 7)
     whole = Attention.of(Heads(q, k, 0.3, mask=visible), everyone(q))
-    monkeypatch.setattr(attention, "_BLOCK", 2 * 2 * 4 * 7)
+    monkeypatch.setattr(head_scores, "_BLOCK", 2 * 2 * 4 * 7)
     for name, total in pack(Attention.of(Heads(q, k, 0.3, mask=visible), everyone(q))).items():
         torch.testing.assert_close(total, pack(whole)[name], rtol=1e-6, atol=1e-6)
 

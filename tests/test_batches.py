@@ -18,20 +18,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
+from anisoscope.data.audio import audio_batches, resample
+from anisoscope.data.batches import model_batches
+from anisoscope.data.images import image_batches
+from anisoscope.data.text import text_batches, text_documents, text_pieces
+from anisoscope.data.token_table import Batch, TokenTable, table_at
 from anisoscope.errors import InputError
-from anisoscope.models import (
-    Batch,
-    Table,
-    audio_batches,
-    image_batches,
-    model_batches,
-    open_model,
-    table_at,
-    text_batches,
-    text_documents,
-)
-from anisoscope.models.audio import resample
-from anisoscope.models.text import text_pieces
+from anisoscope.models.open import open_model
 from tests import model_folders as made
 from tests.oracles import windows as oracle
 
@@ -126,9 +119,9 @@ def test_cutting_a_text_into_pieces_leaves_its_tokens_as_they_are(tokenizer: Any
 
 
 def _as_one_text(pieces: list[str]) -> Any:
-    from anisoscope.models import Documents
+    from anisoscope.data.text import TextDocuments
 
-    return Documents(lambda: iter(pieces), are="windows")
+    return TextDocuments(lambda: iter(pieces), are="windows")
 
 
 def test_pieces_do_not_depend_on_how_the_file_was_read() -> None:
@@ -220,7 +213,7 @@ def test_marks_part_documents_however_the_file_is_read(tmp_path: Path, monkeypat
     file = tmp_path / "marked.txt"
     file.write_text("one\n<doc>\ntwo\nlines\n<doc>\nthree")
     for size in (1, 4, 1000):
-        monkeypatch.setattr("anisoscope.models.text.PIECE", size)
+        monkeypatch.setattr("anisoscope.data.text.PIECE", size)
         assert list(text_documents(file, mark="<doc>")) == ["one", "two\nlines", "three"]
     assert text_documents(file, mark="<doc>").are == "documents"
 
@@ -330,7 +323,7 @@ def test_an_id_beyond_the_embedding_is_named() -> None:
 def test_a_pooled_position_counts_when_all_that_it_covers_counts(counts: list[bool], length: int) -> None:
     T = len(counts)
     column = torch.zeros(1, T, dtype=torch.int64)
-    table = Table(column + 5, column, column, column, torch.tensor([counts]), torch.zeros(1, T, dtype=torch.bool))
+    table = TokenTable(column + 5, column, column, column, torch.tensor([counts]), torch.zeros(1, T, dtype=torch.bool))
     pooled = table_at(table, length)
     expected = []
     for t in range(length):

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from anisoscope.capture import Layout, capture, expand, find_layout, queries
 from anisoscope.errors import CaptureError, InputError
 from anisoscope.records import Site
-from anisoscope.stats.attention import Attention, Heads, Scores
+from anisoscope.stats.head_scores import Attention, Heads, Scores
 from tests.oracles import attention as oracle
 from tests.tiny_models import CATALOGUE, HEADS, LAYERS, WIDTH, HomeMade, HomeMadeBlock, build, text
 

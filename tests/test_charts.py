@@ -18,7 +18,7 @@ from anisoscope.report.lines import Look
 from anisoscope.report.shapes import KINDS, choose, colours_of, distinct, picks_of, shape_of
 from anisoscope.report.theme import COLOURS, config
 from anisoscope.report.tidy import depths_of, of_metric, rows_of, table_of
-from anisoscope.store import Run
+from anisoscope.store.run import Run
 from tests import report_runs as runs
 
 

@@ -15,8 +15,9 @@ from huggingface_hub import constants
 from safetensors.torch import load_file, save_file
 
 from anisoscope.errors import InputError
-from anisoscope.models import Checkpoint, checkpoints, open_model, weights_digest
-from anisoscope.models.checkpoints import step_of
+from anisoscope.models.checkpoints import Checkpoint, checkpoints, step_of
+from anisoscope.models.open import open_model
+from anisoscope.models.weight_files import weights_digest
 from tests import model_folders as made
 
 

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import doctest
 import itertools
 import json
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -15,9 +13,10 @@ import pytest
 import scipy.stats
 import torch
 
-from anisoscope.claims import claim as claim_module
-from anisoscope.claims import statistics as statistics_module
-from anisoscope.claims.claim import (
+from anisoscope.errors import InputError
+from anisoscope.records import Record
+from anisoscope.store.run import Run
+from anisoscope.studies.claims.claim import (
     CONTROL,
     INCONCLUSIVE,
     LAB,
@@ -39,11 +38,11 @@ from anisoscope.claims.claim import (
     judge,
     unjudged,
 )
-from anisoscope.claims.readings import Missing, Reading, Units, by_documents, difference, estimate, estimates
-from anisoscope.claims.runner import CLAIMS, cost, find_claims, find_size
-from anisoscope.claims.sizes import SIZES, cells
-from anisoscope.claims.states import cosines_before_rotation, entropies, mean_cosine
-from anisoscope.claims.statistics import (
+from anisoscope.studies.claims.readings import Missing, RunView, Units, by_documents, difference, estimate, estimates
+from anisoscope.studies.claims.runner import CLAIMS, cost, find_claims, find_size
+from anisoscope.studies.claims.sizes import SIZES, cells
+from anisoscope.studies.claims.states import cosines_before_rotation, entropies, mean_cosine
+from anisoscope.studies.claims.statistics import (
     bell,
     fall,
     half_time,
@@ -56,12 +55,9 @@ from anisoscope.claims.statistics import (
     spearman,
     spearman_p,
 )
-from anisoscope.claims.untrained import PUBLISHED as BERT
-from anisoscope.claims.untrained import Setting, passed
-from anisoscope.errors import InputError
-from anisoscope.lab.model import Config, Transformer
-from anisoscope.records import Record
-from anisoscope.store import Run
+from anisoscope.studies.claims.untrained import PUBLISHED as BERT
+from anisoscope.studies.claims.untrained import Setting, passed
+from anisoscope.studies.lab.transformer import Config, Transformer
 from tests.oracles.metrics import mean_cosine as slow_cosine
 
 
@@ -321,18 +317,18 @@ def record(site: str, value: float | None, metric: str = "isoscore", **more: obj
 
 
 def test_a_profile_ends_with_the_state_after_the_norm() -> None:
-    reading = Reading.of(
+    reading = RunView.of(
         [
             *(record("final", 4.0), record("embed", 0.0), record("resid.1", 2.0), record("resid.0", 1.0)),
             *(record("resid.0", 9.0, tokens="no-sink"), record("grad.resid.0", 9.0)),
         ]
     )
     assert reading.profile("isoscore") == [0.0, 1.0, 4.0]
-    assert Reading.of([record("embed", 0.0), record("resid.0", 1.0)]).profile("isoscore") == [0.0, 1.0]
+    assert RunView.of([record("embed", 0.0), record("resid.0", 1.0)]).profile("isoscore") == [0.0, 1.0]
 
 
 def test_a_missing_number_says_why_and_makes_no_quantity() -> None:
-    reading = Reading.of([record("embed", None, note="too few rows")])
+    reading = RunView.of([record("embed", None, note="too few rows")])
     with pytest.raises(Missing, match="too few rows"):
         reading.profile("isoscore")
     units = Units((reading, reading, reading))
@@ -343,7 +339,7 @@ def test_a_missing_number_says_why_and_makes_no_quantity() -> None:
 
 
 def test_spreads_over_batches_are_no_second_value() -> None:
-    reading = Reading.of(
+    reading = RunView.of(
         [record("embed", 1.0), record("embed", 5.0, variant={"over": "batches", "of batches": "mean"})]
     )
     assert reading.profile("isoscore") == [1.0]
@@ -351,8 +347,8 @@ def test_spreads_over_batches_are_no_second_value() -> None:
 
 
 def test_statistics_of_two_looks_are_paired_by_seed() -> None:
-    a = Units(tuple(Reading.of([record("embed", seed + 1.0)]) for seed in range(4)))
-    b = Units(tuple(Reading.of([record("embed", float(seed))]) for seed in range(4)))
+    a = Units(tuple(RunView.of([record("embed", seed + 1.0)]) for seed in range(4)))
+    b = Units(tuple(RunView.of([record("embed", float(seed))]) for seed in range(4)))
     found = estimate(lambda x, y: x.profile("isoscore")[0] - y.profile("isoscore")[0], a, b)
     assert (found.value, found.error, found.n) == (1.0, 0.0, 4)
     assert difference(Estimate(2, 3.0, 5), Estimate(1, 4.0, 4)) == Estimate(1, 5.0, 4)
@@ -444,10 +440,3 @@ def test_looks_are_early_and_late_and_include_the_ends() -> None:
         assert max(size.early) == size.frozen < min(size.late)
         assert size.seeds >= 3
     assert SIZES["small"].seeds == 5
-
-
-@pytest.mark.parametrize("module", [claim_module, statistics_module])
-def test_examples_in_docstrings_give_what_they_say(module: ModuleType) -> None:
-    found = doctest.testmod(module)
-    assert found.attempted > 0
-    assert found.failed == 0

@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from anisoscope.claims.ahead import Ahead
-from anisoscope.claims.bench import Lab
-from anisoscope.claims.runner import Asked, find_claims, find_size, run_claims
-from anisoscope.lab.losses import read_losses
+from anisoscope.studies.claims.ahead import Ahead
+from anisoscope.studies.claims.bench import Lab
+from anisoscope.studies.claims.runner import ClaimsRequest, find_claims, find_size, run_claims
+from anisoscope.studies.lab.losses import read_losses
 
 
 def process_and(name: str) -> tuple[int, str]:
@@ -73,7 +73,7 @@ def test_without_processes_nothing_is_begun() -> None:
 
 
 def test_claims_on_trainings_of_other_processes_are_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    asked = Asked(find_size("tiny"))
+    asked = ClaimsRequest(find_size("tiny"))
     own = list(run_claims(find_claims(["S1"]), tmp_path / "own", asked))
     here: list[str] = []
     train = Lab.train
@@ -85,7 +85,7 @@ def test_claims_on_trainings_of_other_processes_are_the_same(tmp_path: Path, mon
         return train(lab, cell, seed)
 
     monkeypatch.setattr(Lab, "train", trained)
-    monkeypatch.setattr("anisoscope.claims.runner._processes", lambda _: 1)
+    monkeypatch.setattr("anisoscope.studies.claims.runner._processes", lambda _: 1)
     ahead = list(run_claims(find_claims(["S1"]), tmp_path / "ahead", asked))
     assert [pair for _, pair in ahead] == [pair for _, pair in own]
     cells = [f"{cell}-seed-{seed}" for cell in ("decoder", "encoder") for seed in range(3)]

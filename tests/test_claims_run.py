@@ -11,11 +11,14 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from anisoscope.claims.claim import CONTROL, PUBLISHED, Claim, Verdict
-from anisoscope.claims.panel import images, members, sounds
-from anisoscope.claims.runner import (
+from anisoscope.cli import app
+from anisoscope.errors import InputError, StoreError
+from anisoscope.store.run import Run
+from anisoscope.studies.claims.claim import CONTROL, PUBLISHED, Claim, Verdict
+from anisoscope.studies.claims.panel import images, members, sounds
+from anisoscope.studies.claims.runner import (
     CLAIMS,
-    Asked,
+    ClaimsRequest,
     evidence_run,
     find_claims,
     find_size,
@@ -23,10 +26,7 @@ from anisoscope.claims.runner import (
     last_verdicts,
     run_claims,
 )
-from anisoscope.cli import app
-from anisoscope.errors import InputError, StoreError
-from anisoscope.lab.corpora import open_text
-from anisoscope.store import Run
+from anisoscope.studies.lab.corpora import open_text
 from tests import model_folders as made
 
 OUTCOMES = {"reproduced", "not reproduced", "inconclusive"}
@@ -37,7 +37,7 @@ Pairs = list[tuple[Claim, tuple[Verdict, Verdict]]]
 
 def run_tiny(ids: Sequence[str], out: Path, said: list[str] | None = None, **asked: object) -> Pairs:
     say = None if said is None else said.append
-    wanted = Asked(find_size("tiny"), **asked)  # type: ignore[arg-type]
+    wanted = ClaimsRequest(find_size("tiny"), **asked)  # type: ignore[arg-type]
     return list(run_claims(find_claims(ids), out, wanted, say=say))
 
 
@@ -138,9 +138,9 @@ def test_evidence_on_disk_decides_and_nothing_else(tmp_path: Path) -> None:
 
 def test_a_folder_keeps_to_what_it_was_begun_with(tiny: Path) -> None:
     with pytest.raises(InputError, match="another seeds"):
-        list(run_claims(find_claims(["N4"]), tiny, Asked(find_size("tiny", 4))))
+        list(run_claims(find_claims(["N4"]), tiny, ClaimsRequest(find_size("tiny", 4))))
     with pytest.raises(InputError, match="not of claims"):
-        list(run_claims(find_claims(["N4"]), tiny / "evidence" / "N4", Asked(find_size("tiny"))))
+        list(run_claims(find_claims(["N4"]), tiny / "evidence" / "N4", ClaimsRequest(find_size("tiny"))))
 
 
 def test_a_model_of_yours_is_judged_by_its_documents(tiny: Path, tmp_path: Path, text: str) -> None:
@@ -187,7 +187,7 @@ def test_a_model_that_is_not_there_is_refused_before_anything_runs(tmp_path: Pat
 
 
 def test_the_panel_has_every_modality_and_says_what_is_random(tmp_path: Path) -> None:
-    from anisoscope.claims.bench import Bench, Lab
+    from anisoscope.studies.claims.bench import Bench, Lab
 
     size = find_size("tiny")
     panel = members(Bench(size, Lab(tmp_path, size, 3, lambda _: None)))

@@ -10,34 +10,34 @@ from typing import Any
 import pytest
 import torch
 
-from anisoscope.claims import modalities, shape
-from anisoscope.claims.bench import Bench, Lab
-from anisoscope.claims.claim import CONTROL, LAB, PUBLISHED, Estimate, Evidence, judge
-from anisoscope.claims.given import GROUPS, groups_of, thinned
-from anisoscope.claims.isotropy import isotropic_reading
-from anisoscope.claims.listing import verdicts_summary, verdicts_table
-from anisoscope.claims.panel import AUDIO, CHARACTER, CONVOLUTION, IMAGE, TEXT, Member
-from anisoscope.claims.readings import (
+from anisoscope.errors import InputError
+from anisoscope.records import Record, Site
+from anisoscope.store.run import Run
+from anisoscope.studies.claims import modalities, razzhigaev2023
+from anisoscope.studies.claims.bench import Bench, Lab
+from anisoscope.studies.claims.claim import CONTROL, LAB, PUBLISHED, Estimate, Evidence, judge
+from anisoscope.studies.claims.given import GROUPS, groups_of, thinned
+from anisoscope.studies.claims.listing import verdicts_summary, verdicts_table
+from anisoscope.studies.claims.machina2024 import isotropic_reading
+from anisoscope.studies.claims.panel import AUDIO, CHARACTER, CONVOLUTION, IMAGE, TEXT, Member
+from anisoscope.studies.claims.readings import (
     Missing,
-    Reading,
+    RunView,
     Units,
     by_documents,
     estimate,
     estimate_share,
     least_favourable,
 )
-from anisoscope.claims.runner import CLAIMS, Asked, find_claims, find_size, run_claims
-from anisoscope.errors import InputError
-from anisoscope.records import Record, Site
-from anisoscope.store import Run
+from anisoscope.studies.claims.runner import CLAIMS, ClaimsRequest, find_claims, find_size, run_claims
 
 ROOT = Path(__file__).parent.parent
 
 
-def reading(values: list[float], metric: str = "isoscore", **more: Any) -> Reading:
+def reading(values: list[float], metric: str = "isoscore", **more: Any) -> RunView:
     """Values from the embedding on."""
     sites = ["embed", *(f"resid.{place}" for place in range(len(values) - 1))]
-    return Reading.of([Record(site, metric, value, **more) for site, value in zip(sites, values, strict=True)])
+    return RunView.of([Record(site, metric, value, **more) for site, value in zip(sites, values, strict=True)])
 
 
 # --- shares -------------------------------------------------------------------------------------------------------
@@ -59,7 +59,7 @@ def test_a_share_keeps_the_spread_of_its_units_where_that_is_larger() -> None:
 def test_answers_of_all_seeds_are_counted_and_those_of_documents_once() -> None:
     flags = [0.3, 0.4, 0.5, 0.6]
 
-    def high(r: Reading) -> list[bool]:
+    def high(r: RunView) -> list[bool]:
         return [value > 0.2 for value in r.profile("isoscore")]
 
     seeds = Units(tuple(reading(flags) for _ in range(5)))
@@ -144,7 +144,7 @@ def member(modality: str, cosine: float, *, drift: list[float], random: bool = F
                 Record(site, "mean_cosine_across_documents", level),
                 Record(site, "drift_norm", long),
             ]
-        parts.append(Reading.of(records))
+        parts.append(RunView.of(records))
     units = Units(tuple(parts))
     return Member(modality, modality, units, None if random else units, random)
 
@@ -183,7 +183,7 @@ def test_few_rows_look_anisotropic_and_many_do_not() -> None:
 
 def test_published_profiles_have_the_values_that_sources_give_and_no_others() -> None:
     found: dict[str, list[float | None]] = {}
-    for record in shape._published(13):
+    for record in razzhigaev2023._published(13):
         found.setdefault(record.variant["of"], []).append(record.value)
     assert found["GPT-2, published"] == [0.06, 0.30, 0.97, *[0.98] * 9, 0.83]
     assert found["OPT-125m, published"] == [0.98, 0.995, 0.96]
@@ -195,7 +195,7 @@ def test_published_profiles_have_the_values_that_sources_give_and_no_others() ->
 
 
 def test_a_summary_holds_what_the_run_said(tmp_path: Path) -> None:
-    asked = Asked(find_size("tiny"))
+    asked = ClaimsRequest(find_size("tiny"))
     told = list(run_claims(find_claims(["A4", "N4"]), tmp_path / "run", asked))
     first = verdicts_summary(tmp_path / "run", CLAIMS)
     assert [(each["claim"], each["line"]) for each in first["verdicts"]] == [

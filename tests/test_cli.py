@@ -13,7 +13,7 @@ import pytest
 from safetensors.numpy import save_file
 
 from anisoscope.records import COLUMNS
-from anisoscope.store import Run
+from anisoscope.store.run import Run
 
 
 @pytest.fixture(scope="module")
@@ -87,9 +87,9 @@ def test_transform_removes_what_it_says(vectors: Path, tmp_path: Path) -> None:
 def test_ledoit_wolf_is_the_default_shrinkage() -> None:
     from sklearn.covariance import ledoit_wolf
 
-    from anisoscope.stats.cloud import cloud_of
+    from anisoscope.remedies import optimal_shrinkage
+    from anisoscope.stats.collect import cloud_of
     from anisoscope.stats.moments import Moments
-    from anisoscope.transform import optimal_shrinkage
 
     x = np.random.default_rng(3).standard_normal((120, 30)) * np.linspace(3, 0.2, 30)
     assert optimal_shrinkage(cloud_of(x, {"Moments"}).get(Moments)) == pytest.approx(ledoit_wolf(x)[1])

@@ -11,10 +11,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from anisoscope.columns import Columns
 from anisoscope.errors import StoreError
 from anisoscope.records import COLUMNS, Record
-from anisoscope.store import Run, record_key
+from anisoscope.store.columns import Columns
+from anisoscope.store.run import Run, record_key
 from tests.test_store import any_record
 
 

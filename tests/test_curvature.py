@@ -10,7 +10,7 @@ import torch
 from typer.testing import CliRunner
 
 from anisoscope.cli import app
-from anisoscope.tangent.curvature import (
+from anisoscope.studies.curvature import (
     RADII,
     Surface,
     counterexample,

@@ -15,11 +15,11 @@ from typer.testing import CliRunner
 
 from anisoscope.cli import app
 from anisoscope.cli.lab_tables import findings_table, losses_table, story_table
-from anisoscope.lab.experiment import Experiment, changed
-from anisoscope.lab.story import Finding, Grown, bell, findings, grow, rows, spearman
-from anisoscope.lab.train import Told, Trained
 from anisoscope.records import Record
-from anisoscope.store import Run
+from anisoscope.store.run import Run
+from anisoscope.studies.lab.experiment import Experiment, changed
+from anisoscope.studies.lab.train import Told, Trained
+from anisoscope.studies.story import Finding, Grown, bell, findings, grow, rows, spearman
 
 TINY = {"layers": 3, "width": 16, "heads": 2, "context": 16, "batch": 4, "steps": 6}
 

@@ -15,11 +15,12 @@ from typing import Any
 import pytest
 
 import anisoscope
-from anisoscope import Record, Run, Tracker, store
-from anisoscope.disk import acquire, refusal
+from anisoscope import Record, Run, Tracker
 from anisoscope.errors import StoreError
-from anisoscope.lab.losses import add_losses, read_losses
 from anisoscope.report.shelf import Shelf
+from anisoscope.store import run as store
+from anisoscope.store.files import acquire, refusal
+from anisoscope.studies.lab.losses import add_losses, read_losses
 from anisoscope.sweep.ledger import Ledger
 from tests import training
 from tests.killed_work import lab, make_material, measure, sweep, track
@@ -305,4 +306,4 @@ def test_durations_come_from_clocks_that_cannot_go_back() -> None:
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.Attribute) and ast.unparse(node) in looks:
                 found.add(str(path.relative_to(root)))
-    assert found <= {"store.py", "cli/claims_page.py"}
+    assert found <= {"store/run.py", "cli/claims_page.py"}

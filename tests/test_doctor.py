@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from anisoscope import __version__, doctor
+from anisoscope import __version__
+from anisoscope import environment as doctor
 from anisoscope.cli import app
 
 STATES = {"ok", "missing", "limited", "broken"}

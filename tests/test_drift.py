@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from anisoscope import InputError, MetricError, metrics
-from anisoscope.stats.blocks import Cloud
-from anisoscope.stats.heads import HeadSums
+from anisoscope.stats.cloud import Cloud
+from anisoscope.stats.head_sums import HeadSums
 from anisoscope.stats.pairs import beside
 from anisoscope.stats.rows import bare_rows
 from anisoscope.stats.sample import Sample

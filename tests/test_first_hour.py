@@ -13,8 +13,8 @@ from typer.testing import CliRunner
 
 import anisoscope
 from anisoscope.cli import app
-from anisoscope.disk import near_paths
 from anisoscope.errors import AnisoscopeError, InputError, StoreError
+from anisoscope.store.files import near_paths
 
 STEP = "runs/decoder/checkpoints/step-2"
 MEASURE = [

@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from anisoscope import metrics
-from anisoscope.stats.attention import Heads
-from anisoscope.stats.heads import HeadSums
+from anisoscope.stats.head_scores import Heads
+from anisoscope.stats.head_sums import HeadSums
 
 G = torch.Generator().manual_seed(0)
 Q = torch.randn(3, 4, 10, 6, generator=G, dtype=torch.float64) + torch.randn(1, 4, 1, 6, generator=G).double()

@@ -16,13 +16,14 @@ import torch
 from hypothesis import given, settings
 from safetensors.torch import load_file, save_file
 
+from anisoscope.data.vectors import open_vectors
 from anisoscope.errors import AnisoscopeError, InputError, StoreError
-from anisoscope.lab.checkpoints import load_state
-from anisoscope.lab.experiment import Experiment, changed
-from anisoscope.lab.train import resume_training, train
-from anisoscope.models import checkpoints, open_model
-from anisoscope.models.vectors import open_vectors
-from anisoscope.models.weights import stored_tensors, weights_problem
+from anisoscope.models.checkpoints import checkpoints
+from anisoscope.models.open import open_model
+from anisoscope.models.weight_files import stored_tensors, weights_problem
+from anisoscope.studies.lab.experiment import Experiment, changed
+from anisoscope.studies.lab.train import resume_training, train
+from anisoscope.studies.lab.training_state import load_state
 from tests import model_folders as made
 from tests.damage import LONG, SHORT, damages
 

@@ -19,11 +19,12 @@ from starlette.testclient import TestClient
 
 from anisoscope.cli import report as commands
 from anisoscope.errors import AnisoscopeError, StoreError
-from anisoscope.offline import measure_rows, recompute
+from anisoscope.measurement.measure_rows import measure_rows
+from anisoscope.measurement.recompute import recompute
 from anisoscope.records import Record
 from anisoscope.report.live import live_app
 from anisoscope.report.page import report_page, write_report
-from anisoscope.store import Run
+from anisoscope.store.run import Run
 from anisoscope.sweep.ledger import Ledger
 from anisoscope.sweep.tasks import _names
 from tests import report_runs as runs

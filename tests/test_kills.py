@@ -9,9 +9,9 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from anisoscope.lab.losses import read_losses
 from anisoscope.report.tidy import table_of
-from anisoscope.store import Run, record_key
+from anisoscope.store.run import Run, record_key
+from anisoscope.studies.lab.losses import read_losses
 from tests.killed_work import WORKS, lab, make_material
 from tests.kills import Kill, Operation, Work, run, spread
 

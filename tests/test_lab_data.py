@@ -10,11 +10,11 @@ import pytest
 import torch
 
 from anisoscope.errors import InputError
-from anisoscope.lab.corpora import Text, open_text, zipf_entropy, zipf_law
-from anisoscope.lab.data import Data, _holds, open_data, prepare
-from anisoscope.lab.enwik8 import articles, plain_text
-from anisoscope.lab.objectives import isoscore_star, masked_token
-from anisoscope.lab.tokens import encode, make_tokenizer
+from anisoscope.studies.lab.corpora import Text, open_text, zipf_entropy, zipf_law
+from anisoscope.studies.lab.data import Data, _holds, open_data, prepare
+from anisoscope.studies.lab.enwik8 import articles, plain_text
+from anisoscope.studies.lab.targets import isoscore_star, masked_token
+from anisoscope.studies.lab.tokens import encode, make_tokenizer
 from tests.oracles import lab as slow
 
 DUMP = """<mediawiki>
@@ -64,7 +64,7 @@ def test_baselines_agree_with_counting_one_by_one(tmp_path: Path) -> None:
 def test_pairs_across_chunks_are_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     data = prepare(small(), tmp_path / "data")
     whole = data.baselines
-    monkeypatch.setattr("anisoscope.lab.data._CHUNK", 7)
+    monkeypatch.setattr("anisoscope.studies.lab.data._CHUNK", 7)
     assert open_data(tmp_path / "data").baselines == pytest.approx(whole)
 
 

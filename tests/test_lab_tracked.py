@@ -8,13 +8,13 @@ from typing import Any
 import pytest
 import torch
 
-from anisoscope.lab.checkpoints import load_state
-from anisoscope.lab.experiment import Experiment, changed
-from anisoscope.lab.losses import read_losses
-from anisoscope.lab.model import CHOICES, Transformer
-from anisoscope.lab.observing import tracked
-from anisoscope.lab.train import Observe, Observer, resume_training, train
-from anisoscope.store import Run
+from anisoscope.store.run import Run
+from anisoscope.studies.lab.experiment import Experiment, changed
+from anisoscope.studies.lab.losses import read_losses
+from anisoscope.studies.lab.observing import tracked
+from anisoscope.studies.lab.train import Observe, Observer, resume_training, train
+from anisoscope.studies.lab.training_state import load_state
+from anisoscope.studies.lab.transformer import CHOICES, Transformer
 
 TINY = {"layers": 2, "width": 16, "heads": 2, "context": 16, "batch": 4, "steps": 9, "dropout": 0.1}
 

@@ -23,19 +23,20 @@ from typer.testing import CliRunner
 
 from anisoscope.cli import app
 from anisoscope.errors import AnisoscopeError, InputError
-from anisoscope.lab.bf16 import require_bf16
-from anisoscope.lab.checkpoints import load_state
-from anisoscope.lab.data import Data, open_data
-from anisoscope.lab.experiment import KINDS, Experiment, cells, changed, differences
-from anisoscope.lab.interventions import Interventions, principal_directions
-from anisoscope.lab.losses import read_losses
-from anisoscope.lab.model import Config, Transformer
-from anisoscope.lab.objectives import isoscore_star
-from anisoscope.lab.train import Observe, experiment_of, learning_rate, resume_training, train
-from anisoscope.lab.twins import over_seeds, train_cell
-from anisoscope.models import checkpoints, open_model
-from anisoscope.offline import measure
-from anisoscope.store import Run
+from anisoscope.measurement.measure_model import measure
+from anisoscope.models.checkpoints import checkpoints
+from anisoscope.models.open import open_model
+from anisoscope.store.run import Run
+from anisoscope.studies.lab.bf16 import require_bf16
+from anisoscope.studies.lab.data import Data, open_data
+from anisoscope.studies.lab.experiment import KINDS, Experiment, cells, changed, differences
+from anisoscope.studies.lab.interventions import Interventions, principal_directions
+from anisoscope.studies.lab.losses import read_losses
+from anisoscope.studies.lab.targets import isoscore_star
+from anisoscope.studies.lab.train import Observe, experiment_of, learning_rate, resume_training, train
+from anisoscope.studies.lab.training_state import load_state
+from anisoscope.studies.lab.transformer import Config, Transformer
+from anisoscope.studies.lab.twins import over_seeds, train_cell
 
 TINY = {"layers": 2, "width": 16, "heads": 2, "context": 16, "batch": 4, "steps": 12, "learning_rate": 0.01}
 

@@ -20,7 +20,7 @@ from anisoscope.errors import InputError
 from anisoscope.records import Record
 from anisoscope.report.live import _follow, is_loopback, live_app, serve
 from anisoscope.report.shelf import Shelf
-from anisoscope.store import Run
+from anisoscope.store.run import Run
 from tests import report_runs as runs
 
 

@@ -14,9 +14,10 @@ import transformers
 import anisoscope
 from anisoscope import metrics
 from anisoscope.capture import find_layout
+from anisoscope.data.batches import model_batches
 from anisoscope.errors import InputError, StoreError
-from anisoscope.models import Opened, model_batches, open_model
-from anisoscope.offline.final_norm import gain_and_bias, norm_variants
+from anisoscope.measurement.final_norm import gain_and_bias, norm_variants
+from anisoscope.models.open import Opened, open_model
 from tests import model_folders
 from tests.tiny_models import build
 
@@ -171,10 +172,10 @@ def test_a_pass_that_was_stopped_goes_on_to_the_same_numbers(
     request: dict[str, Any] = {"text": text, "tokens": 600, "window": 32, "batch": 2, "metrics": names, "sites": sites}
     request["batch_tokens"] = 128
     whole = anisoscope.measure(folder, **request, out=tmp_path / "whole")
-    monkeypatch.setattr("anisoscope.offline.partial._EVERY", -1.0)  # keep after every batch
-    monkeypatch.setattr("anisoscope.offline.partial._PRICE", 0.0)
+    monkeypatch.setattr("anisoscope.measurement.resume._EVERY", -1.0)  # keep after every batch
+    monkeypatch.setattr("anisoscope.measurement.resume._PRICE", 0.0)
     with monkeypatch.context() as patched:
-        patched.setattr("anisoscope.offline.models.model_batches", _stopping(model_batches, 4, how))
+        patched.setattr("anisoscope.measurement.measure_model.model_batches", _stopping(model_batches, 4, how))
         if isinstance(how, Stop):
             with pytest.raises(Stop):
                 anisoscope.measure(folder, **request, out=tmp_path / "stopped")

@@ -12,8 +12,8 @@ from anisoscope import metrics, synthetic
 from anisoscope.errors import InputError, MetricError
 from anisoscope.metrics.evaluate import evaluate, jackknife
 from anisoscope.metrics.nulls import isotropic
-from anisoscope.stats.blocks import Cloud
-from anisoscope.stats.cloud import block_numbers, cloud_of
+from anisoscope.stats.cloud import Cloud
+from anisoscope.stats.collect import block_numbers, cloud_of
 from tests.oracles import metrics as slow
 
 RANDOM = np.random.default_rng(0)
@@ -240,7 +240,7 @@ def test_neighbours_in_other_documents_are_found_where_the_own_document_is_near(
 
 
 def test_words_that_ignore_their_context_are_self_similar() -> None:
-    from anisoscope.stats.cloud import collect
+    from anisoscope.stats.collect import collect
     from anisoscope.stats.rows import Rows, token_table
 
     g = torch.Generator().manual_seed(0)

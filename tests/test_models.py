@@ -17,9 +17,11 @@ import torch
 from huggingface_hub import constants
 from safetensors.torch import load_file, save_file
 
+from anisoscope.data.batches import model_batches
+from anisoscope.data.text import text_batches, text_documents
 from anisoscope.errors import InputError
-from anisoscope.models import Opened, model_batches, open_model, text_batches, text_documents
 from anisoscope.models import devices as where
+from anisoscope.models.open import Opened, open_model
 from tests import model_folders as made
 
 

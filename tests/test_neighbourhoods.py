@@ -9,9 +9,9 @@ import pytest
 import torch
 
 from anisoscope.metrics.dimension import _gride
-from anisoscope.stats.blocks import Cloud
+from anisoscope.stats.cloud import Cloud
 from anisoscope.stats.collector import Collector
-from anisoscope.stats.neighbourhoods import Neighbours, TwoNeighbours
+from anisoscope.stats.neighbours import Neighbours, TwoNeighbours
 from anisoscope.stats.rows import Rows, token_table
 from anisoscope.stats.threads import in_threads
 

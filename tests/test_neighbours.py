@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from anisoscope.errors import InputError
-from anisoscope.stats import neighbours, search_blocks, search_cloud, search_exact
-from anisoscope.stats.neighbours import Nearest, nearest, unique_rows
+from anisoscope.stats import knn, knn_blocks, knn_exact, knn_space
+from anisoscope.stats.knn import Nearest, nearest, unique_rows
 from tests.oracles.neighbours import first_occurrences, nearest_distances, pair_distances
 
 
@@ -80,7 +80,7 @@ def search(request: pytest.FixtureRequest) -> Callable[..., Nearest]:
     """The search as it runs on the CPU, and as it runs on other devices."""
 
     def run(x: Tensor, k: int, group: Tensor | None = None) -> Nearest:
-        return neighbours._nearest(x, k, group, dense=request.param == "dense")
+        return knn._nearest(x, k, group, dense=request.param == "dense")
 
     return run
 
@@ -88,22 +88,22 @@ def search(request: pytest.FixtureRequest) -> Callable[..., Nearest]:
 @pytest.fixture
 def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Blocks of 64 rows, so that small clouds have many."""
-    monkeypatch.setattr(search_cloud, "BLOCK", 64)
+    monkeypatch.setattr(knn_space, "BLOCK", 64)
 
 
 @pytest.fixture
 def short_rows(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Try principal components on small clouds; collects the widths of the rows that were searched."""
-    monkeypatch.setattr(neighbours, "_SHORT_FROM", 20)
-    monkeypatch.setattr(neighbours, "_SHORT_ROWS", 100)
-    monkeypatch.setattr(neighbours, "_COMPONENTS", 8)
+    monkeypatch.setattr(knn, "_SHORT_FROM", 20)
+    monkeypatch.setattr(knn, "_SHORT_ROWS", 100)
+    monkeypatch.setattr(knn, "_COMPONENTS", 8)
     widths: list[int] = []
 
-    def spy(cloud: search_cloud.Cloud, e: search_cloud.Embedding, keep: int, *, dense: bool) -> search_blocks.Found:
+    def spy(cloud: knn_space.SearchSpace, e: knn_space.Embedding, keep: int, *, dense: bool) -> knn_blocks.Found:
         widths.append(e.width)
-        return search_blocks.search_all(cloud, e, keep, dense=dense)
+        return knn_blocks.search_all(cloud, e, keep, dense=dense)
 
-    monkeypatch.setattr(neighbours, "search_all", spy)
+    monkeypatch.setattr(knn, "search_all", spy)
     return widths
 
 
@@ -201,12 +201,12 @@ def test_a_cloud_of_several_full_blocks_is_exact() -> None:
 def test_rows_that_no_precision_certifies_are_brute_forced(monkeypatch: pytest.MonkeyPatch) -> None:
     forced: list[int] = []
 
-    def spy(cloud: search_cloud.Cloud, row: Tensor, k: int) -> tuple[Tensor, Tensor]:
+    def spy(cloud: knn_space.SearchSpace, row: Tensor, k: int) -> tuple[Tensor, Tensor]:
         forced.append(len(row))
-        return search_exact.brute_force(cloud, row, k)
+        return knn_exact.brute_force(cloud, row, k)
 
-    monkeypatch.setattr(neighbours, "brute_force", spy)
-    monkeypatch.setattr(neighbours, "certified", lambda found, norm, radius, width: torch.zeros_like(radius).bool())
+    monkeypatch.setattr(knn, "brute_force", spy)
+    monkeypatch.setattr(knn, "certified", lambda found, norm, radius, width: torch.zeros_like(radius).bool())
     x = gaussian(100, 8)
     assert_exact(nearest(x, 2), x, 2)
     assert forced == [100]
@@ -242,10 +242,10 @@ def test_rounding_stays_within_the_bound_of_the_certificate(d: int, dtype: torch
     x = (gaussian(64, d) * torch.logspace(-3, 3, 64)[:, None]).double()
     x += torch.rand(64, d, generator=torch.Generator().manual_seed(2), dtype=torch.float64) * 1e-9
     place = torch.arange(64)
-    cloud = search_cloud.Cloud(x, torch.zeros(d, dtype=torch.float64), place, place + 1)
-    e = search_cloud.embed(cloud, dtype=dtype)
+    cloud = knn_space.SearchSpace(x, torch.zeros(d, dtype=torch.float64), place, place + 1)
+    e = knn_space.embed(cloud, dtype=dtype)
     block = torch.empty(64, 64, dtype=dtype)
-    search_blocks._half_distances(e.y, e.half, e.y, e.half, block)
+    knn_blocks._half_distances(e.y, e.half, e.y, e.half, block)
     difference = x[:, None].numpy().astype(np.longdouble) - x.numpy()
     truth = torch.from_numpy((0.5 * (difference**2).sum(-1)).astype(np.float64))
     error = (block.double() - truth).abs()
@@ -254,11 +254,11 @@ def test_rounding_stays_within_the_bound_of_the_certificate(d: int, dtype: torch
     unit = torch.finfo(dtype).eps / 2
     assert bool((error <= 0.5 * (d + 5) * unit * pair.square()).all())
     # a row found at distance r, with everything else behind r by twice that error, is certified; by nothing, it is not
-    near = search_blocks.Found(torch.tensor([[0.5, 0.5 + 8 * (d + 8) * unit]], dtype=dtype), torch.tensor([[1, 2]]))
-    tied = search_blocks.Found(torch.tensor([[0.5, 0.5]], dtype=dtype), torch.tensor([[1, 2]]))
+    near = knn_blocks.Found(torch.tensor([[0.5, 0.5 + 8 * (d + 8) * unit]], dtype=dtype), torch.tensor([[1, 2]]))
+    tied = knn_blocks.Found(torch.tensor([[0.5, 0.5]], dtype=dtype), torch.tensor([[1, 2]]))
     one = torch.ones(1, dtype=torch.float64)
-    assert bool(search_exact.certified(near, one, one, d))
-    assert dtype == torch.float64 or not bool(search_exact.certified(tied, one, one, d))
+    assert bool(knn_exact.certified(near, one, one, d))
+    assert dtype == torch.float64 or not bool(knn_exact.certified(tied, one, one, d))
 
 
 @pytest.mark.parametrize("through", ["the process", "the backend"])
@@ -268,11 +268,11 @@ def test_a_lower_precision_that_the_caller_allows_is_put_aside_and_restored(
     cuda = torch.backends.cuda.matmul
     seen: list[tuple[str, bool]] = []
 
-    def spy(cloud: search_cloud.Cloud, e: search_cloud.Embedding, keep: int, *, dense: bool) -> search_blocks.Found:
+    def spy(cloud: knn_space.SearchSpace, e: knn_space.Embedding, keep: int, *, dense: bool) -> knn_blocks.Found:
         seen.append((cuda.fp32_precision, torch.is_autocast_enabled("cpu")))
-        return search_blocks.search_all(cloud, e, keep, dense=dense)
+        return knn_blocks.search_all(cloud, e, keep, dense=dense)
 
-    monkeypatch.setattr(neighbours, "search_all", spy)
+    monkeypatch.setattr(knn, "search_all", spy)
     x, before = sinks(), torch.get_float32_matmul_precision()
     try:
         if through == "the process":
@@ -293,15 +293,15 @@ def test_a_lower_precision_that_the_caller_allows_is_put_aside_and_restored(
 @pytest.mark.parametrize("name", ["gaussian", "mean a billion times the spread", "sinks", "exact copies", "bfloat16"])
 def test_ordinary_clouds_are_certified_at_the_first_try(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     again: list[int] = []
-    search_again = neighbours._search_again
+    search_again = knn._search_again
 
     def spy(
-        cloud: search_cloud.Cloud, row: Tensor, k: int, dtype: torch.dtype, *, dense: bool
+        cloud: knn_space.SearchSpace, row: Tensor, k: int, dtype: torch.dtype, *, dense: bool
     ) -> tuple[Tensor, Tensor, Tensor]:
         again.append(len(row))
         return search_again(cloud, row, k, dtype, dense=dense)
 
-    monkeypatch.setattr(neighbours, "_search_again", spy)
+    monkeypatch.setattr(knn, "_search_again", spy)
     nearest(CLOUDS[name](), 2)
     assert sum(again) <= 10  # in float32 a handful of sinks cannot tell small rows apart
 
@@ -309,8 +309,8 @@ def test_ordinary_clouds_are_certified_at_the_first_try(name: str, monkeypatch: 
 def test_coordinates_in_a_basis_and_a_residual_norm_bound_distances_from_below() -> None:
     x = gaussian(100, 30).double() + 5
     place = torch.arange(100)
-    cloud = search_cloud.Cloud(x, search_cloud.robust_centre(x), place, place + 1)
-    short = search_cloud.embed(cloud, search_cloud.principal_basis(cloud, 6), torch.float64).y[:100]
+    cloud = knn_space.SearchSpace(x, knn_space.robust_centre(x), place, place + 1)
+    short = knn_space.embed(cloud, knn_space.principal_basis(cloud, 6), torch.float64).y[:100]
     assert short.shape == (100, 7)
     assert bool((torch.cdist(short, short) <= torch.cdist(x, x) + 1e-5).all())
     torch.testing.assert_close(short.norm(dim=1), (x - cloud.centre).norm(dim=1), rtol=1e-6, atol=0)
@@ -345,13 +345,13 @@ def test_unique_rows_are_the_first_occurrences(dtype: torch.dtype) -> None:
 
 def test_unique_rows_tell_apart_rows_whose_keys_collide() -> None:
     x = gaussian(60, 2).round()
-    fresh = neighbours._first_occurrences(x, torch.zeros(60, dtype=torch.int64))
+    fresh = knn._first_occurrences(x, torch.zeros(60, dtype=torch.int64))
     assert fresh.nonzero().squeeze(1).tolist() == first_occurrences(x.double().numpy())
 
 
 def test_keys_differ_wherever_small_whole_rows_do() -> None:
     x = torch.cartesian_prod(*[torch.arange(-4.0, 5.0, dtype=torch.float64)] * 4)
-    assert len(torch.unique(neighbours._row_keys(x))) == len(x) == 9**4
+    assert len(torch.unique(knn._row_keys(x))) == len(x) == 9**4
 
 
 def test_unique_rows_of_no_rows_are_none() -> None:

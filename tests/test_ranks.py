@@ -7,9 +7,9 @@ from pathlib import Path
 import torch
 from torch.multiprocessing.spawn import spawn
 
+from anisoscope.distributed import add_over_ranks
 from anisoscope.stats.directions import Directions
 from anisoscope.stats.moments import Moments
-from anisoscope.stats.ranks import add_over_ranks
 from anisoscope.stats.rows import bare_rows
 from anisoscope.stats.sample import Sample
 from tests.ranks import join_group, leave_group

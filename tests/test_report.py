@@ -23,11 +23,11 @@ from anisoscope.errors import InputError
 from anisoscope.records import Record
 from anisoscope.report.book import outline_of
 from anisoscope.report.caveats import caveats
-from anisoscope.report.pack import pack, rounded
+from anisoscope.report.packed import pack, rounded
 from anisoscope.report.page import report_page, write_report
 from anisoscope.report.reading import layers_said, number, peak, sentences, span
 from anisoscope.report.tidy import by_metric, first_and_last, rows_of
-from anisoscope.store import Run
+from anisoscope.store.run import Run
 from tests import report_runs as runs
 
 
@@ -260,7 +260,7 @@ def test_a_report_renders_where_torch_is_not_installed(tmp_path: Path) -> None:
     runs.make_run(tmp_path / "exp", runs.profiles())
     code = (
         "import sys; sys.modules['torch'] = None\n"
-        "from anisoscope.store import Run\n"
+        "from anisoscope.store.run import Run\n"
         "from anisoscope.report.page import write_report\n"
         "from anisoscope.report import live, compare, terminal\n"
         f"run = Run.open({str(tmp_path / 'exp')!r})\n"

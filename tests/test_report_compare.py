@@ -17,7 +17,7 @@ from anisoscope.errors import InputError
 from anisoscope.records import Record
 from anisoscope.report.compare import compare
 from anisoscope.report.terminal import differences_table, sites_table
-from anisoscope.store import Run
+from anisoscope.store.run import Run
 from tests import report_runs as runs
 
 BLOCKS = 8

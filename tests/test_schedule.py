@@ -2,23 +2,14 @@
 
 from __future__ import annotations
 
-import doctest
-
 import pytest
 
-import anisoscope.schedule as schedules
 from anisoscope import InputError
 from anisoscope.schedule import Schedule, all_of, any_of, at, default, every, log_spaced
 
 
 def due(schedule: Schedule, until: int) -> list[int]:
     return [step for step in range(until) if schedule(step)]
-
-
-def test_examples_in_the_docstrings_hold() -> None:
-    result = doctest.testmod(schedules)
-    assert result.attempted
-    assert not result.failed
 
 
 def test_the_default_looks_often_at_first_and_then_every_200_steps() -> None:

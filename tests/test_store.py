@@ -24,10 +24,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from anisoscope import disk, store
 from anisoscope.errors import AnisoscopeError, InputError, StoreError
 from anisoscope.records import COLUMNS, Record
-from anisoscope.store import Run, record_key
+from anisoscope.store import files as disk
+from anisoscope.store import run as store
+from anisoscope.store.run import Run, record_key
 
 
 def record(i: int = 0, **changes: Any) -> Record:
@@ -425,7 +426,7 @@ def test_statistics_under_an_impossible_address_are_refused(tmp_path: Path) -> N
 WRITER = """
 import itertools, sys
 from anisoscope.records import Record
-from anisoscope.store import Run
+from anisoscope.store.run import Run
 with Run.create(sys.argv[1], resume=True) as run:
     first = 1 + max((r.step for r in run.records()), default=-1)
     for lot in itertools.count():
@@ -506,7 +507,7 @@ def test_a_second_writer_in_another_process_is_refused_and_told_who_writes(tmp_p
     writer = python(
         """
         import sys
-        from anisoscope.store import Run
+        from anisoscope.store.run import Run
         with Run.create(sys.argv[1]) as run:
             print("open", flush=True)
             sys.stdin.read()
@@ -685,7 +686,7 @@ def test_a_disk_that_takes_half_a_line_leaves_no_torn_line(tmp_path: Path) -> No
         import resource, sys
         from anisoscope.errors import StoreError
         from anisoscope.records import Record
-        from anisoscope.store import Run
+        from anisoscope.store.run import Run
         with Run.create(sys.argv[1]) as run:
             resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000))
             try:
@@ -708,7 +709,7 @@ def test_a_read_only_folder_is_readable_and_says_that_it_cannot_be_written() -> 
         from pathlib import Path
         from anisoscope.errors import StoreError
         from anisoscope.records import Record
-        from anisoscope.store import Run
+        from anisoscope.store.run import Run
         if os.getuid() == 0:
             os.setuid(65534)  # nothing is read-only for root
         with tempfile.TemporaryDirectory() as folder:
@@ -902,7 +903,7 @@ def test_the_store_works_without_torch(tmp_path: Path) -> None:
         sys.modules["torch"] = None
         import numpy
         from anisoscope.records import Record
-        from anisoscope.store import Run
+        from anisoscope.store.run import Run
         with Run.create(sys.argv[1]) as run:
             run.append([Record("embed", "isoscore", 0.5)])
             run.save_statistics(0, "embed", "all", {"x": numpy.zeros(2)})

@@ -16,8 +16,9 @@ from safetensors.torch import load_file, save_file
 
 import anisoscope
 from anisoscope.errors import InputError, StoreError
-from anisoscope.metrics.evaluate import Measured
-from anisoscope.models import Checkpoint, weights_digest
+from anisoscope.metrics.evaluate import MetricResult
+from anisoscope.models.checkpoints import Checkpoint
+from anisoscope.models.weight_files import weights_digest
 from anisoscope.records import Record
 from anisoscope.sweep import sweep
 from anisoscope.sweep.engines import Outcome, Pull
@@ -51,11 +52,11 @@ def text(made: tuple[Path, Path]) -> Path:
 def canned(job: Job) -> Answer:
     """An answer without a model: the numbers of a task are those of its key."""
     if not isinstance(job, Measure):
-        return Answer([Measured(Record("resid.0", "cka", 1.0))])
+        return Answer([MetricResult(Record("resid.0", "cka", 1.0))])
     checkpoint = job.task.checkpoint
     value = int(job.task.key[:8], 16) / 2**32
     about = {"model": {"digest": weights_digest(Path(checkpoint.source)), "commit": None}}
-    return Answer([Measured(Record("resid.0", "mean_cosine", value))], about=about, sketch=[float(checkpoint.step)])
+    return Answer([MetricResult(Record("resid.0", "mean_cosine", value))], about=about, sketch=[float(checkpoint.step)])
 
 
 def canned_engine(pull: Pull) -> Iterator[Outcome]:

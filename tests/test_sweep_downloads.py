@@ -12,7 +12,7 @@ import huggingface_hub
 import pytest
 from huggingface_hub import constants
 
-from anisoscope.models import Checkpoint
+from anisoscope.models.checkpoints import Checkpoint
 from anisoscope.models.downloads import contents, fetch, forget, is_cached, is_remote
 from anisoscope.sweep import sweep
 from anisoscope.sweep.engines import Outcome, Pull, in_process

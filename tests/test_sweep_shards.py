@@ -10,15 +10,16 @@ import torch
 
 import anisoscope
 from anisoscope.capture import Layout, find_layout
-from anisoscope.models import Opened, model_batches, open_model
-from anisoscope.stats.blocks import Cloud
+from anisoscope.data.batches import model_batches
+from anisoscope.measurement.document_shares import Share
+from anisoscope.measurement.engine import Engine
+from anisoscope.models.open import Opened, open_model
+from anisoscope.stats.cloud import Cloud
 from anisoscope.stats.collector import Collector
 from anisoscope.stats.documents import Documents
 from anisoscope.stats.moments import Moments
 from anisoscope.stats.rows import Rows, token_table
 from anisoscope.stats.sample import Extremes, Sample
-from anisoscope.survey import Survey
-from anisoscope.survey.shares import Share
 from anisoscope.sweep import sweep
 from tests import model_folders
 from tests.sweep_folders import checkpoint_series, documents
@@ -81,10 +82,10 @@ def assert_same_cloud(found: Cloud, whole: Cloud) -> None:
         assert mine.load()["Moments"].n == theirs.load()["Moments"].n
 
 
-def survey(opened: Opened, layout: Layout, share: Share | None = None) -> Survey:
+def survey(opened: Opened, layout: Layout, share: Share | None = None) -> Engine:
     metrics = ["mean_cosine", "isoscore", "two_nn", "mean_cosine_across_documents", "attention_entropy", "q_drift"]
     options: dict[str, Any] = {"special": True, "sample": 300, "seed": 0, "tokens": 1500, "share": share}
-    return Survey(opened.model, layout, ["embed", "resid", "pattern"], metrics, **options)
+    return Engine(opened.model, layout, ["embed", "resid", "pattern"], metrics, **options)
 
 
 @pytest.mark.parametrize("shares", [2, 5])
@@ -110,7 +111,7 @@ def test_surveys_of_shares_add_to_the_survey_of_all(tmp_path: Path, shares: int)
     assert_same_numbers(numbers(total), numbers(whole))
 
 
-def numbers(found: Survey) -> dict[tuple[Any, ...], tuple[float | None, float | None]]:
+def numbers(found: Engine) -> dict[tuple[Any, ...], tuple[float | None, float | None]]:
     return {
         (m.record.site, m.record.metric, m.record.tokens, m.record.index): (m.record.value, m.record.error)
         for done in found.evaluated()

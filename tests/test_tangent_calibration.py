@@ -14,8 +14,8 @@ from scipy.stats import binom
 
 from anisoscope.records import Record
 from anisoscope.tangent.proxies import svd
-from anisoscope.tangent.reading import readings
-from anisoscope.tangent.weights import error_shuffle
+from anisoscope.tangent.summary import readings
+from anisoscope.tangent.weight_gradients import error_shuffle
 from tests.tangent_worlds import RANK, N, World, examined, fitted, world
 
 DECIDING = ("orientation", "coordinates", "variance_matched", "transfer_slope", "local_test", "error_shuffle")

@@ -14,12 +14,12 @@ from typer.testing import CliRunner, Result
 
 import anisoscope
 from anisoscope.cli import app
+from anisoscope.data.inputs import as_batch
+from anisoscope.data.token_table import Batch
 from anisoscope.errors import CaptureError, InputError
-from anisoscope.models.tables import Batch
-from anisoscope.offline.splits import make_side, require_apart, split_batches
-from anisoscope.survey.inputs import as_batch
 from anisoscope.tangent import Tangent, orthonormal
 from anisoscope.tangent.basis import Basis
+from anisoscope.tangent.splits import make_side, require_apart, split_batches
 from tests.model_folders import WORDS, byte_pairs, gpt2_config
 from tests.oracles import tangent as oracle
 from tests.tiny_models import HomeMade, build

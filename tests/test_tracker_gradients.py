@@ -15,7 +15,7 @@ from anisoscope.models.devices import half_fails
 from anisoscope.records import Site
 from anisoscope.schedule import at, every
 from anisoscope.tangent import Tangent
-from anisoscope.tangent.test import ENERGY_NULLS
+from anisoscope.tangent.gradient_records import ENERGY_NULLS
 from tests.oracles.hidden_gradients import hidden_gradients, isoscore, pca_energy
 from tests.tiny_models import build
 from tests.training import (

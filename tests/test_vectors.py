@@ -25,8 +25,8 @@ from hypothesis import strategies as st
 from safetensors.torch import save_file
 from torch import Tensor
 
+from anisoscope.data.vectors import Vectors, open_vectors, write_npy
 from anisoscope.errors import InputError, StoreError
-from anisoscope.models.vectors import Vectors, open_vectors, write_npy
 
 X = np.random.default_rng(0).standard_normal((50, 6)).astype(np.float32)
 IDS = np.repeat(np.arange(10), 5)
@@ -628,7 +628,7 @@ def test_reading_a_large_file_does_not_grow_anonymous_memory(tmp_path: Path) -> 
         from pathlib import Path
         import numpy as np, pyarrow as pa, pyarrow.parquet as pq, torch
         from safetensors.numpy import save_file
-        from anisoscope.models.vectors import open_vectors
+        from anisoscope.data.vectors import open_vectors
 
         def anonymous():
             lines = Path("/proc/self/smaps_rollup").read_text().splitlines()

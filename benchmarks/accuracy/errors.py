@@ -18,8 +18,8 @@ from torch import Tensor
 
 from anisoscope.errors import MetricError
 from anisoscope.metrics import Metric, catalogue, find
-from anisoscope.stats.blocks import Cloud
-from anisoscope.stats.cloud import block_numbers, collect
+from anisoscope.stats.cloud import Cloud
+from anisoscope.stats.collect import block_numbers, collect
 from anisoscope.stats.pairs import beside
 from anisoscope.stats.rows import Rows, token_table
 from tests.oracles.cloud import Given, Key, Numbers, numbers

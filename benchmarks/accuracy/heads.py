@@ -11,9 +11,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from anisoscope.measurement.head_blocks import HeadBlocks
 from anisoscope.metrics import catalogue
-from anisoscope.stats.attention import Heads
-from anisoscope.survey.heads import HeadBlocks
+from anisoscope.stats.head_scores import Heads
 from benchmarks.accuracy.errors import DTYPES, Worst, apart_from, worst_by_metric
 from tests.oracles.attention import head_numbers
 

@@ -10,15 +10,17 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from anisoscope.data.vectors import open_vectors
     from anisoscope.errors import AnisoscopeError, CaptureError, InputError, MetricError, StoreError
+    from anisoscope.measurement.measure_model import measure
+    from anisoscope.measurement.measure_rows import measure_rows
+    from anisoscope.measurement.recompute import recompute
     from anisoscope.metrics.metric import Metric, Undefined, Value, metric
-    from anisoscope.models.opening import open_model
-    from anisoscope.models.vectors import open_vectors
-    from anisoscope.offline import measure, measure_rows, recompute
-    from anisoscope.offline.tangent import fit_frames, tangent_test
+    from anisoscope.models.open import open_model
     from anisoscope.records import Record, Site
-    from anisoscope.store import Run
+    from anisoscope.store.run import Run
     from anisoscope.tangent import Tangent
+    from anisoscope.tangent.tangent_test import fit_frames, tangent_test
     from anisoscope.tracker import Tracker
 
 __version__ = "0.1.0"
@@ -30,24 +32,24 @@ _HOME = {
     "Metric": "metrics.metric",
     "MetricError": "errors",
     "Record": "records",
-    "Run": "store",
+    "Run": "store.run",
     "Site": "records",
     "StoreError": "errors",
     "Tangent": "tangent",
     "Tracker": "tracker",
     "Undefined": "metrics.metric",
     "Value": "metrics.metric",
-    "fit_frames": "offline.tangent",
-    "measure": "offline",
-    "measure_rows": "offline",
+    "fit_frames": "tangent.tangent_test",
+    "measure": "measurement.measure_model",
+    "measure_rows": "measurement.measure_rows",
     "metric": "metrics.metric",
-    "open_model": "models.opening",
-    "open_vectors": "models.vectors",
-    "recompute": "offline",
-    "tangent_test": "offline.tangent",
+    "open_model": "models.open",
+    "open_vectors": "data.vectors",
+    "recompute": "measurement.recompute",
+    "tangent_test": "tangent.tangent_test",
 }
 
-_ROOMS = ("alerts", "integrations", "metrics", "schedule", "synthetic", "testing")
+_MODULES = ("alerts", "integrations", "metrics", "schedule", "synthetic", "testing")
 
 __all__ = [
     "AnisoscopeError",
@@ -75,7 +77,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    if name in _ROOMS:
+    if name in _MODULES:
         return import_module(f"anisoscope.{name}")
     if name not in _HOME:
         # with name and object Python itself adds "Did you mean …?"
@@ -84,4 +86,4 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted([*globals(), *__all__, *_ROOMS])
+    return sorted([*globals(), *__all__, *_MODULES])

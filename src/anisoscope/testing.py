@@ -14,8 +14,8 @@ from torch import Tensor
 
 from anisoscope.errors import MetricError
 from anisoscope.metrics.metric import INVARIANCES, Metric
-from anisoscope.stats.blocks import Cloud
-from anisoscope.stats.cloud import block_numbers, collect
+from anisoscope.stats.cloud import Cloud
+from anisoscope.stats.collect import block_numbers, collect
 from anisoscope.stats.pairs import beside
 from anisoscope.stats.rows import Rows, token_table
 from anisoscope.synthetic import DIM, ROWS, cloud

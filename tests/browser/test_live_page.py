@@ -13,7 +13,7 @@ import pytest
 from anisoscope.records import Record
 from anisoscope.report import live
 from anisoscope.report.live import live_app
-from anisoscope.store import Run
+from anisoscope.store.run import Run
 from tests import report_runs as runs
 from tests.browser.conftest import problems, serving
 

@@ -9,7 +9,7 @@ import pytest
 
 from anisoscope import metrics
 from anisoscope.metrics.evaluate import evaluate
-from anisoscope.stats.cloud import cloud_of
+from anisoscope.stats.collect import cloud_of
 
 
 def test_twins_in_different_blocks_count_once() -> None:

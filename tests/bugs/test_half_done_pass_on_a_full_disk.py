@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from anisoscope.errors import StoreError
-from anisoscope.offline.partial import Partial
+from anisoscope.measurement.resume import Partial
 
 
 class Counted:

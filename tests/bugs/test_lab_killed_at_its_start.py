@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from anisoscope.lab import train as training
-from anisoscope.lab.experiment import Experiment, changed
-from anisoscope.lab.losses import read_losses
+from anisoscope.studies.lab import train as training
+from anisoscope.studies.lab.experiment import Experiment, changed
+from anisoscope.studies.lab.losses import read_losses
 
 SWITCHES = {"layers": 1, "width": 16, "heads": 2, "context": 16, "batch": 2, "steps": 3}
 

@@ -3,9 +3,9 @@
 import torch
 
 from anisoscope.metrics import find
-from anisoscope.stats.blocks import Cloud
+from anisoscope.stats.cloud import Cloud
 from anisoscope.stats.derived import resolve
-from anisoscope.stats.neighbourhoods import Neighbours
+from anisoscope.stats.neighbours import Neighbours
 from anisoscope.stats.rows import Rows, token_table
 from anisoscope.stats.sample import Sample
 

@@ -6,14 +6,14 @@ from typing import Any
 import torch
 from torch import nn
 
-from anisoscope.claims.isotropy import isotropy
-from anisoscope.claims.readings import Reading
-from anisoscope.lab.experiment import Experiment, changed
-from anisoscope.lab.train import train
-from anisoscope.models import open_model
-from anisoscope.offline import measure
-from anisoscope.offline.weights import INPUT, OUTPUT, vocabulary_matrices
+from anisoscope.measurement.measure_model import measure
+from anisoscope.measurement.measure_weights import INPUT, OUTPUT, vocabulary_matrices
+from anisoscope.models.open import open_model
 from anisoscope.schedule import at
+from anisoscope.studies.claims.machina2024 import isotropy
+from anisoscope.studies.claims.readings import RunView
+from anisoscope.studies.lab.experiment import Experiment, changed
+from anisoscope.studies.lab.train import train
 
 
 def test_the_lab_s_untied_matrix_is_measured_as_the_output(tmp_path: Path) -> None:
@@ -28,7 +28,7 @@ def test_the_lab_s_untied_matrix_is_measured_as_the_output(tmp_path: Path) -> No
     w = found[OUTPUT].double()
     axes = torch.linalg.eigh(w.T @ w).eigenvectors
     z = (w @ (axes * torch.sign(w.mean(0) @ axes))).exp().sum(0)
-    assert abs(isotropy(Reading.of(run.records())) - float(z.min() / z.max())) < 1e-5
+    assert abs(isotropy(RunView.of(run.records())) - float(z.min() / z.max())) < 1e-5
 
 
 def test_a_tied_matrix_is_one(tmp_path: Path) -> None:

@@ -2,9 +2,9 @@
 
 import torch
 
+from anisoscope.measurement.head_blocks import HeadBlocks
 from anisoscope.metrics import find
-from anisoscope.stats.attention import Heads
-from anisoscope.survey.heads import HeadBlocks
+from anisoscope.stats.head_scores import Heads
 
 
 def test_heads_that_look_at_one_key_have_values_inside_their_range() -> None:

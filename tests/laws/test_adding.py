@@ -15,14 +15,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from anisoscope.stats.blocks import Cloud, from_arrays, to_arrays
+from anisoscope.stats.cloud import Cloud, from_arrays, to_arrays
 from anisoscope.stats.collector import Collector
 from anisoscope.stats.directions import CentredDirections, Directions, UnitSquares
 from anisoscope.stats.documents import Documents
 from anisoscope.stats.moments import Moments
-from anisoscope.stats.norms import Norms
-from anisoscope.stats.pack import pack, unpack
+from anisoscope.stats.packing import pack, unpack
 from anisoscope.stats.partition import Partition
+from anisoscope.stats.row_norms import Norms
 from anisoscope.stats.rows import Rows, token_table
 from anisoscope.stats.sample import Extremes, Sample
 

@@ -1,7 +1,7 @@
 """Model -> tensors at named sites."""
 
-from anisoscope.capture.blocks import find_layout
-from anisoscope.capture.hooks import Seen, capture
-from anisoscope.capture.layout import Block, Layout, Stack, expand
+from anisoscope.capture.find import find_layout
+from anisoscope.capture.forward import CaptureLog, capture
+from anisoscope.capture.layout import LayerRef, Layout, Stack, expand
 
-__all__ = ["Block", "Layout", "Seen", "Stack", "capture", "expand", "find_layout"]
+__all__ = ["CaptureLog", "LayerRef", "Layout", "Stack", "capture", "expand", "find_layout"]

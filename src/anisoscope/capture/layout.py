@@ -14,7 +14,7 @@ _KINDS = ("embed", *_LAYER_KINDS, "final.in", "final")
 
 
 @dataclass(frozen=True)
-class Block:
+class LayerRef:
     """One call of one block: its module, and which modules inside give its other sites."""
 
     path: str
@@ -36,7 +36,7 @@ class Stack:
     """The blocks of one residual stream in order of call; a shared block appears as often as it is called."""
 
     name: str  # "", "enc" or "dec"
-    blocks: tuple[Block, ...]
+    blocks: tuple[LayerRef, ...]
     final: str | None  # the final norm
     grid: bool  # blocks give (batch, channels, height, width)
     batch_first: bool

@@ -9,25 +9,25 @@ from typing import Any
 
 from torch import nn
 
-from anisoscope.capture.layout import Block
+from anisoscope.capture.layout import LayerRef
 
 _ATTENTION = re.compile(r"attn|attention", re.IGNORECASE)
 _CROSS = re.compile(r"cross|encdec|encoder_attn|encoder_decoder", re.IGNORECASE)
 _MLP = re.compile(r"mlp|ffn|ff|feed_?forward|moe|mlp_block|block_sparse_moe|DenseReluDense", re.IGNORECASE)
 
 
-def make_block(model: nn.Module, path: str, width: int | None, *, grid: bool) -> Block:
+def make_block(model: nn.Module, path: str, width: int | None, *, grid: bool) -> LayerRef:
     """A block with its sublayers. Stages of several attention layers, and convolutions, have none."""
     module = model.get_submodule(path)
     attentions = attention_paths(path, module)
     if grid or len(attentions) > 1:
-        return Block(path, width)
+        return LayerRef(path, width)
     attention = attentions[0] if attentions else None
     attn = None if attention is None else _output_of(attention, model.get_submodule(attention), width)
     if width is None and attn is not None:
         width = out_features(model.get_submodule(attn))
     mlp = _mlp_path(path, module, attention, width)
-    return Block(path, width, attention if _shows_queries(model, attention) else None, attn, mlp)
+    return LayerRef(path, width, attention if _shows_queries(model, attention) else None, attn, mlp)
 
 
 def _shows_queries(model: nn.Module, attention: str | None) -> bool:

@@ -25,7 +25,7 @@ from torch.overrides import TorchFunctionMode
 
 from anisoscope.capture.parts import out_features
 from anisoscope.errors import CaptureError
-from anisoscope.stats.attention import Heads, Scores
+from anisoscope.stats.head_scores import Heads, Scores
 
 _SOFTMAX = (nn.functional.softmax, torch.softmax, Tensor.softmax)
 _QUERY = ("q_proj", "query", "q_lin", "q", "to_q", "wq", "query_proj")

@@ -28,8 +28,8 @@ from rich.text import Text
 from typer.core import TyperGroup
 
 from anisoscope import __version__
-from anisoscope.disk import refusal
 from anisoscope.errors import AnisoscopeError, visible
+from anisoscope.store.files import refusal
 
 
 class _Commands(TyperGroup):
@@ -114,11 +114,11 @@ def stderr() -> Console:
 def _console(*, stderr: bool) -> Console:
     """A console on which nothing that a file says can command the terminal."""
     console = Console(stderr=stderr)
-    console.push_render_hook(_Visible())
+    console.push_render_hook(_VisibleColumn())
     return console
 
 
-class _Visible(RenderHook):
+class _VisibleColumn(RenderHook):
     """Writes control characters out, whatever table or sentence they stand in."""
 
     def process_renderables(self, renderables: list[ConsoleRenderable]) -> list[ConsoleRenderable]:

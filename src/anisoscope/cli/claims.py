@@ -17,8 +17,8 @@ from anisoscope.cli.app import AsJson, app, command_line, progress_bar, stderr, 
 from anisoscope.errors import InputError
 
 if TYPE_CHECKING:
-    from anisoscope.claims.claim import Claim, Verdict
-    from anisoscope.claims.sizes import Size
+    from anisoscope.studies.claims.claim import Claim, Verdict
+    from anisoscope.studies.claims.sizes import Size
 
 claims = typer.Typer(
     help="What four papers on anisotropy say: every claim run and judged, here and on your models.",
@@ -42,7 +42,7 @@ def listed(
     """The list: every claim, what it needs and costs, and its last verdict."""
     if called.invoked_subcommand is not None:
         return
-    from anisoscope.claims.runner import CLAIMS, find_size, last_verdicts
+    from anisoscope.studies.claims.runner import CLAIMS, find_size, last_verdicts
 
     verdicts = last_verdicts(out)
     if as_json:
@@ -80,10 +80,17 @@ def run(
     as_json: AsJson = False,
 ) -> None:
     """Gather the evidence and judge: nothing that is in --out already is made again, so it can be broken off."""
-    from anisoscope.claims.runner import Asked, find_claims, find_size, kept_evidence, run_claims, time_to_wait
+    from anisoscope.studies.claims.runner import (
+        ClaimsRequest,
+        find_claims,
+        find_size,
+        kept_evidence,
+        run_claims,
+        time_to_wait,
+    )
 
     wanted, chosen = find_claims(ids or []), find_size(size, seeds)
-    asked = Asked(chosen, tuple(model or ()), revisions, text, images, audio)
+    asked = ClaimsRequest(chosen, tuple(model or ()), revisions, text, images, audio)
     if not model:
         minutes = time_to_wait(wanted, chosen)
         stderr().print(f"[dim]about {minutes:.0f} minutes where nothing is kept yet, in {out}[/]")
@@ -132,8 +139,8 @@ def _row(claim: Claim, verdicts: dict[str, str]) -> dict[str, object]:
 
 
 def _list_table(known: tuple[Claim, ...], verdicts: dict[str, dict[str, str]], small: Size) -> Table:
-    from anisoscope.claims.runner import cost
-    from anisoscope.report.parts import paper_said
+    from anisoscope.report.sections import paper_said
+    from anisoscope.studies.claims.runner import cost
 
     table = Table(box=box.SIMPLE_HEAD, caption=_LEGEND, caption_justify="left", padding=(0, 1, 0, 0))
     for name in ("id", "claim", "needs", "minutes", "last"):

@@ -8,16 +8,16 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
-from anisoscope.claims.claim import Claim, Evidence, Verdict, judge
-from anisoscope.claims.runner import CLAIMS, evidence_run, kept_evidence
-from anisoscope.disk import understood
 from anisoscope.errors import InputError, StoreError
 from anisoscope.report.charts import plot
 from anisoscope.report.page import asset
-from anisoscope.report.parts import paper_said
+from anisoscope.report.sections import paper_said
 from anisoscope.report.shapes import choose, colours_of, shape_of
 from anisoscope.report.tidy import of_metric, table_of
-from anisoscope.store import Run, write_text
+from anisoscope.store.files import understood
+from anisoscope.store.run import Run, write_text
+from anisoscope.studies.claims.claim import Claim, Evidence, Verdict, judge
+from anisoscope.studies.claims.runner import CLAIMS, evidence_run, kept_evidence
 
 _STYLE = """
 .claim { border-top: 1px solid var(--line); padding: .6rem 0 1.2rem; }

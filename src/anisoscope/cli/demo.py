@@ -12,7 +12,7 @@ from rich.markup import escape
 from anisoscope.cli.app import app, command_line, progress_bar, stderr, stdout
 from anisoscope.cli.lab import say_why_stopped, training_bar
 from anisoscope.cli.lab_tables import findings_table, opening, story_table
-from anisoscope.disk import explained
+from anisoscope.store.files import explained
 
 
 @app.command(
@@ -36,9 +36,9 @@ def demo(
         return
     import torch
 
-    from anisoscope.lab.story import SWITCHES, findings, grow, rows
     from anisoscope.report.page import write_report
-    from anisoscope.store import Run
+    from anisoscope.store.run import Run
+    from anisoscope.studies.story import SWITCHES, findings, grow, rows
 
     torch.set_num_threads(1)  # models this small gain little from a second one, and lose much where others work too
     console = stdout()
@@ -55,9 +55,9 @@ def demo(
 
 def _clouds(out: Path) -> None:
     """What the instrument says of clouds whose answers are known, as a table and a picture."""
-    from anisoscope.demo import measure_clouds
     from anisoscope.report.charts import clouds_chart, save_chart
     from anisoscope.report.terminal import clouds_table
+    from anisoscope.studies.clouds import measure_clouds
 
     with explained("create", out):
         out.mkdir(parents=True, exist_ok=True)

@@ -30,7 +30,7 @@ def doctor(
     Packages are imported and products are tried in processes of their own. The exit code is 1 only if something that
     every measurement needs does not work.
     """
-    from anisoscope.doctor import checks
+    from anisoscope.environment import checks
 
     with stderr().status("looking"):
         found = list(checks(thorough))

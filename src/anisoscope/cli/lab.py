@@ -17,8 +17,8 @@ from anisoscope.cli.lab_tables import losses_table
 from anisoscope.errors import InputError
 
 if TYPE_CHECKING:
-    from anisoscope.lab.experiment import Experiment
-    from anisoscope.lab.train import Told, Trained
+    from anisoscope.studies.lab.experiment import Experiment
+    from anisoscope.studies.lab.train import Told, Trained
 
 lab = typer.Typer(
     help="Small transformers that are trained here, on text that is here, with the tracker looking on.",
@@ -82,10 +82,10 @@ def train(
     as_json: AsJson = False,
 ) -> None:
     """Train one small transformer; checkpoints at log-spaced steps, losses beside what counting tokens would reach."""
-    from anisoscope.lab.experiment import Experiment, changed
-    from anisoscope.lab.observing import tracked
-    from anisoscope.lab.train import experiment_of, resume_training
-    from anisoscope.lab.train import train as start_training
+    from anisoscope.studies.lab.experiment import Experiment, changed
+    from anisoscope.studies.lab.observing import tracked
+    from anisoscope.studies.lab.train import experiment_of, resume_training
+    from anisoscope.studies.lab.train import train as start_training
 
     given = _given(called, switches)
     folder = out or Path("runs") / (kind or "decoder")
@@ -143,9 +143,9 @@ def twins(
     Without --switch: causal next-token, causal masked-token and bidirectional masked-token, so that mask and
     objective never change together.
     """
-    from anisoscope.lab.experiment import Experiment, cells, changed
-    from anisoscope.lab.observing import tracked
-    from anisoscope.lab.twins import over_seeds, train_cell
+    from anisoscope.studies.lab.experiment import Experiment, cells, changed
+    from anisoscope.studies.lab.observing import tracked
+    from anisoscope.studies.lab.twins import over_seeds, train_cell
 
     wanted = over_seeds(cells(changed(Experiment(), _given(called, switches)), switch or ()), seeds)
     done: list[tuple[str, Trained]] = []
@@ -165,7 +165,7 @@ def twins(
 
 def _given(called: typer.Context, switches: list[str] | None) -> dict[str, Any]:
     """The switches that were named on the command line."""
-    from anisoscope.lab.experiment import MODEL_SWITCHES, RECIPE_SWITCHES, switch_of
+    from anisoscope.studies.lab.experiment import MODEL_SWITCHES, RECIPE_SWITCHES, switch_of
 
     known = {"kind", *MODEL_SWITCHES, *RECIPE_SWITCHES}
     own = {name: value for name, value in called.params.items() if name in known and value is not None}
@@ -174,7 +174,7 @@ def _given(called: typer.Context, switches: list[str] | None) -> dict[str, Any]:
 
 def _require_same(experiment: Experiment, given: dict[str, Any], folder: Path) -> None:
     """A run goes on as it began: a switch that is given again must have the value it had."""
-    from anisoscope.lab.experiment import changed, differences
+    from anisoscope.studies.lab.experiment import changed, differences
 
     found = differences(experiment, changed(experiment, given))
     if found:

@@ -15,7 +15,7 @@ from rich.text import Text
 from anisoscope.report.terminal import sparkline
 
 if TYPE_CHECKING:
-    from anisoscope.lab.story import Curve, Finding, Grown, Row
+    from anisoscope.studies.story import Curve, Finding, Grown, Row
 
 _MARK = {True: "[green]●[/]", False: "[red]○[/]", None: "[dim]·[/]"}
 

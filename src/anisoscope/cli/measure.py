@@ -10,13 +10,12 @@ import typer
 from rich.markup import escape
 
 from anisoscope.cli.app import AsJson, Metrics, app, command_line, names_of, progress_bar, stderr, stdout
-from anisoscope.cli.ranks import launched
-from anisoscope.disk import given_path, near_paths
 from anisoscope.errors import InputError
+from anisoscope.store.files import given_path, near_paths
 
 if TYPE_CHECKING:
     from anisoscope.records import Record
-    from anisoscope.store import Run
+    from anisoscope.store.run import Run
 
 
 @app.command(
@@ -151,8 +150,8 @@ def _measure_vectors(
     opening: dict[str, Any],
     options: dict[str, Any],
 ) -> None:
-    from anisoscope.models.vectors import open_vectors
-    from anisoscope.offline import measure_rows
+    from anisoscope.data.vectors import open_vectors
+    from anisoscope.measurement.measure_rows import measure_rows
     from anisoscope.report.terminal import records_table
 
     vectors = open_vectors(source, **opening)
@@ -164,13 +163,14 @@ def _measure_vectors(
 
 
 def _measure_model(source: str, request: dict[str, Any], out: Path | None, as_json: bool, total: int | None) -> None:
-    from anisoscope.offline import measure as measure_model
+    from anisoscope.distributed import launched
+    from anisoscope.measurement.measure_model import measure as measure_model
     from anisoscope.report.terminal import layers_table
 
     with launched() as job:
         if job.device is not None and not (request["opening"]["device"] or request["opening"]["device_map"]):
             request["opening"]["device"] = job.device
-        with progress_bar("tokens", total, shown=job.speaks) as told:
+        with progress_bar("tokens", total, shown=job.is_first) as told:
             run = measure_model(
                 source,
                 out=out,
@@ -181,7 +181,7 @@ def _measure_model(source: str, request: dict[str, Any], out: Path | None, as_js
                 distributed=job.world > 1,
                 **request,
             )
-        if not job.speaks:
+        if not job.is_first:
             return
     records = list(run.records())
     _show(records, None if as_json else layers_table(records, run.info, title=source), out)
@@ -221,7 +221,7 @@ def _require_sound(run: Run, out: Path | None) -> None:
 
 
 def _tell_cost(source: str, request: dict[str, Any]) -> None:
-    from anisoscope.offline import estimate_cost
+    from anisoscope.measurement.cost import estimate_cost
     from anisoscope.report.terminal import cost_table
 
     stdout().print(cost_table(estimate_cost(source, **request), title=source))

@@ -10,9 +10,9 @@ import typer
 from rich.markup import escape
 
 from anisoscope.cli.app import AsJson, Metrics, app, names_of, stderr, stdout
-from anisoscope.disk import parse_json
 from anisoscope.errors import InputError
 from anisoscope.records import Site
+from anisoscope.store.files import parse_json
 
 Runs = Annotated[list[Path], typer.Argument(help="Run folders.")]
 
@@ -31,7 +31,7 @@ def report(
 ) -> None:
     """One self-contained HTML page to send to a colleague: sentences, charts, cards, all records inside."""
     from anisoscope.report.page import write_report
-    from anisoscope.store import Run
+    from anisoscope.store.run import Run
 
     opened = [Run.open(path) for path in runs]
     written = write_report(opened, out or opened[0].path / "report.html")
@@ -45,7 +45,7 @@ def show(run: Annotated[Path, typer.Argument(help="A run folder.")]) -> None:
     from anisoscope.report.reading import headlines
     from anisoscope.report.terminal import layers_table, reading_table, records_table
     from anisoscope.report.tidy import by_metric, first_and_last, records_of, rows_of, table_of
-    from anisoscope.store import Run
+    from anisoscope.store.run import Run
 
     opened = Run.open(run)
     table = table_of([opened])
@@ -88,7 +88,7 @@ def figure(
 ) -> None:
     """A figure fit for a paper: one metric of one or more runs, the chart chosen by the shape of its records."""
     from anisoscope.report.charts import plot, save_chart
-    from anisoscope.store import Run
+    from anisoscope.store.run import Run
 
     opened = [Run.open(path) for path in runs]
     picked = dict(_pick(text) for text in pick or ())
@@ -125,7 +125,7 @@ def compare(
     """Two runs number by number: differences with their errors, paired where both saw the same tokens."""
     from anisoscope.report.compare import differences, shared
     from anisoscope.report.terminal import differences_table, sites_table
-    from anisoscope.store import Run
+    from anisoscope.store.run import Run
 
     one, other = Run.open(first), Run.open(second)
     both = shared(one, other, names_of(metrics))

@@ -19,7 +19,7 @@ def recompute(
     as_json: AsJson = False,
 ) -> None:
     """A new metric on an old run, from the statistics that it keeps."""
-    from anisoscope.offline import recompute as again
+    from anisoscope.measurement.recompute import recompute as again
     from anisoscope.report.terminal import records_table
 
     records = again(run, metric)
@@ -35,7 +35,7 @@ def export(
     to: Annotated[Path, typer.Option(help="A .parquet, .csv or .jsonl file.")],
 ) -> None:
     """The records of a run as one file for pandas, R or a spreadsheet."""
-    from anisoscope.store import Run
+    from anisoscope.store.run import Run
 
     written = Run.open(run).export(to)
     stderr().print(f"written to {escape(str(written))}")

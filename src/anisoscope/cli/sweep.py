@@ -128,7 +128,7 @@ def _seeds(text: str) -> list[int]:
 
 def _show(swept: Swept, as_json: bool) -> None:
     """What came of the sweep: the records as JSON, or a few lines."""
-    from anisoscope.store import Run
+    from anisoscope.store.run import Run
 
     if as_json:
         records = [record.to_json() for run in swept.runs for record in Run.open(run).records()]

@@ -14,8 +14,8 @@ from rich.table import Table
 from rich.text import Text
 
 from anisoscope.cli.app import AsJson, app, command_line, progress_bar, stderr, stdout
-from anisoscope.disk import read_json
 from anisoscope.errors import InputError, first_line
+from anisoscope.store.files import read_json
 
 _LONG = 12  # characters of a site's name in a table
 
@@ -59,10 +59,11 @@ def tangent(
     as_json: AsJson = False,
 ) -> None:
     """Do directions fitted on activations carry the true gradient? Energies, every null, p- and q-values."""
-    from anisoscope.models import model_batches, open_model
-    from anisoscope.offline.splits import split_batches
-    from anisoscope.offline.tangent import fit_frames, tangent_test
+    from anisoscope.data.batches import model_batches
+    from anisoscope.models.open import open_model
     from anisoscope.tangent import Tangent
+    from anisoscope.tangent.splits import split_batches
+    from anisoscope.tangent.tangent_test import fit_frames, tangent_test
 
     asked = Tangent(
         proxies=_names(proxies),
@@ -123,7 +124,7 @@ def curvature(
     as_json: AsJson = False,
 ) -> None:
     """The theory as a simulation: what frequency-biased samples of a curved cloud show of its curvature."""
-    from anisoscope.tangent.curvature import Surface, curvature_records
+    from anisoscope.studies.curvature import Surface, curvature_records
 
     records = curvature_records(Surface(tokens=tokens, noise=noise, curvature=kappa), seeds=seeds)
     if as_json:
@@ -172,7 +173,7 @@ def curvature_table(records: list[Any]) -> RenderableType:
 
 def tangent_table(records: list[Any], info: dict[str, Any], rank: int, title: str) -> RenderableType:
     """Three tables, one row a site and proxy at one rank: energies and levels, p and q by null, and what they say."""
-    from anisoscope.tangent.reading import readings
+    from anisoscope.tangent.summary import readings
 
     energies = _table(f"{title}: gradient energy, rank {rank}", "site", "proxy", "E", "E unit", "chance")
     for name in ("normal", "E/normal", "ceiling"):

@@ -13,7 +13,8 @@ from types import ModuleType
 from typing import Any
 
 from anisoscope.errors import InputError, unknown
-from anisoscope.metrics import attention, context, dimension, drift, isotropy, local, norms, outliers, spectrum
+from anisoscope.metrics import attention, context, dimension, drift, isotropy, local, outliers, spectrum
+from anisoscope.metrics import layer_norm as norms
 from anisoscope.metrics.metric import Metric, Undefined, Value, metric
 
 __all__ = ["FAMILIES", "Metric", "Undefined", "Value", "catalogue", "find", "metric"]

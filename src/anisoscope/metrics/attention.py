@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from anisoscope.metrics.metric import Undefined, Value, metric
-from anisoscope.stats.attention import Attention
-from anisoscope.stats.heads import HeadSums
+from anisoscope.stats.head_scores import Attention
+from anisoscope.stats.head_sums import HeadSums
 
 _INF = math.inf
 

@@ -17,7 +17,7 @@ from scipy.optimize import brentq
 from torch import Tensor
 
 from anisoscope.metrics.metric import Undefined, Value, metric
-from anisoscope.stats.neighbourhoods import LOCAL_SHARE, LocalDimensions, Neighbours, TwoNeighbours
+from anisoscope.stats.neighbours import LOCAL_SHARE, LocalDimensions, Neighbours, TwoNeighbours
 
 _INF = math.inf
 _KEEPS = {"rotation", "scale", "shift"}

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from anisoscope.metrics.metric import Undefined, Value, metric
-from anisoscope.stats.arith import double
-from anisoscope.stats.neighbours import nearest
+from anisoscope.stats.arithmetic import double
+from anisoscope.stats.knn import nearest
 from anisoscope.stats.pairs import Paired, PairedAxes, PairedHeads
 
 RANKS = (1, 8, 32)  # of the subspaces whose angles are taken

@@ -15,10 +15,10 @@ from anisoscope.errors import MetricError
 from anisoscope.metrics.metric import Metric, Undefined, Value
 from anisoscope.metrics.nulls import Isotropic, isotropic
 from anisoscope.records import Record
-from anisoscope.stats.blocks import Cloud
+from anisoscope.stats.cloud import Cloud
 from anisoscope.stats.derived import Peeled, sources
 from anisoscope.stats.moments import Moments
-from anisoscope.stats.neighbourhoods import LocalDimensions, Neighbours
+from anisoscope.stats.neighbours import LocalDimensions, Neighbours
 from anisoscope.stats.threads import in_threads
 
 FEWEST_BLOCKS = 4
@@ -26,7 +26,7 @@ _Found = list[Value] | MetricError
 
 
 @dataclass(frozen=True)
-class Measured:
+class MetricResult:
     """A record, and its value without each block in turn (so that two runs can be compared in pairs)."""
 
     record: Record
@@ -44,7 +44,7 @@ def evaluate(
     unit: str = "rows",
     errors: bool = True,
     slow_errors: bool = True,
-) -> list[Measured]:
+) -> list[MetricResult]:
     """All numbers of these metrics for a cloud. A metric without a value gives one record whose note says why.
 
     `unit` is what blocks are made of: documents, windows, rows. Without `slow_errors` metrics that iterate to a
@@ -58,12 +58,12 @@ def evaluate(
     barred = [m for m in metrics if m.bars and (slow_errors or not m.slow)]
     without = _replicates(cloud, barred, whole) if errors and len(cloud.blocks) >= FEWEST_BLOCKS else []
     null = isotropic(cloud) if cloud.has(Moments) and _finite(cloud) else None
-    out: list[Measured] = []
+    out: list[MetricResult] = []
     for metric in metrics:
         found = whole[metric.name]
         if isinstance(found, MetricError):
             why = f"{found.reason}; {found.remedy}"
-            out.append(Measured(Record(site, metric.name, None, run, step, metric.version, tokens, note=why)))
+            out.append(MetricResult(Record(site, metric.name, None, run, step, metric.version, tokens, note=why)))
             continue
         for value in found:
             error, note, replicates = _error(metric, value, without, cloud, unit, errors)
@@ -83,7 +83,7 @@ def evaluate(
                 n=cloud.n if value.n is None else value.n,
                 note="; ".join(text for text in (value.note, note) if text) or None,
             )
-            out.append(Measured(record, replicates))
+            out.append(MetricResult(record, replicates))
     return out
 
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from anisoscope.metrics.metric import Series, Undefined, Value, metric
-from anisoscope.metrics.shares import top_share_of, variance_of
+from anisoscope.metrics.spectrum_shares import top_share_of, variance_of
 from anisoscope.stats.derived import AcrossDocuments, Groups
 from anisoscope.stats.directions import CentredDirections, Directions, UnitSquares
 from anisoscope.stats.moments import Moments

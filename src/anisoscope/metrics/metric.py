@@ -12,8 +12,8 @@ from torch import Tensor
 
 from anisoscope.errors import InputError, MetricError
 from anisoscope.metrics.nulls import Isotropic
-from anisoscope.stats.blocks import Cloud
-from anisoscope.stats.cloud import cloud_of
+from anisoscope.stats.cloud import Cloud
+from anisoscope.stats.collect import cloud_of
 from anisoscope.stats.derived import resolve, sources
 from anisoscope.stats.directions import Directions
 from anisoscope.stats.moments import Moments

@@ -16,7 +16,7 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from anisoscope.stats.blocks import Cloud
+from anisoscope.stats.cloud import Cloud
 from anisoscope.stats.documents import Documents, segments
 from anisoscope.stats.moments import Moments
 from anisoscope.stats.sample import Extremes, Sample

@@ -10,10 +10,10 @@ from torch import Tensor
 
 from anisoscope.metrics.metric import Undefined, Value, metric
 from anisoscope.metrics.nulls import Isotropic, null_of
-from anisoscope.metrics.shares import top_share_of, variance_of
+from anisoscope.metrics.spectrum_shares import top_share_of, variance_of
 from anisoscope.stats.derived import Peeled
 from anisoscope.stats.moments import Moments
-from anisoscope.stats.norms import Norms
+from anisoscope.stats.row_norms import Norms
 from anisoscope.stats.sample import Extremes, Sample
 
 MASSIVE = 5.0  # a token is massive when its norm exceeds this many medians

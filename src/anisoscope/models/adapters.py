@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from anisoscope.disk import read_json, understood
 from anisoscope.errors import InputError
-from anisoscope.models.weights import pickle_refused, stored_tensors
+from anisoscope.models.weight_files import pickle_refused, stored_tensors
+from anisoscope.store.files import read_json, understood
 
 _CONFIG = "adapter_config.json"
 _WEIGHTS = "adapter_model.safetensors"

@@ -8,10 +8,10 @@ from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from pathlib import Path
 
-from anisoscope.disk import given_path, near_paths
 from anisoscope.errors import InputError, unknown
 from anisoscope.models.sources import hub_refs, is_hub_id
-from anisoscope.models.weights import PICKLES, weights_problem
+from anisoscope.models.weight_files import PICKLES, weights_problem
+from anisoscope.store.files import given_path, near_paths
 
 _LIST_LIMIT = 16 << 20  # bytes
 _WEIGHTS = (".gguf", ".safetensors", *PICKLES)

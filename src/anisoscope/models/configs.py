@@ -6,9 +6,9 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from anisoscope.disk import read_json, understood
 from anisoscope.errors import InputError
-from anisoscope.models.weights import stored_tensors
+from anisoscope.models.weight_files import stored_tensors
+from anisoscope.store.files import read_json, understood
 
 # More layers than this, and than there are tensors: a crafted number that would be built for hours.
 _MANY_LAYERS = 1024

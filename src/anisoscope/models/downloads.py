@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable
 from pathlib import Path
 
-from anisoscope.disk import given_path
 from anisoscope.errors import InputError
 from anisoscope.models.checkpoints import Checkpoint
 from anisoscope.models.sources import HUB_SECONDS, is_hub_id, locate
-from anisoscope.models.weights import weight_files, weights_digest
+from anisoscope.models.weight_files import weight_files, weights_digest
+from anisoscope.store.files import given_path
 
 _CHUNK = 1 << 24
 

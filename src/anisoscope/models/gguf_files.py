@@ -6,8 +6,8 @@ import struct
 from pathlib import Path
 from typing import BinaryIO
 
-from anisoscope.disk import impostor
 from anisoscope.errors import InputError
+from anisoscope.store.files import impostor
 
 # Bytes of a value by its type number; 8 is a string, 9 an array.
 _SIZES = {0: 1, 1: 1, 2: 2, 3: 2, 4: 4, 5: 4, 6: 4, 7: 1, 10: 8, 11: 8, 12: 8}

@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from anisoscope.disk import impostor
 from anisoscope.errors import InputError, first_line
+from anisoscope.store.files import impostor
 
 # Where one of these is there, a processor that cannot be opened is damaged, not absent.
 _FILES = {

@@ -7,9 +7,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from anisoscope.disk import given_path, near_paths
 from anisoscope.errors import InputError, first_line
-from anisoscope.models.weights import PICKLES, weight_names
+from anisoscope.models.weight_files import PICKLES, weight_names
+from anisoscope.store.files import given_path, near_paths
 
 # One request, which the client does not repeat, decides whether the hub can be reached.
 HUB_SECONDS = 10.0

@@ -12,10 +12,10 @@ from anisoscope.report.charts import look_of, spec_of
 from anisoscope.report.facts import sound
 from anisoscope.report.lines import title_of
 from anisoscope.report.reading import PHRASES
-from anisoscope.report.shapes import KINDS, Shape, choose, colours_of, shape_of
+from anisoscope.report.shapes import KINDS, TableShape, choose, colours_of, shape_of
 from anisoscope.report.theme import config
 from anisoscope.report.tidy import Depths, by_metric, depths_of
-from anisoscope.store import Run
+from anisoscope.store.run import Run
 
 KIND_TITLES = {
     "profile": "over layers",
@@ -82,7 +82,7 @@ def cards_of(runs: Sequence[Run]) -> dict[str, Mapping[str, Any]]:
     return found
 
 
-def _colour(kind: str, shape: Shape, field: str | None, specs: dict[str, Any]) -> dict[str, Any]:
+def _colour(kind: str, shape: TableShape, field: str | None, specs: dict[str, Any]) -> dict[str, Any]:
     look = look_of(kind, shape, field)
     key = ",".join(f"{name}={value}" for name, value in asdict(look).items() if value not in (None, False))
     specs.setdefault(key, spec_of(look))

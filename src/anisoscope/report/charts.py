@@ -18,7 +18,7 @@ from anisoscope.report.lines import Look
 from anisoscope.report.shapes import (
     KINDS,
     ORDERED,
-    Shape,
+    TableShape,
     colours_of,
     default_pick,
     distinct,
@@ -31,7 +31,7 @@ from anisoscope.report.shapes import (
 )
 from anisoscope.report.theme import COLOURS, config, save_chart, themed
 from anisoscope.report.tidy import NONE, Depths, Row, claim_of, depths_of, of_metric, parse_site, rows_of, table_of
-from anisoscope.store import Run
+from anisoscope.store.run import Run
 
 __all__ = ["clouds_chart", "plot", "save_chart", "themed"]
 
@@ -89,7 +89,7 @@ def plot(
     return alt.Chart.from_dict({**spec, **size, "title": title, "config": config(dark)})
 
 
-def look_of(kind: str, shape: Shape, colour: str | None) -> Look:
+def look_of(kind: str, shape: TableShape, colour: str | None) -> Look:
     """What the specification of a chart depends on, read off the shape."""
     low, high = shape.low or 0.0, shape.high or 0.0
     x = shape.values.get(_LOG_AXIS.get(kind, ""), ())
@@ -151,7 +151,7 @@ def _verdict_fields(row: Row) -> Row:
     return {"claim": claim_of(row), "effect": effect}
 
 
-def _require_colour(colour: str | None, kind: str, shape: Shape) -> str | None:
+def _require_colour(colour: str | None, kind: str, shape: TableShape) -> str | None:
     possible = colours_of(kind, shape)
     if colour is None:
         return possible[0] if possible else None
@@ -183,7 +183,7 @@ def _at(row: Row, picked: Mapping[str, Any]) -> bool:
     return all(row.get(field) in (value, None) for field, value in picked.items())
 
 
-def _default(field: str, rows: Sequence[Row], shape: Shape) -> Any:
+def _default(field: str, rows: Sequence[Row], shape: TableShape) -> Any:
     return default_pick(field, _in_every_run(rows, field) or shape.values[field])
 
 

@@ -13,7 +13,7 @@ from anisoscope.errors import InputError, unknown
 from anisoscope.records import COLUMNS, Record
 from anisoscope.report.interval import student
 from anisoscope.report.tidy import records_of
-from anisoscope.store import Run, record_key
+from anisoscope.store.run import Run, record_key
 
 _SAME = ("site", "metric", "tokens", "index", "variant")  # what both records of a difference have in common
 _KEY = ("step", *_SAME)

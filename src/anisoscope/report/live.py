@@ -33,7 +33,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from anisoscope.errors import AnisoscopeError, InputError
 from anisoscope.report.shelf import Shelf, size_of
-from anisoscope.store import Run
+from anisoscope.store.run import Run
 
 PORT = 8733
 _COOKIE = "anisoscope_token"
@@ -145,7 +145,7 @@ async def _book(request: Request) -> Response:
 
 def _packed(runs: list[Run]) -> dict[str, Any]:
     from anisoscope.report.book import cards_of, outline_of
-    from anisoscope.report.pack import pack
+    from anisoscope.report.packed import pack
     from anisoscope.report.tidy import joined, run_labels
 
     read = [run.since(0) for run in runs]

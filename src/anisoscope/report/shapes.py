@@ -21,7 +21,7 @@ _FEW_POINTS = 3  # an index with fewer values than this is a choice, not an axis
 
 
 @dataclass(frozen=True)
-class Shape:
+class TableShape:
     """What varies in the records of one metric: the distinct values of each field, and the range of the numbers."""
 
     values: Mapping[str, tuple[Any, ...]]
@@ -42,7 +42,7 @@ class Shape:
 
 
 @dataclass(frozen=True)
-class Kind:
+class ChartKind:
     """A kind of chart: the fields its axes use up, those that may be its colour, and whether tokens may be its dash."""
 
     axes: tuple[str, ...]
@@ -52,25 +52,25 @@ class Kind:
 
 _VARIANTS = "v_*"  # stands for every key of the variant
 _SERIES = ("run", "tokens", _VARIANTS, "stream")
-KINDS: Mapping[str, Kind] = {
-    "profile": Kind(("place", "site"), (*_SERIES, "step", "head", "index"), dash=True),
-    "steps": Kind(("step",), ("run", "place", "site", "head", *_SERIES[1:], "index"), dash=True),
-    "map": Kind(("place", "site", "step")),
-    "heads": Kind(("place", "site", "head")),
-    "head_steps": Kind(("head", "step")),
-    "curve": Kind(("index",), ("run", "place", "site", "step", *_SERIES[1:])),
-    "levels": Kind(("index", "v_null")),
-    "spikes": Kind(("index",), ("place", "site", "step", *_SERIES)),
-    "strata": Kind(("v_stratum",), ("run", "place", "site", "step", *_SERIES[1:])),
-    "against": Kind(("index",), ("run", "place", "site", "step", *_SERIES[1:])),
-    "plane": Kind(("v_axis", "v_of", "place", "site", "step", "index")),
-    "verdicts": Kind(("site", "v_claim", "v_line", "v_verdict")),
-    "points": Kind(("site",), (*_SERIES, "index")),
+KINDS: Mapping[str, ChartKind] = {
+    "profile": ChartKind(("place", "site"), (*_SERIES, "step", "head", "index"), dash=True),
+    "steps": ChartKind(("step",), ("run", "place", "site", "head", *_SERIES[1:], "index"), dash=True),
+    "map": ChartKind(("place", "site", "step")),
+    "heads": ChartKind(("place", "site", "head")),
+    "head_steps": ChartKind(("head", "step")),
+    "curve": ChartKind(("index",), ("run", "place", "site", "step", *_SERIES[1:])),
+    "levels": ChartKind(("index", "v_null")),
+    "spikes": ChartKind(("index",), ("place", "site", "step", *_SERIES)),
+    "strata": ChartKind(("v_stratum",), ("run", "place", "site", "step", *_SERIES[1:])),
+    "against": ChartKind(("index",), ("run", "place", "site", "step", *_SERIES[1:])),
+    "plane": ChartKind(("v_axis", "v_of", "place", "site", "step", "index")),
+    "verdicts": ChartKind(("site", "v_claim", "v_line", "v_verdict")),
+    "points": ChartKind(("site",), (*_SERIES, "index")),
 }
 ORDERED = ("place", "step", "index", "head")  # fields whose colours form a scale
 
 
-def shape_of(table: pd.DataFrame, depths: Depths | None = None) -> Shape:
+def shape_of(table: pd.DataFrame, depths: Depths | None = None) -> TableShape:
     """The shape of a table of records of one metric."""
     known = depths_of(table) if depths is None else depths
     pairs = [(run, parse_site(text)) for run, text in _unique(table, "run", "site")]
@@ -91,7 +91,7 @@ def shape_of(table: pd.DataFrame, depths: Depths | None = None) -> Shape:
     }
     value = table["value"].dropna()
     jumps = table[~heads].groupby(["run", "site", "step", "tokens", "variant"], sort=False)["index"].diff().dropna()
-    return Shape(
+    return TableShape(
         values={field: values for field, values in found.items() if values},
         low=float(value.min()) if len(value) else None,
         high=float(value.max()) if len(value) else None,
@@ -127,7 +127,7 @@ def _plain(value: Any) -> Any:
     return value.item() if hasattr(value, "item") else value
 
 
-def choose(shape: Shape) -> tuple[str, ...]:
+def choose(shape: TableShape) -> tuple[str, ...]:
     """The kinds of chart that fit records of this shape, the most telling first."""
     if "v_verdict" in shape.values:
         return ("verdicts",)
@@ -150,7 +150,7 @@ def choose(shape: Shape) -> tuple[str, ...]:
     return tuple(kind for kind, fits in rules if fits) or ("points",)
 
 
-def require_kind(kind: str | None, shape: Shape) -> str:
+def require_kind(kind: str | None, shape: TableShape) -> str:
     """The kind asked for where it fits, else an error that says which do; the first that fits where none is asked."""
     fitting = choose(shape)
     if kind is None:
@@ -162,7 +162,7 @@ def require_kind(kind: str | None, shape: Shape) -> str:
     return kind
 
 
-def field_named(name: str, shape: Shape) -> str:
+def field_named(name: str, shape: TableShape) -> str:
     """The field that a user means: by its own name, `layer` for the place, a key of the variant by that key."""
     for field in (name, {"layer": "place"}.get(name, name), f"v_{name}"):
         if field in shape.values:
@@ -171,7 +171,7 @@ def field_named(name: str, shape: Shape) -> str:
     raise unknown("field of these records", name, known)
 
 
-def colours_of(kind: str, shape: Shape) -> tuple[str, ...]:
+def colours_of(kind: str, shape: TableShape) -> tuple[str, ...]:
     """The fields that a chart of this kind may colour, the best first; empty where its colour is the value."""
     variants = tuple(field for field in shape.many if field.startswith("v_") and field not in KINDS[kind].axes)
     wished: list[str] = []
@@ -182,7 +182,7 @@ def colours_of(kind: str, shape: Shape) -> tuple[str, ...]:
     return tuple(dict.fromkeys(there))
 
 
-def picks_of(kind: str, shape: Shape, colour: str | None) -> tuple[str, ...]:
+def picks_of(kind: str, shape: TableShape, colour: str | None) -> tuple[str, ...]:
     """The fields of which one value must be chosen, because neither an axis nor the colour shows them."""
     drawn = {*KINDS[kind].axes, colour}
     if colour == "place" or shape.has("place"):
@@ -212,7 +212,7 @@ def wide(values: Sequence[Any]) -> bool:
     return len(positive) > 1 and max(positive) / min(positive) > _WIDE and min(values) >= 0
 
 
-def steep(shape: Shape) -> bool:
+def steep(shape: TableShape) -> bool:
     """Whether the numbers themselves read better in logs."""
     if shape.low is None or shape.high is None or shape.least is None:
         return False

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from anisoscope.errors import AnisoscopeError, InputError
-from anisoscope.store import Run
+from anisoscope.store.run import Run
 
 _HEAD, _RECORDS = "run.json", "records.jsonl"
 _DEEPEST = 6  # folders below the root in which runs are looked for

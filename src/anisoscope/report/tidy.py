@@ -13,7 +13,7 @@ import pandas as pd
 from anisoscope.errors import unknown
 from anisoscope.records import COLUMNS, Record, Site
 from anisoscope.report.interval import t_factor
-from anisoscope.store import Run
+from anisoscope.store.run import Run
 
 Row = dict[str, Any]  # one record as charts read it; with one `v_<key>` for each key of its variant
 Depths = Mapping[tuple[str, str], int]  # the number of layers by (run, stack)

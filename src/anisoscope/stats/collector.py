@@ -22,7 +22,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from anisoscope.stats.blocks import (
+from anisoscope.stats.cloud import (
     HELD,
     KINDS,
     OF_REST,
@@ -40,7 +40,7 @@ from anisoscope.stats.blocks import (
 )
 from anisoscope.stats.documents import segments
 from anisoscope.stats.moments import Moments
-from anisoscope.stats.pack import pack, unpack
+from anisoscope.stats.packing import pack, unpack
 from anisoscope.stats.rows import Rows, Tokens, join_rows
 from anisoscope.stats.sample import Reservoir, Sample, kept_apart, merge_extremes, split_extremes
 

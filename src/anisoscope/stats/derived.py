@@ -9,11 +9,11 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from anisoscope.stats.blocks import Cloud, with_extremes
+from anisoscope.stats.cloud import Cloud, with_extremes
 from anisoscope.stats.directions import Directions
 from anisoscope.stats.documents import Documents
 from anisoscope.stats.moments import Moments
-from anisoscope.stats.neighbourhoods import LocalDimensions, Neighbours, TwoNeighbours
+from anisoscope.stats.neighbours import LocalDimensions, Neighbours, TwoNeighbours
 from anisoscope.stats.pairs import Axes, Paired, PairedAxes, PairedHeads
 from anisoscope.stats.sample import Extremes, Sample
 from anisoscope.stats.words import AnyTwo, Sentences, Words
@@ -128,26 +128,26 @@ class AcrossDocuments:
 
 
 @dataclass(frozen=True)
-class _Recipe:
+class _Derivation:
     sources: tuple[str, ...]
     make: Callable[[Cloud], Any]
     carry: bool  # leaves blocks out itself, so that it need not be made again
 
 
-DERIVED: dict[type, _Recipe] = {
-    Peeled: _Recipe(("Moments", "Extremes"), Peeled.derive, carry=False),
-    Groups: _Recipe(("Moments",), Groups.derive, carry=True),
-    AcrossDocuments: _Recipe(("Directions", "Documents", "Sample"), AcrossDocuments.derive, carry=True),
-    Neighbours: _Recipe(("Sample",), Neighbours.derive, carry=True),
-    TwoNeighbours: _Recipe(("Sample",), TwoNeighbours.derive, carry=True),
-    LocalDimensions: _Recipe(("Sample",), LocalDimensions.derive, carry=True),
-    AnyTwo: _Recipe(("Sample",), AnyTwo.derive, carry=True),
-    Words: _Recipe(("Sample",), Words.derive, carry=True),
-    Sentences: _Recipe(("Sample",), Sentences.derive, carry=True),
-    Paired: _Recipe(("Sample",), Paired.derive, carry=False),
-    Axes: _Recipe(("Sample",), Axes.derive, carry=False),
-    PairedAxes: _Recipe(("Sample",), PairedAxes.derive, carry=False),
-    PairedHeads: _Recipe(("HeadSums",), PairedHeads.derive, carry=False),
+DERIVED: dict[type, _Derivation] = {
+    Peeled: _Derivation(("Moments", "Extremes"), Peeled.derive, carry=False),
+    Groups: _Derivation(("Moments",), Groups.derive, carry=True),
+    AcrossDocuments: _Derivation(("Directions", "Documents", "Sample"), AcrossDocuments.derive, carry=True),
+    Neighbours: _Derivation(("Sample",), Neighbours.derive, carry=True),
+    TwoNeighbours: _Derivation(("Sample",), TwoNeighbours.derive, carry=True),
+    LocalDimensions: _Derivation(("Sample",), LocalDimensions.derive, carry=True),
+    AnyTwo: _Derivation(("Sample",), AnyTwo.derive, carry=True),
+    Words: _Derivation(("Sample",), Words.derive, carry=True),
+    Sentences: _Derivation(("Sample",), Sentences.derive, carry=True),
+    Paired: _Derivation(("Sample",), Paired.derive, carry=False),
+    Axes: _Derivation(("Sample",), Axes.derive, carry=False),
+    PairedAxes: _Derivation(("Sample",), PairedAxes.derive, carry=False),
+    PairedHeads: _Derivation(("HeadSums",), PairedHeads.derive, carry=False),
 }
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from anisoscope.stats.arith import double, full_precision, weighted_sums
+from anisoscope.stats.arithmetic import double, full_precision, weighted_sums
 from anisoscope.stats.moments import Moments
 from anisoscope.stats.rows import Rows
 

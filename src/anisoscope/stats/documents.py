@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from anisoscope.stats.arith import GROUP, double, full_precision, weighted_sums
+from anisoscope.stats.arithmetic import GROUP, double, full_precision, weighted_sums
 from anisoscope.stats.rows import Rows
 
 _LONG = 32  # rows a document on average

@@ -9,7 +9,7 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from anisoscope.stats.arith import CHUNK, double, full_precision, gram, narrow
+from anisoscope.stats.arithmetic import CHUNK, double, full_precision, gram, narrow
 from anisoscope.stats.rows import Rows
 from anisoscope.stats.tridiagonal import Tridiagonal
 

@@ -1,255 +1,204 @@
-"""The exact nearest neighbours of every row, at about the price of one triangular matrix product."""
+"""The neighbours of the sampled rows: searched once a cloud, then filtered for fewer blocks or fewer tokens."""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, cast
 
 import torch
 from torch import Tensor
 
-from anisoscope.errors import InputError
-from anisoscope.stats.rows import token_key
-from anisoscope.stats.search_blocks import Found, search_all, search_rows
-from anisoscope.stats.search_cloud import (
-    Cloud,
-    Embedding,
-    centred,
-    centred_blocks,
-    chunks,
-    embed,
-    half_square,
-    principal_basis,
-    robust_centre,
-)
-from anisoscope.stats.search_exact import brute_force, certified, true_distances
+from anisoscope.stats.cloud import Cloud
+from anisoscope.stats.knn import nearest, unique_rows
+from anisoscope.stats.rows import Tokens
+from anisoscope.stats.sample import Sample
 
-_WIDE = 32  # candidates beyond 2k for the few rows that are searched a second time
-_SHORT_FROM = 1000  # dimensions from which a search on principal components is tried first
-_SHORT_ROWS = 8192  # rows from which its preparation can pay
-_COMPONENTS = 128
-_PROBE = 512  # rows on which it is tried
-_PROBE_FAILURES = 0.2  # share of them above which the full search is cheaper
-_MANY = 0.25  # share of failures above which all rows are searched in float64: half as many products as row by row
-_AT_ONCE = 2048  # rows searched again at once
-_ORDINARY = (2.0**-40, 2.0**40)  # largest entries whose squares are safe in float32
+LISTED = 32  # for dimensions by scale
+_RESERVE = 4  # so that most lists are long enough when a few tokens are left out
+_LOCAL_ROWS, _LOCAL_AT_ONCE = 256, 16  # rows whose neighbourhoods are taken apart, in all and at a time
+LOCAL_SHARE = 0.95
+_TWO = 4  # for two neighbours, with a little reserve for those in other documents
 
 
 @dataclass(frozen=True)
-class Nearest:
-    """The k nearest other rows of each of n rows, nearest first, on the CPU."""
+class Neighbours:
+    """Distances of each distinct row of the sample to its nearest others, the rows themselves, and their documents."""
 
-    distance: Tensor  # (n, k) float64, ascending; inf where there is no further candidate
-    index: Tensor  # (n, k) int64; -1 where there is no further candidate
+    x: Tensor  # (n, d) the distinct rows
+    distance: Tensor  # (q, K) float64 ascending, for the rows asked about
+    index: Tensor  # (q, K) into x
+    other: Tensor  # (q, 2) float64, distances to the two nearest rows of other documents; empty if all are other
+    other_index: Tensor  # (q, 2) into x, likewise
+    copies: Tensor  # (n,) how often each distinct row occurs in the sample
+    row: Tensor  # (q,) which rows of x are asked about
+    block: Tensor  # (q,)
+    same_document: Tensor  # (q,) bool: the nearest row is of the same document
+    key: Tensor  # (m,) keys of all sampled rows
+    distinct: Tensor  # (m,) which row of x each sampled row is
 
+    @classmethod
+    def derive(cls, cloud: Cloud, most: int = LISTED + _RESERVE) -> Neighbours:
+        sample = cloud.get(Sample)
+        wide = cloud.wider.carried.get(cls.__name__) if cloud.wider is not None else None
+        if wide is not None:
+            return wide.among(sample)
+        first, _ = unique_rows(sample.x)
+        distinct = _distinct(sample.x, first)
+        x = sample.x[first.to(sample.x.device)]
+        k = min(most, len(x) - 1)
+        short = torch.zeros(len(x), k, dtype=torch.float64)
+        found = (short, short.long()) if k < 2 else _search(x, k)
+        return _build(x, sample, first, distinct, *found)
 
-@torch.no_grad()
-def nearest(x: Tensor, k: int, *, group: Tensor | None = None) -> Nearest:
-    """The k nearest other rows of every row of x (n, d), exactly, as float64 brute force would find them.
+    def among(self, sample: Sample) -> Neighbours:
+        """The neighbours within fewer of the sampled rows: lists are filtered, those that ran short searched again."""
+        kept = torch.isin(self.key, sample.table[:, 0].cpu()).nonzero()[:, 0]  # places in the wider sample
+        there = self.distinct[kept]  # (m',)
+        last = len(kept)
+        first = torch.full((len(self.x),), last).scatter_reduce(0, there, torch.arange(last), "amin")  # (n,)
+        order = first.argsort(stable=True)[: int((first < last).sum())]  # (n',) distinct rows that are left
+        place = torch.full((len(self.x),), -1).scatter(0, order, torch.arange(len(order)))  # (n,) old -> new
+        x = self.x[order.to(self.x.device)]
+        listed = self.index.shape[1]  # fewer than there should be where the sample has no more rows
+        reserve = _RESERVE if listed > LISTED else 2 if listed <= _TWO else 0
+        k = min(listed - reserve, len(x) - 1)
+        index = place[self.index[order]]  # (n', K), −1 where a neighbour is gone
+        sifted = (index < 0).sort(dim=1, stable=True)
+        short = sifted.values[:, :k].any(1).nonzero()[:, 0]
+        index = index.gather(1, sifted.indices[:, :k])
+        distance = self.distance[order].gather(1, sifted.indices[:, :k])
+        if len(short) > len(x) // 20 and k > 1:
+            distance, index = _search(x, k)
+        elif len(short):
+            distance[short], index[short] = _by_force(x, short, k)
+        return _build(x, sample, first[order], place[there], distance, index)
 
-    r_ij = ‖x_i − x_j‖. Rows of the same `group` (n,) are left out, as is the row itself; a copy at another index is a
-    neighbour at distance zero. The rows 0, 1, 3 on a line have nearest distances 1, 1, 2.
-    """
-    if x.device.type == "mps":
-        x = x.cpu()  # MPS has no float64
-    # Off the CPU every row is merged in every block: picking the rows that gain would wait for the device each time.
-    return _nearest(x, k, group, dense=x.device.type != "cpu")
-
-
-def unique_rows(x: Tensor) -> tuple[Tensor, int]:
-    """The indices of the first occurrence of each distinct row, ascending on the CPU, and how many rows were copies.
-
-    Rows are equal when their bits are, with -0.0 counted as 0.0. The rows 5, 7, 5 give ([0, 1], 1).
-    """
-    x = x.detach()
-    key = torch.empty(len(x), dtype=torch.int64, device=x.device)  # (n,)
-    for part in chunks(len(x), x.shape[1]):
-        key[part] = _row_keys(x[part])
-    index = _first_occurrences(x, key).nonzero().squeeze(1).cpu()
-    return index, len(x) - len(index)
-
-
-def _nearest(x: Tensor, k: int, group: Tensor | None, *, dense: bool) -> Nearest:
-    _check(x, k, group)
-    x, unit = _ordinary(x.detach())
-    cloud, order = _prepare(x, group)
-    with _plain_float32(x.device):
-        distance, place = _search(cloud, k, dense=dense)  # (n, k) both, in search order
-    index = torch.where(place < 0, -1, order[place.clamp(min=0)])
-    back = order.argsort()
-    return Nearest((distance[back] * unit).cpu(), index[back].cpu())
-
-
-def _check(x: Tensor, k: int, group: Tensor | None) -> None:
-    if x.ndim != 2 or not x.is_floating_point() or x.shape[1] == 0:
-        raise InputError(f"neighbours need a floating-point (n, d) array with d >= 1; got {x.dtype} {tuple(x.shape)}")
-    if k < 1:
-        raise InputError(f"the number of neighbours must be at least 1; got {k}")
-    if len(x) <= k:
-        raise InputError(f"{k} neighbours need at least {k + 1} rows; got {len(x)}: give more rows or ask for fewer")
-    if group is not None and group.shape != (len(x),):
-        raise InputError(f"group must hold one integer for each of the {len(x)} rows; got shape {tuple(group.shape)}")
-
-
-def _ordinary(x: Tensor) -> tuple[Tensor, float]:
-    """x, or where its squares would overflow or vanish a float64 copy scaled by a power of two; and the way back."""
-    least, most = x.aminmax()
-    largest = max(-float(least), float(most))
-    if not math.isfinite(largest):
-        bad = int((~x.isfinite()).any(dim=1).sum())
-        raise InputError(f"{bad} of {len(x)} rows hold NaN or Inf, which have no neighbours: leave those rows out")
-    if largest == 0 or _ORDINARY[0] <= largest <= _ORDINARY[1]:
-        return x, 1.0
-    exponent = min(max(math.frexp(largest)[1], -1000), 1000)  # both powers below stay normal float64
-    return x.double() * 2.0**-exponent, 2.0**exponent
-
-
-def _prepare(x: Tensor, group: Tensor | None) -> tuple[Cloud, Tensor]:
-    """The cloud in search order, and the caller's index of each of its rows."""
-    order = torch.arange(len(x), device=x.device)
-    low, high = order, order + 1
-    if group is not None:
-        ids, order = group.to(x.device).sort(stable=True)
-        x = x[order]
-        # rows of a group are neighbours in this order, so what a row may not meet is a range
-        low, high = torch.searchsorted(ids, ids), torch.searchsorted(ids, ids, right=True)
-    return Cloud(x, robust_centre(x), low, high), order
+    def without_block(self, blocks: Tensor) -> Neighbours:
+        """The same neighbours, asked about rows of other blocks only: a jackknife over documents without a search."""
+        keep = ~torch.isin(self.block, blocks)
+        return Neighbours(
+            self.x,
+            self.distance[keep],
+            self.index[keep],
+            self.other[keep],
+            self.other_index[keep],
+            self.copies,
+            self.row[keep],
+            self.block[keep],
+            self.same_document[keep],
+            self.key,
+            self.distinct,
+        )
 
 
-@contextmanager
-def _plain_float32(device: torch.device) -> Iterator[None]:
-    """True float32 products, as certificates need, whatever the caller allows elsewhere (TF32, bfloat16, autocast)."""
-    backends: tuple[Any, ...] = (torch.backends.cuda.matmul, cast(Any, torch.backends.mkldnn).matmul)
-    before = _float32_precision(), [each.fp32_precision for each in backends]
-    try:
-        torch.set_float32_matmul_precision("highest")  # sets the backends too
-        with torch.autocast(device.type, enabled=False):
-            yield
-    finally:
-        torch.set_float32_matmul_precision(before[0])
-        for each, value in zip(backends, before[1], strict=True):
-            each.fp32_precision = value
+@dataclass(frozen=True)
+class TwoNeighbours:
+    """The first neighbours alone: a third of the work, unless the whole neighbourhoods are known already."""
+
+    found: Neighbours
+
+    @classmethod
+    def derive(cls, cloud: Cloud) -> TwoNeighbours:
+        known = cloud.carried.get(Neighbours.__name__)
+        if known is None and cloud.wider is not None and cls.__name__ in cloud.wider.carried:
+            known = cloud.wider.carried[cls.__name__].found.among(cloud.get(Sample))
+        return cls(Neighbours.derive(cloud, _TWO) if known is None else known)
+
+    def without_block(self, blocks: Tensor) -> TwoNeighbours:
+        return TwoNeighbours(self.found.without_block(blocks))
 
 
-def _float32_precision() -> str:
-    """The process-wide setting; torch refuses to tell where backends were set one by one, which leaves it untouched."""
-    try:
-        return torch.get_float32_matmul_precision()
-    except RuntimeError:
-        return "highest"
+@dataclass(frozen=True)
+class LocalDimensions:
+    """How many directions hold 95 % of the variance among a row's neighbours, for some rows of the sample."""
+
+    count: Tensor  # (q,)
+    block: Tensor  # (q,)
+    listed: int  # how many neighbours were looked at
+
+    @classmethod
+    def derive(cls, cloud: Cloud) -> LocalDimensions:
+        found = cloud.derive(Neighbours, Neighbours.derive, carry=True)
+        asked = torch.linspace(0, len(found.index) - 1, min(_LOCAL_ROWS, len(found.index))).long().unique()
+        k = min(LISTED, found.index.shape[1])
+        if k < 2:
+            return cls(torch.zeros(0), found.block[:0], k)
+        products = []
+        for some in found.index[asked, :k].to(found.x.device).split(_LOCAL_AT_ONCE):
+            near = found.x[some].double()  # (q, k, d)
+            near -= near.mean(1, keepdim=True)
+            products.append(near @ near.mT)
+        variance = torch.linalg.eigvalsh(torch.cat(products)).flip(1).clamp(min=0)  # (q, k)
+        share = variance.cumsum(1) / variance.sum(1, keepdim=True).clamp(min=1e-300)
+        return cls(((share < LOCAL_SHARE).sum(1) + 1).cpu(), found.block[asked], k)
+
+    def without_block(self, blocks: Tensor) -> LocalDimensions:
+        keep = ~torch.isin(self.block, blocks)
+        return LocalDimensions(self.count[keep], self.block[keep], self.listed)
 
 
-def _search(cloud: Cloud, k: int, *, dense: bool) -> tuple[Tensor, Tensor]:
-    """All rows in float32; those without a certificate again with more candidates, then in float64, then by force."""
-    distance, index, sure = _search_all(cloud, _embedding(cloud, k, dense=dense), k, dense=dense)
-    precisions = [torch.float32, torch.float64]
-    if float(sure.double().mean()) < 1 - _MANY:
-        distance, index, sure = _search_all(cloud, embed(cloud, dtype=torch.float64), k, dense=dense)
-        precisions.remove(torch.float32)
-    for dtype in precisions:
-        for row in _unsure(sure):
-            distance[row], index[row], sure[row] = _search_again(cloud, row, k, dtype, dense=dense)
-    for row in _unsure(sure):
-        distance[row], index[row] = brute_force(cloud, row, k)
+def _search(x: Tensor, k: int) -> tuple[Tensor, Tensor]:
+    found = nearest(x, k)
+    return found.distance, found.index
+
+
+def _build(x: Tensor, sample: Sample, first: Tensor, distinct: Tensor, distance: Tensor, index: Tensor) -> Neighbours:
+    """With the facts about documents, which come from each distinct row's first occurrence in the sample."""
+    tokens: Tokens = sample.rows.tokens
+    document = tokens.document[first]
+    same = document[index] == document[:, None]  # (n, k)
+    other, other_index = torch.zeros(len(x), 0, dtype=torch.float64), torch.zeros(len(x), 0, dtype=torch.int64)
+    if index.shape[1] > 1 and bool(same.any()):
+        other, other_index = _others(x, document, distance, index, same)
+    return Neighbours(
+        x,
+        distance,
+        index,
+        other,
+        other_index,
+        torch.bincount(distinct, minlength=len(x)),
+        torch.arange(len(x)),
+        tokens.block[first],
+        same[:, 0] if index.shape[1] else torch.zeros(len(x), dtype=torch.bool),
+        tokens.key.cpu(),
+        distinct,
+    )
+
+
+def _distinct(x: Tensor, first: Tensor) -> Tensor:
+    """Which of the distinct rows (by first occurrence) each row is, (m,)."""
+    which = torch.zeros(len(x), dtype=torch.int64).index_copy(0, first, torch.arange(len(first)))
+    if len(first) == len(x):
+        return which
+    rows = (x.detach().cpu() + 0.0).contiguous().view(torch.uint8)  # −0.0 and 0.0 are one number
+    place = {rows[i].numpy().tobytes(): j for j, i in enumerate(first.tolist())}
+    again = torch.ones(len(x), dtype=torch.bool).index_fill(0, first, False).nonzero()[:, 0]
+    for i in again.tolist():
+        which[i] = place[rows[i].numpy().tobytes()]
+    return which
+
+
+def _others(x: Tensor, document: Tensor, distance: Tensor, index: Tensor, same: Tensor) -> tuple[Tensor, Tensor]:
+    """Distances and indices of the two nearest rows of other documents; searched again where the list ran out."""
+    sifted = distance.masked_fill(same, torch.inf).sort(1)
+    far, place = sifted.values[:, :2].contiguous(), index.gather(1, sifted.indices[:, :2])  # (n, 2)
+    short = (~far.isfinite()).any(1).nonzero()[:, 0]
+    if len(short) > len(x) // 20:
+        again = nearest(x, 2, group=document)
+        return again.distance, again.index
+    far[short], place[short] = _by_force(x, short, 2, document)
+    return far, place
+
+
+def _by_force(x: Tensor, row: Tensor, k: int, document: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    """Distances and indices of the k nearest rows of some rows, by float64 differences; of other documents if given."""
+    centred = x.double() - x.double().mean(0)
+    distance = torch.full((len(row), k), torch.inf, dtype=torch.float64)
+    index = torch.zeros(len(row), k, dtype=torch.int64)
+    for part in torch.arange(len(row)).split(256):
+        asked = row[part]
+        away = torch.cdist(centred[asked], centred, compute_mode="donot_use_mm_for_euclid_dist").cpu()  # (p, n)
+        own = torch.zeros_like(away, dtype=torch.bool).scatter(1, asked[:, None], True)
+        away = away.masked_fill(own if document is None else document[asked, None] == document[None], torch.inf)
+        least = away.topk(min(k, len(x)), largest=False)
+        distance[part, : least.values.shape[1]], index[part, : least.values.shape[1]] = least.values, least.indices
     return distance, index
-
-
-def _search_all(cloud: Cloud, e: Embedding, k: int, *, dense: bool) -> tuple[Tensor, Tensor, Tensor]:
-    """Distances, indices and certificates of all rows."""
-    found = search_all(cloud, e, k + _spare(k, e.width), dense=dense).rows(slice(0, len(cloud)))
-    row = torch.arange(len(cloud), device=cloud.x.device)
-    return _settle(cloud, row, found, e.half, e.width, k)
-
-
-def _unsure(sure: Tensor) -> tuple[Tensor, ...]:
-    """The rows without a certificate, some at a time."""
-    row = (~sure).nonzero().squeeze(1)
-    return torch.split(row, _AT_ONCE) if len(row) else ()
-
-
-def _embedding(cloud: Cloud, k: int, *, dense: bool) -> Embedding:
-    """Principal components and a residual norm where they certify most rows of a probe, else the centred rows."""
-    if cloud.dim >= _SHORT_FROM and len(cloud) >= _SHORT_ROWS:
-        short = embed(cloud, principal_basis(cloud, _COMPONENTS))
-        if _failures(cloud, short, k, dense=dense) <= _PROBE_FAILURES:
-            return short
-    return embed(cloud)
-
-
-def _failures(cloud: Cloud, e: Embedding, k: int, *, dense: bool) -> float:
-    """The share of rows, spread evenly over the cloud, that a search on this embedding leaves without a certificate."""
-    row = torch.arange(0, len(cloud), math.ceil(len(cloud) / _PROBE), device=cloud.x.device)
-    half = e.half[row]
-    found = search_rows(cloud, row, e.y[row], half, e.blocks(), k + _spare(k, e.width), dense=dense)
-    _, _, sure = _settle(cloud, row, found, half, e.width, k)
-    return 1 - float(sure.double().mean())
-
-
-def _spare(k: int, width: int) -> int:
-    """Candidates beyond k, whose distance must exceed the k-th by more than rounding.
-
-    The gap goes with the share they add to k, and rounding with the width. With 3 at a width of 4096, 5 % of the rows
-    of a Gaussian cloud had to be searched again.
-    """
-    return 3 + k // 4 + width // 2048
-
-
-def _search_again(
-    cloud: Cloud, row: Tensor, k: int, dtype: torch.dtype, *, dense: bool
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Distances, indices and certificates of some rows, with more candidates than at first."""
-    y = centred(cloud, row, dtype)
-    half = half_square(y)
-    blocks = centred_blocks(cloud, dtype)
-    found = search_rows(cloud, row, y, half, blocks, 2 * k + _WIDE, dense=dense)
-    return _settle(cloud, row, found, half, cloud.dim, k)
-
-
-def _settle(cloud: Cloud, row: Tensor, found: Found, half: Tensor, width: int, k: int) -> tuple[Tensor, Tensor, Tensor]:
-    """The true k nearest of what each row found, and whether nothing nearer can have been missed."""
-    distance, index = true_distances(cloud, row, found)
-    norm = (2 * half[: len(row)].double()).sqrt()
-    return distance[:, :k], index[:, :k], certified(found, norm, distance[:, k - 1], width)
-
-
-def _row_keys(rows: Tensor) -> Tensor:
-    """A 64-bit key of each row: the wrapping sum of its entries' bits, folded and times well-mixed odd numbers."""
-    bits = _bits(rows).long()
-    bits = bits ^ (bits >> 32)  # float64 entries of few digits differ in high bits only, which products would push out
-    place = torch.arange(rows.shape[1])
-    factor = token_key(place, torch.zeros_like(place)) | 1
-    return (bits * factor.to(bits.device)).sum(dim=1)
-
-
-def _bits(rows: Tensor) -> Tensor:
-    """The entries' bits as integers; adding 0.0 turns -0.0 into 0.0."""
-    kind = {2: torch.int16, 4: torch.int32, 8: torch.int64}[rows.element_size()]
-    return (rows + 0.0).view(kind)
-
-
-def _first_occurrences(x: Tensor, key: Tensor) -> Tensor:
-    """Which rows of x are no copy of an earlier one (n,) bool, given keys that are equal wherever rows are."""
-    key, order = key.sort(stable=True)  # stable: a run of equal keys starts with its earliest row
-    starts = torch.ones_like(key, dtype=torch.bool)
-    starts[1:] = key[1:] != key[:-1]
-    first = order[starts][starts.cumsum(0) - 1]  # (n,) the earliest row of the run that each place is in
-    unlike = torch.empty_like(starts)
-    for part in chunks(len(x), x.shape[1]):
-        unlike[part] = (_bits(x[order[part]]) != _bits(x[first[part]])).any(dim=1)
-    fresh = torch.empty_like(starts)
-    fresh[order] = starts
-    for start in torch.unique(first[unlike]).tolist():  # different rows with one key: next to never
-        fresh[_distinct(x, order[first == start])] = True
-    return fresh
-
-
-def _distinct(x: Tensor, row: Tensor) -> list[int]:
-    """Those of the rows, in this order, that equal none before."""
-    distinct: list[int] = []
-    for each in row.tolist():
-        if not any(torch.equal(_bits(x[each]), _bits(x[other])) for other in distinct):
-            distinct.append(each)
-    return distinct

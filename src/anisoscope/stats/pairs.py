@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 
 from anisoscope.errors import InputError
-from anisoscope.stats.arith import plain
-from anisoscope.stats.blocks import Cloud
-from anisoscope.stats.heads import HeadSums
+from anisoscope.stats.arithmetic import plain
+from anisoscope.stats.cloud import Cloud
+from anisoscope.stats.head_sums import HeadSums
 from anisoscope.stats.moments import Moments
 from anisoscope.stats.sample import Sample
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from anisoscope.stats.arith import CHUNK, double, full_precision, plain
+from anisoscope.stats.arithmetic import CHUNK, double, full_precision, plain
 from anisoscope.stats.moments import Moments
 from anisoscope.stats.rows import Rows
 

@@ -9,7 +9,7 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from anisoscope.stats.arith import full_precision, narrow, plain
+from anisoscope.stats.arithmetic import full_precision, narrow, plain
 
 _MASK = (1 << 63) - 1
 

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 import torch
 
-from anisoscope.stats.arith import full_precision
+from anisoscope.stats.arithmetic import full_precision
 
 A = TypeVar("A")
 B = TypeVar("B")

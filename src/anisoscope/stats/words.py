@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from anisoscope.stats.blocks import Cloud
+from anisoscope.stats.cloud import Cloud
 from anisoscope.stats.sample import Sample
 
 _OCCURRENCES = 5  # a word must be in the sample this often

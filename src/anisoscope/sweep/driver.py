@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from anisoscope.disk import given_path
 from anisoscope.errors import AnisoscopeError, InputError
-from anisoscope.models import Checkpoint
+from anisoscope.models.checkpoints import Checkpoint
+from anisoscope.store.files import given_path
 from anisoscope.sweep.engines import Engine, Outcome, in_process
 from anisoscope.sweep.jobs import Job
 from anisoscope.sweep.model_run import Comparison, Entry, ModelRun, Sum, describe, open_model_run
@@ -50,7 +50,7 @@ def sweep(
     """Measures every checkpoint of every model that `source` names, and writes one run a model, with its steps.
 
     `source` is a hub id with `revisions`, a folder of checkpoints, or a list file of models; `request` goes to
-    `offline.measure` (text, tokens, sites, metrics, …). `out` is the run, for a list or several `seeds` the folder of
+    `measure` (text, tokens, sites, metrics, …). `out` is the run, for a list or several `seeds` the folder of
     the runs. `shards` splits the documents of every checkpoint over so many tasks, whose statistics add. Steps that
     the runs hold already are not measured again; what fails is tried `retries` more times, then reported, and the
     rest goes on. `reference` is the step that drift is measured from, the first by default.

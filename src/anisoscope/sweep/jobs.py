@@ -12,16 +12,17 @@ from pathlib import Path
 from typing import Any
 
 from anisoscope.errors import AnisoscopeError
-from anisoscope.metrics.evaluate import Measured
-from anisoscope.models import Checkpoint, Opened, open_model
+from anisoscope.measurement.measure_model import measure
+from anisoscope.measurement.site_result import SiteResult
+from anisoscope.metrics.evaluate import MetricResult
+from anisoscope.models.checkpoints import Checkpoint
 from anisoscope.models.downloads import forget, is_remote
-from anisoscope.offline import measure
-from anisoscope.store import record_key
-from anisoscope.survey import Evaluated
+from anisoscope.models.open import Opened, open_model
+from anisoscope.store.run import record_key
 from anisoscope.sweep.series import fetching, sketch
 from anisoscope.sweep.sharding import count_share, evaluate_shares
 from anisoscope.sweep.tasks import Task
-from anisoscope.sweep.trajectory import Kept, between_layers, keep, moved
+from anisoscope.sweep.trajectory import KeptRows, between_layers, keep, moved
 
 _ABOUT = ("model", "data", "unit", "metrics", "removed", "not_finite", "token_policy", "sample", "versions")
 
@@ -52,8 +53,8 @@ class Compare:
     """What was kept of two steps, to be compared."""
 
     step: int
-    now: tuple[Kept, ...]
-    then: tuple[Kept, ...]
+    now: tuple[KeptRows, ...]
+    then: tuple[KeptRows, ...]
     against: str | None
 
 
@@ -64,8 +65,8 @@ Job = Measure | Add | Compare
 class Answer:
     """What a worker found: numbers, what is kept for comparing, facts for the run; or why it failed."""
 
-    measured: list[Measured] = field(default_factory=list)
-    kept: tuple[Kept, ...] = ()
+    measured: list[MetricResult] = field(default_factory=list)
+    kept: tuple[KeptRows, ...] = ()
     about: dict[str, Any] = field(default_factory=dict)
     sketch: list[float] = field(default_factory=list)
     seconds: float = 0.0
@@ -98,7 +99,7 @@ def _do(job: Job) -> Answer:
 
 
 def _measure(job: Measure, opened: Opened) -> Answer:
-    seen: list[Kept] = []
+    seen: list[KeptRows] = []
     with fetching(job.upcoming, dict(job.request.get("opening") or {})):
         if job.folder is not None:
             count_share(opened, job.request, job.task.share, job.task.seed, job.folder)
@@ -107,12 +108,12 @@ def _measure(job: Measure, opened: Opened) -> Answer:
         if run.info["interrupted"]:
             raise KeyboardInterrupt  # half a measurement is none
     others = run.replicates()
-    measured = [Measured(record, others.get(record_key(record), ())) for record in run.records()]
+    measured = [MetricResult(record, others.get(record_key(record), ())) for record in run.records()]
     return _answer(job.task, measured, seen, run.info, opened)
 
 
 def _add(job: Add, opened: Opened) -> Answer:
-    seen: list[Kept] = []
+    seen: list[KeptRows] = []
     about, measured = evaluate_shares(opened, job.request, job.folders, job.task.seed, partial(_see, seen))
     return _answer(job.task, measured, seen, about, opened)
 
@@ -125,13 +126,15 @@ def _open(task: Task, request: Mapping[str, Any]) -> Opened:
     return open_model(task.checkpoint.source, head=head, modality=modality, **opening)
 
 
-def _see(seen: list[Kept], done: Evaluated) -> None:
+def _see(seen: list[KeptRows], done: SiteResult) -> None:
     kept = keep(done)
     if kept is not None:
         seen.append(kept)
 
 
-def _answer(task: Task, measured: list[Measured], seen: list[Kept], info: Mapping[str, Any], opened: Opened) -> Answer:
+def _answer(
+    task: Task, measured: list[MetricResult], seen: list[KeptRows], info: Mapping[str, Any], opened: Opened
+) -> Answer:
     step = task.checkpoint.step
     similar = between_layers(seen, step=step)
     about = {name: info[name] for name in _ABOUT if name in info}

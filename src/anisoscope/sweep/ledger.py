@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from anisoscope.disk import append_lines, explained, parse_json, read_lines, understood
 from anisoscope.errors import StoreError
+from anisoscope.store.files import append_lines, explained, parse_json, read_lines, understood
 
 _FILE, _SKETCH = "tasks.jsonl", "sketch"
 

@@ -9,14 +9,14 @@ from pathlib import Path
 from typing import Any
 
 from anisoscope.errors import InputError, StoreError
-from anisoscope.models import Checkpoint
+from anisoscope.measurement.document_shares import Share
+from anisoscope.models.checkpoints import Checkpoint
 from anisoscope.models.downloads import contents, is_cached, is_remote
-from anisoscope.store import Run
-from anisoscope.survey.shares import Share
+from anisoscope.store.run import Run
 from anisoscope.sweep import series
 from anisoscope.sweep.jobs import Add, Answer, Compare, Job, Measure
 from anisoscope.sweep.ledger import Ledger
-from anisoscope.sweep.series import Finding
+from anisoscope.sweep.series import SeriesProblem
 from anisoscope.sweep.tasks import Model, Request, Task, content_key, policy_of
 from anisoscope.sweep.trajectory import PREVIOUS, cards, load_kept, save_kept
 
@@ -55,7 +55,7 @@ class ModelRun:
     reference: int
     shards: int
     forget: frozenset[int]  # steps whose download goes when they are measured
-    findings: list[Finding]
+    findings: list[SeriesProblem]
     failed: dict[str, str] = field(default_factory=dict)
     _asked: set[str] = field(default_factory=set)  # keys of comparisons and sums that are waiting or running
 
@@ -281,10 +281,10 @@ def open_model_run(
         raise
 
 
-def _found_before(run: Run, ledger: Ledger, tasks: Mapping[int, Task]) -> list[Finding]:
+def _found_before(run: Run, ledger: Ledger, tasks: Mapping[int, Task]) -> list[SeriesProblem]:
     """What measuring has shown of steps that are not measured again."""
     about = run.info.get("checkpoints", {})
-    found: list[Finding] = []
+    found: list[SeriesProblem] = []
     for step, task in tasks.items():
         facts = ledger.done.get(task.key)
         if facts is None:

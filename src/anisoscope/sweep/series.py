@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from anisoscope.errors import AnisoscopeError
-from anisoscope.models import Checkpoint
+from anisoscope.models.checkpoints import Checkpoint
 from anisoscope.models.downloads import fetch
 
 _SKETCH = 512  # numbers of a model that tell how far it has moved
@@ -23,25 +23,25 @@ _NEARER = 0.75  # of a squared distance: in a walk without memory, two steps on 
 
 
 @dataclass(frozen=True)
-class Finding:
+class SeriesProblem:
     """Something that is wrong with a series, in words; `left_out` is the checkpoint that is not measured for it."""
 
     text: str
     left_out: Checkpoint | None = None
 
 
-def broken(series: Sequence[Checkpoint]) -> list[Finding]:
+def broken(series: Sequence[Checkpoint]) -> list[SeriesProblem]:
     """Checkpoints that cannot be opened: a shard that is missing, a file that is cut short."""
     return [
-        Finding(f"step {c.step} ({c.label}) is left out: {c.problem}", left_out=c)
+        SeriesProblem(f"step {c.step} ({c.label}) is left out: {c.problem}", left_out=c)
         for c in series
         if c.problem is not None
     ]
 
 
-def repeated(series: Sequence[Checkpoint], contents: Sequence[str | None]) -> list[Finding]:
+def repeated(series: Sequence[Checkpoint], contents: Sequence[str | None]) -> list[SeriesProblem]:
     """Steps that are there twice, and steps whose weights are those of an earlier one: no plateau, a copy."""
-    found: list[Finding] = []
+    found: list[SeriesProblem] = []
     steps: dict[int, Checkpoint] = {}
     weights: dict[str, Checkpoint] = {}
     for checkpoint, content in zip(series, contents, strict=True):
@@ -50,7 +50,7 @@ def repeated(series: Sequence[Checkpoint], contents: Sequence[str | None]) -> li
         name = f"step {checkpoint.step} ({checkpoint.label})"
         if checkpoint.step in steps:
             why = f"{steps[checkpoint.step].label} is step {checkpoint.step} too"
-            found.append(Finding(f"{name} is left out: {why}", left_out=checkpoint))
+            found.append(SeriesProblem(f"{name} is left out: {why}", left_out=checkpoint))
         elif content in weights:
             found.append(copied(checkpoint, weights[content]))
         steps.setdefault(checkpoint.step, checkpoint)
@@ -58,20 +58,20 @@ def repeated(series: Sequence[Checkpoint], contents: Sequence[str | None]) -> li
     return found
 
 
-def copied(checkpoint: Checkpoint, earlier: Checkpoint) -> Finding:
+def copied(checkpoint: Checkpoint, earlier: Checkpoint) -> SeriesProblem:
     """What is said of a checkpoint that holds the weights of another one."""
     name = f"step {checkpoint.step} ({checkpoint.label})"
     text = f"{name} is left out: its weights are those of step {earlier.step} ({earlier.label}), to the bit"
-    return Finding(text, left_out=checkpoint)
+    return SeriesProblem(text, left_out=checkpoint)
 
 
-def not_finite(checkpoint: Checkpoint, where: Mapping[str, Any]) -> Finding:
+def not_finite(checkpoint: Checkpoint, where: Mapping[str, Any]) -> SeriesProblem:
     """What is said of a checkpoint whose activations are no numbers from some site on."""
     said = f"from {where['site']} on, {where['rows']} tokens hold NaN or Inf, so these layers have no values"
-    return Finding(f"step {checkpoint.step} ({checkpoint.label}): {said}")
+    return SeriesProblem(f"step {checkpoint.step} ({checkpoint.label}): {said}")
 
 
-def gaps(series: Sequence[Checkpoint]) -> list[Finding]:
+def gaps(series: Sequence[Checkpoint]) -> list[SeriesProblem]:
     """Steps that are missing from a regular series: a gap of k times the spacing that holds on both its sides.
 
     Spacing is a difference (1000, 2000, 4000, 5000 lacks 3000) or a ratio (1, 2, 8, 16 lacks 4).
@@ -83,22 +83,22 @@ def gaps(series: Sequence[Checkpoint]) -> list[Finding]:
         if missing:
             names = ", ".join(map(str, missing[:4])) + (" and more" if len(missing) > 4 else "")
             between = f"between steps {steps[place]} and {steps[place + 1]}"
-            found.append(Finding(f"{between} a regular series would have {names}: missing"))
+            found.append(SeriesProblem(f"{between} a regular series would have {names}: missing"))
     return found
 
 
-def misnumbered(series: Sequence[Checkpoint]) -> list[Finding]:
+def misnumbered(series: Sequence[Checkpoint]) -> list[SeriesProblem]:
     """Checkpoints whose own account of their step (trainer_state.json, a lab's config.json) is not their name's."""
     found = []
     for checkpoint in series:
         said = _said_step(Path(checkpoint.source))
         if said is not None and said != checkpoint.step and len(series) > 1:
             text = f"{checkpoint.label} says of itself that it is step {said}; it is measured as step {checkpoint.step}"
-            found.append(Finding(text))
+            found.append(SeriesProblem(text))
     return found
 
 
-def out_of_order(sketches: Mapping[int, Sequence[float]]) -> list[Finding]:
+def out_of_order(sketches: Mapping[int, Sequence[float]]) -> list[SeriesProblem]:
     """Steps that lie farther from the step before than the step after does: two were swapped, or one is another's.
 
     Training moves away: ‖w(i+2) − w(i)‖ is larger than ‖w(i+1) − w(i)‖, on a sample of the weights as well.
@@ -112,7 +112,7 @@ def out_of_order(sketches: Mapping[int, Sequence[float]]) -> list[Finding]:
         near, far = _square(points[a], points[b]), _square(points[a], points[c])
         if far < _NEARER * near:
             text = f"the weights of step {steps[b]} lie farther from step {steps[a]} than those of step {steps[c]} do"
-            found.append(Finding(f"{text}: steps may be out of order, or one may be another model's"))
+            found.append(SeriesProblem(f"{text}: steps may be out of order, or one may be another model's"))
     return found
 
 

@@ -8,15 +8,16 @@ from pathlib import Path
 from typing import Any
 
 from anisoscope.capture import Layout, find_layout
-from anisoscope.disk import understood
+from anisoscope.data.inputs import device_of, first_item, peek
 from anisoscope.errors import InputError, StoreError
-from anisoscope.metrics.evaluate import Measured
-from anisoscope.models import Opened
-from anisoscope.offline.models import SAMPLE, SITES, TOKENS, Asked, in_words, read_data
-from anisoscope.survey import Evaluated, Survey
-from anisoscope.survey.inputs import device_of, first_item, peek
-from anisoscope.survey.runs import run_info
-from anisoscope.survey.shares import Share
+from anisoscope.measurement.document_shares import Share
+from anisoscope.measurement.engine import Engine
+from anisoscope.measurement.measure_model import SAMPLE, SITES, TOKENS, Asked, in_words, read_data
+from anisoscope.measurement.run_output import run_info
+from anisoscope.measurement.site_result import SiteResult
+from anisoscope.metrics.evaluate import MetricResult
+from anisoscope.models.open import Opened
+from anisoscope.store.files import understood
 
 _WRITING = ".writing"
 
@@ -35,8 +36,8 @@ def count_share(opened: Opened, request: Mapping[str, Any], share: Share, seed: 
 
 
 def evaluate_shares(
-    opened: Opened, request: Mapping[str, Any], folders: Sequence[Path], seed: int, seeing: Callable[[Evaluated], None]
-) -> tuple[dict[str, Any], list[Measured]]:
+    opened: Opened, request: Mapping[str, Any], folders: Sequence[Path], seed: int, seeing: Callable[[SiteResult], None]
+) -> tuple[dict[str, Any], list[MetricResult]]:
     """The facts and numbers of shares that were counted into folders: those of one pass over all their documents."""
     layout, _ = _read(opened, request, Share())
     whole = _survey(opened, layout, request, seed, Share())
@@ -45,7 +46,7 @@ def evaluate_shares(
         with understood(folder, "delete it, and its share is counted again", StoreError):
             part.load(folder)
         whole.absorb(part)
-    measured: list[Measured] = []
+    measured: list[MetricResult] = []
     removed: list[dict[str, Any]] = []
     for done in whole.evaluated(errors=bool(request.get("errors", True))):
         seeing(done)
@@ -71,7 +72,7 @@ def _read(opened: Opened, request: Mapping[str, Any], share: Share) -> tuple[Lay
     return find_layout(opened.model, first_item(first, device_of(opened.model))), batches
 
 
-def _survey(opened: Opened, layout: Layout, request: Mapping[str, Any], seed: int, share: Share) -> Survey:
+def _survey(opened: Opened, layout: Layout, request: Mapping[str, Any], seed: int, share: Share) -> Engine:
     tokens = request.get("tokens", TOKENS)
     asked = Asked(
         metrics=request.get("metrics"),

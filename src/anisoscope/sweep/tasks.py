@@ -10,19 +10,19 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from anisoscope.disk import given_path, near_paths
+from anisoscope.data.text import text_documents
 from anisoscope.errors import InputError
-from anisoscope.models import Checkpoint, checkpoints, text_documents
-from anisoscope.models.checkpoints import step_of
+from anisoscope.measurement.document_shares import WHOLE, Share
+from anisoscope.measurement.run_output import choose_metrics
+from anisoscope.models.checkpoints import Checkpoint, checkpoints, step_of
 from anisoscope.models.downloads import is_remote
-from anisoscope.survey.runs import choose_metrics
-from anisoscope.survey.shares import WHOLE, Share
+from anisoscope.store.files import given_path, near_paths
 
 _CHECKPOINT = re.compile(r"(checkpoint|ckpt|step|epoch|iter)s?[-_]?\d+", re.IGNORECASE)
 _MODEL_FILES = (".gguf", ".safetensors", ".bin", ".pt", ".pth", ".ckpt")
 _CHUNK = 1 << 22
 
-Request = Mapping[str, Any]  # the arguments of `offline.measure` that say what to measure, the same for all tasks
+Request = Mapping[str, Any]  # the arguments of `measure` that say what to measure, the same for all tasks
 
 
 @dataclass(frozen=True)

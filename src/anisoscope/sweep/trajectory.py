@@ -11,17 +11,17 @@ import numpy as np
 import torch
 from safetensors.numpy import load_file, save_file
 
-from anisoscope.disk import explained, replacing, sweep_temporaries, understood
 from anisoscope.errors import StoreError
+from anisoscope.measurement.current_batch import STREAM
+from anisoscope.measurement.site_result import SiteResult
 from anisoscope.metrics import Metric, find
-from anisoscope.metrics.evaluate import Measured, evaluate
+from anisoscope.metrics.evaluate import MetricResult, evaluate
 from anisoscope.records import Site
-from anisoscope.stats.blocks import Cloud, Stats, from_arrays, to_arrays
-from anisoscope.stats.heads import HeadSums
+from anisoscope.stats.cloud import Cloud, Stats, from_arrays, to_arrays
+from anisoscope.stats.head_sums import HeadSums
 from anisoscope.stats.pairs import beside
 from anisoscope.stats.sample import Sample
-from anisoscope.survey import Evaluated
-from anisoscope.survey.current import STREAM
+from anisoscope.store.files import explained, replacing, sweep_temporaries, understood
 
 ROWS = 1024  # sampled tokens a site that are compared between steps: the same ones at every site and step
 DRIFT = ("mean_direction_drift", "subspace_angle", "cka", "neighbour_overlap")
@@ -34,7 +34,7 @@ Arrays = dict[str, np.ndarray[Any, Any]]
 
 
 @dataclass(frozen=True)
-class Kept:
+class KeptRows:
     """What is kept of one site for comparing it: sampled rows, or queries and keys of its heads."""
 
     site: str
@@ -46,7 +46,7 @@ class Kept:
         return Cloud(from_arrays({name: torch.from_numpy(array) for name, array in self.arrays.items()}))
 
 
-def keep(done: Evaluated, rows: int = ROWS) -> Kept | None:
+def keep(done: SiteResult, rows: int = ROWS) -> KeptRows | None:
     """What to keep of an evaluated site: its first sampled rows by key, without sinks where there are any."""
     if not done.clouds:
         return None
@@ -62,10 +62,10 @@ def keep(done: Evaluated, rows: int = ROWS) -> Kept | None:
         stats = {"Sample": Sample(min(rows, sample.size), sample.seen, sample.x[:rows].float(), sample.table[:rows])}
     if not stats:
         return None
-    return Kept(str(done.site), tokens, {name: value.numpy() for name, value in to_arrays(stats).items()})
+    return KeptRows(str(done.site), tokens, {name: value.numpy() for name, value in to_arrays(stats).items()})
 
 
-def save_kept(path: Path, kept: Iterable[Kept]) -> None:
+def save_kept(path: Path, kept: Iterable[KeptRows]) -> None:
     """Writes what was kept of one step; all of it or nothing."""
     arrays = {f"{each.site}~{each.tokens}~{name}": array for each in kept for name, array in each.arrays.items()}
     with explained("write", path):
@@ -75,20 +75,22 @@ def save_kept(path: Path, kept: Iterable[Kept]) -> None:
             save_file(arrays, temporary)
 
 
-def load_kept(path: Path) -> tuple[Kept, ...]:
+def load_kept(path: Path) -> tuple[KeptRows, ...]:
     """The inverse of `save_kept`."""
     grouped: dict[tuple[str, str], Arrays] = {}
     with explained("read", path), understood(path, "delete it, and its step is measured again", StoreError):
         for address, array in load_file(path).items():
             site, tokens, name = address.split("~", 2)
             grouped.setdefault((site, tokens), {})[name] = array
-    return tuple(Kept(site, tokens, arrays) for (site, tokens), arrays in grouped.items())
+    return tuple(KeptRows(site, tokens, arrays) for (site, tokens), arrays in grouped.items())
 
 
-def moved(now: Iterable[Kept], then: Iterable[Kept], *, step: int, against: str | None = None) -> list[Measured]:
+def moved(
+    now: Iterable[KeptRows], then: Iterable[KeptRows], *, step: int, against: str | None = None
+) -> list[MetricResult]:
     """How every site differs from itself at another step; `against` names a step that is not the reference."""
     before = {kept.site: kept for kept in then}
-    found: list[Measured] = []
+    found: list[MetricResult] = []
     for kept in now:
         if kept.site not in before:
             continue
@@ -97,10 +99,10 @@ def moved(now: Iterable[Kept], then: Iterable[Kept], *, step: int, against: str 
     return found
 
 
-def between_layers(kept: Sequence[Kept], *, step: int) -> list[Measured]:
+def between_layers(kept: Sequence[KeptRows], *, step: int) -> list[MetricResult]:
     """How every layer differs from the one before it."""
-    found: list[Measured] = []
-    last: dict[str, Kept] = {}  # by stack
+    found: list[MetricResult] = []
+    last: dict[str, KeptRows] = {}  # by stack
     for each in sorted(kept, key=lambda kept: Site.parse(kept.site)):
         site = Site.parse(each.site)
         if site.kind not in STREAM:
@@ -116,12 +118,14 @@ def cards() -> dict[str, dict[str, Any]]:
     return {metric.name: metric.card() for metric in find((*DRIFT, *HEAD_DRIFT))}
 
 
-def _compared(now: Kept, then: Kept, metrics: Sequence[Metric], step: int, against: str | None) -> list[Measured]:
+def _compared(
+    now: KeptRows, then: KeptRows, metrics: Sequence[Metric], step: int, against: str | None
+) -> list[MetricResult]:
     pair = beside(now.cloud, then.cloud)
     found = evaluate(pair, metrics, site=now.site, step=step, tokens=now.tokens, errors=False)
     return found if against is None else [_against(measured, against) for measured in found]
 
 
-def _against(measured: Measured, what: str) -> Measured:
+def _against(measured: MetricResult, what: str) -> MetricResult:
     variant: Mapping[str, Any] = {**measured.record.variant, AGAINST: what}
-    return Measured(replace(measured.record, variant=variant), measured.replicates)
+    return MetricResult(replace(measured.record, variant=variant), measured.replicates)

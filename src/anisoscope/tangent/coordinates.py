@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from anisoscope.tangent.basis import Basis
-from anisoscope.tangent.facts import EMBEDDING, HIDDEN, WEIGHT_OUT, Level, null
 from anisoscope.tangent.frame import Frame
+from anisoscope.tangent.gradient_facts import EMBEDDING, HIDDEN, WEIGHT_OUT, Level, null
 from anisoscope.tangent.multiple import permutation_p
 
 DRAWS = 99

@@ -9,10 +9,10 @@ import torch
 from torch import Tensor
 
 from anisoscope.tangent.basis import Basis
-from anisoscope.tangent.facts import EMBEDDING, HIDDEN, WEIGHT_OUT, Level, null
 from anisoscope.tangent.frame import Frame
+from anisoscope.tangent.gradient_facts import EMBEDDING, HIDDEN, WEIGHT_OUT, Level, null
 from anisoscope.tangent.multiple import permutation_p
-from anisoscope.tangent.nulls import haar
+from anisoscope.tangent.null_levels import haar
 
 SLOPE_DRAWS = 999
 MATCHED_DRAWS = 4

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from anisoscope.records import Record
 from anisoscope.tangent.energy import chance
+from anisoscope.tangent.gradient_records import Subject
 from anisoscope.tangent.gradients import ROWS
-from anisoscope.tangent.nulls import orientation
-from anisoscope.tangent.test import Subject
+from anisoscope.tangent.null_levels import orientation
 
 DISPLACEMENT = "displacement"
 

@@ -11,7 +11,7 @@ from anisoscope.errors import InputError
 from anisoscope.stats.moments import Moments
 from anisoscope.stats.rows import bare_rows
 from anisoscope.tangent.basis import Basis
-from anisoscope.tangent.local import CLUSTERS, Patches, fit_patches
+from anisoscope.tangent.patches import CLUSTERS, Patches, fit_patches
 from anisoscope.tangent.proxies import Proxy, axes_of, fit_bases
 
 _FEWEST = 2  # rows per dimension of the largest basis that a fit needs

@@ -10,11 +10,11 @@ import torch
 from torch import Tensor
 
 from anisoscope.errors import InputError
-from anisoscope.stats.arith import double, full_precision, gram, plain
+from anisoscope.stats.arithmetic import double, full_precision, gram, plain
 from anisoscope.tangent.basis import Basis
 from anisoscope.tangent.energy import Energies, shares
 from anisoscope.tangent.frame import Frame
-from anisoscope.tangent.local import captured_by_patch
+from anisoscope.tangent.patches import captured_by_patch
 
 BLOCKS = 8
 ROWS = ("plain", "unit")  # gradients as they are, and each scaled to length one so that no token can decide alone

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from anisoscope.errors import InputError, unknown
-from anisoscope.stats.arith import double
+from anisoscope.stats.arithmetic import double
 from anisoscope.stats.moments import Moments
 from anisoscope.stats.rows import bare_rows
 from anisoscope.tangent.basis import Basis, orthonormal

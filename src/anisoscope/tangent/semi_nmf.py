@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from anisoscope.errors import InputError
-from anisoscope.stats.arith import full_precision, plain
+from anisoscope.stats.arithmetic import full_precision, plain
 
 ROUNDS = 60
 _SLOW = 1e-4  # relative gain of a round below which more rounds are not worth their time

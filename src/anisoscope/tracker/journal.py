@@ -13,10 +13,10 @@ from typing import Any
 import torch
 
 from anisoscope.errors import InputError, StoreError
+from anisoscope.measurement.run_output import save_cloud
 from anisoscope.records import Record
-from anisoscope.stats.blocks import Cloud, from_arrays
-from anisoscope.store import Run
-from anisoscope.survey.runs import save_cloud
+from anisoscope.stats.cloud import Cloud, from_arrays
+from anisoscope.store.run import Run
 
 Log = Callable[[list[Record]], object]
 Rule = Callable[[Sequence[Record]], Iterable[Record]]

@@ -13,20 +13,25 @@ from torch import nn
 
 from anisoscope import schedule as schedules
 from anisoscope.capture import find_layout
+from anisoscope.capture.invisible import side_effect_free
+from anisoscope.capture.training_step import Live
+from anisoscope.data.inputs import device_of, first_item
+from anisoscope.data.windows import covered, fingerprint, probe_batches
+from anisoscope.distributed import add_over_ranks, is_sharded, joined_ranks, unwrapped
 from anisoscope.errors import CaptureError, InputError
+from anisoscope.measurement.engine import Engine
+from anisoscope.measurement.run_output import run_info
 from anisoscope.metrics import Metric, find
-from anisoscope.metrics.evaluate import Measured
+from anisoscope.metrics.evaluate import MetricResult
 from anisoscope.records import Record, Site
-from anisoscope.stats.blocks import Cloud
+from anisoscope.stats.cloud import Cloud
 from anisoscope.stats.moments import Moments
-from anisoscope.stats.ranks import add_over_ranks
 from anisoscope.stats.sample import Sample
-from anisoscope.survey import Survey
-from anisoscope.survey.inputs import device_of, first_item
-from anisoscope.survey.runs import run_info
 from anisoscope.tangent import Tangent
 from anisoscope.tracker.clock import Clock
-from anisoscope.tracker.gradients import (
+from anisoscope.tracker.journal import Journal, Log, Rule, open_run
+from anisoscope.tracker.probe import Probe, default_policy
+from anisoscope.tracker.step_gradients import (
     CLOSED_FORM,
     METRICS,
     Bases,
@@ -36,12 +41,6 @@ from anisoscope.tracker.gradients import (
     gradient_records,
     weight_moments,
 )
-from anisoscope.tracker.journal import Journal, Log, Rule, open_run
-from anisoscope.tracker.live import Live
-from anisoscope.tracker.probing import Probe, default_policy
-from anisoscope.tracker.ranks import agree, bare, gather, is_sharded, rank, world
-from anisoscope.tracker.unseen import unseen
-from anisoscope.tracker.windows import covered, fingerprint, probe_batches
 
 
 class Tracker:
@@ -83,7 +82,8 @@ class Tracker:
     ) -> None:
         """`probe` is a held-out batch (or a list of them) such as `model` is trained on: fixed, so steps are paired."""
         self.should_stop = False
-        self._model = bare(model)
+        self._ranks = joined_ranks()
+        self._model = unwrapped(model)
         self._sharded = is_sharded(self._model)
         self._schedule = schedule or schedules.default()
         self._max_overhead = max_overhead
@@ -92,7 +92,7 @@ class Tracker:
         self._strict = strict
         self._weights = chosen_weights(self._model, weights)
         batches = probe_batches(self._model, probe)
-        with unseen(self._model):
+        with side_effect_free(self._model):
             self._model.eval()
             self._layout = find_layout(self._model, first_item(batches[0], device_of(self._model)))
         self._covered = covered(batches)
@@ -119,7 +119,7 @@ class Tracker:
         self._skipped = 0
         self._clock = Clock()
         self._journal: Journal | None = None
-        if rank() == 0:
+        if self._ranks.rank == 0:
             about = self._about(dict(info or {}), sample, seed)
             self._journal = Journal(open_run(out, about, resume), log, alerts, strict=strict)
             if resume is not None:
@@ -181,7 +181,7 @@ class Tracker:
         """Whether there is time for one more; rank 0's clock decides for all."""
         if self._max_overhead is None:
             return True
-        fits = agree(self._clock.affords(self._max_overhead))
+        fits = self._ranks.agree(self._clock.affords(self._max_overhead))
         self._skipped += not fits
         return fits
 
@@ -195,10 +195,10 @@ class Tracker:
                 self._evaluate(self._journal, survey, step, errors)
         self._agree_to_stop()
 
-    def _evaluate(self, journal: Journal, survey: Survey, step: int, errors: bool) -> None:
+    def _evaluate(self, journal: Journal, survey: Engine, step: int, errors: bool) -> None:
         """One look's numbers, published together when all sites are done."""
         known = self._probe.reference_step
-        measured: list[Measured] = []
+        measured: list[MetricResult] = []
         try:
             for done in self._probe.evaluated(survey, run=journal.run.name, step=step, errors=errors):
                 measured += done.measured
@@ -208,7 +208,7 @@ class Tracker:
             if self._strict:
                 raise
             why = f"{type(error).__name__}: {error}"
-            measured.append(Measured(Record(self._probe.sites[0], "probe", None, step=step, note=why)))
+            measured.append(MetricResult(Record(self._probe.sites[0], "probe", None, step=step, note=why)))
         journal.publish([m.record for m in measured], [m.replicates or None for m in measured])
         if known != self._probe.reference_step:
             journal.keep(self._probe.reference, step, "reference")
@@ -227,13 +227,13 @@ class Tracker:
         if self._live is not None:
             self._live.disarm()
             self._clock.add(self._live.seconds, more=True)  # of the hooks, inside the user's own backward
-            silent = gather(self._silence(self._live, step))
+            silent = self._ranks.gather(self._silence(self._live, step))
             if silent[0] is not None and all(silent):
                 self._report_silence(silent[0], step)
                 return
             self._live.replay()
             found = self._summed(self._live)
-            overlap = sum(gather(len(self._live.windows & self._covered)))
+            overlap = sum(self._ranks.gather(len(self._live.windows & self._covered)))
             self._live.forget()
             self._watched += 1
         found |= weight_moments(self._weights)
@@ -241,7 +241,7 @@ class Tracker:
             make = partial(Record, run=self._journal.run.name, step=step)
             records: list[Record] = []
             for site, moments in found.items():
-                hidden = scale * (world() if self._average else 1)  # each rank's loss is a mean of its own
+                hidden = scale * (self._ranks.world if self._average else 1)  # each rank's loss is a mean of its own
                 by = hidden if site.kind == "resid" else weight_scale
                 try:
                     records += self._of_site(site, moments, overlap, by, make)
@@ -274,7 +274,7 @@ class Tracker:
         """The gradients of all ranks by site, or why there are none."""
         found: dict[Site, Moments | str] = {}
         for site in sorted(site for site in self._layout.sites() if site.kind == "resid"):
-            total = add_over_ranks(live.moments.get(site), Moments)
+            total = add_over_ranks(live.moments.get(site), Moments, self._ranks)
             found[replace(site, grad=True)] = live.reason(site) if total is None else total
         return found
 
@@ -297,7 +297,7 @@ class Tracker:
     # --- the run --------------------------------------------------------------------------------------------------
 
     def _agree_to_stop(self) -> None:
-        self.should_stop = agree(self._journal.should_stop if self._journal is not None else False)
+        self.should_stop = self._ranks.agree(self._journal.should_stop if self._journal is not None else False)
 
     def _continue(self) -> None:
         """Take up a run where training starts again: its reference, its count of probes, the rules' memory."""

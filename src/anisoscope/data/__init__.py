@@ -1,0 +1,1 @@
+"""Reading data: text, images, audio and vectors become batches with a table of their tokens."""

@@ -1,0 +1,169 @@
+"""The processes of a distributed job: who they are, what they exchange, whose parameters are sharded."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import reduce
+from typing import Any, TypeVar
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn.parallel import DataParallel, DistributedDataParallel
+
+from anisoscope.stats.packing import pack, unpack
+
+S = TypeVar("S")
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Ranks:
+    """This process and the others of its job; a single process by default.
+
+    Objects travel through `group`, or through the default group of `torch.distributed` if it is None.
+    """
+
+    rank: int = 0
+    world: int = 1
+    group: Any = None
+
+    def gather(self, value: T) -> list[T]:
+        """Return the values of all ranks, on every rank."""
+        if self.world == 1:
+            return [value]
+        out: list[Any] = [None] * self.world
+        dist.all_gather_object(out, value, group=self.group)
+        return out
+
+    def gather_first(self, value: T) -> list[T]:
+        """Return the values of all ranks on rank 0, and an empty list elsewhere."""
+        if self.world == 1:
+            return [value]
+        out: list[Any] | None = [None] * self.world if self.rank == 0 else None
+        dist.gather_object(value, out, dst=0, group=self.group)
+        return out or []
+
+    def agree(self, value: T) -> T:
+        """Return rank 0's value on every rank: clocks differ, decisions must not."""
+        if self.world == 1:
+            return value
+        shared: list[Any] = [value]
+        dist.broadcast_object_list(shared, src=0, group=self.group)
+        agreed: T = shared[0]
+        return agreed
+
+    def collect(self, value: T, owner: int) -> Iterator[T]:
+        """Yield the values of the other ranks on `owner`, one at a time so that only one is held; nothing elsewhere."""
+        if self.rank != owner:
+            dist.send_object_list([value], dst=owner, group=self.group)
+            return
+        for rank in range(self.world):
+            if rank != owner:
+                received: list[Any] = [None]
+                dist.recv_object_list(received, src=rank, group=self.group)
+                yield received[0]
+
+
+def joined_ranks() -> Ranks:
+    """Return the ranks of the running job, which exchange objects through its default group."""
+    if not (dist.is_available() and dist.is_initialized()) or dist.get_world_size() == 1:
+        return Ranks()
+    return Ranks(dist.get_rank(), dist.get_world_size())
+
+
+def host_ranks() -> Ranks:
+    """Return the ranks of the running job, which exchange statistics on the host through gloo.
+
+    All ranks must call this together: where the job's own backend is not gloo, a group is created.
+    """
+    ranks = joined_ranks()
+    if ranks.world == 1:
+        return ranks
+    group = dist.group.WORLD if dist.get_backend() == "gloo" else dist.new_group(backend="gloo")
+    return Ranks(ranks.rank, ranks.world, group)
+
+
+def add_over_ranks(statistic: S | None, kind: type[S], ranks: Ranks | None = None) -> S | None:
+    """Return the sum of a statistic over all ranks, on every rank; a rank without rows passes None.
+
+    Statistics are small, so they travel whole and are added in rank order: all ranks hold the same bits.
+    """
+    ranks = joined_ranks() if ranks is None else ranks
+    arrays = ranks.gather(None if statistic is None else pack(statistic))
+    parts: list[Any] = [unpack(kind, each) for each in arrays if each is not None]
+    total: S | None = reduce(lambda a, b: a + b, parts) if parts else None
+    return total
+
+
+@dataclass(frozen=True)
+class Launched:
+    """This process of a job that `torchrun` started; rank 0 prints and writes."""
+
+    rank: int = 0
+    world: int = 1
+    device: str | None = None
+
+    @property
+    def is_first(self) -> bool:
+        return self.rank == 0
+
+
+@contextmanager
+def launched() -> Iterator[Launched]:
+    """Join the processes that `torchrun` started for the duration of the block; without a launcher, run alone."""
+    if "TORCHELASTIC_RUN_ID" not in os.environ or int(os.environ.get("WORLD_SIZE", "1")) == 1:
+        yield Launched()
+        return
+    # statistics are added on the host, through gloo; only layers that are split over GPUs need nccl
+    cuda = torch.cuda.is_available()
+    dist.init_process_group("cpu:gloo,cuda:nccl" if cuda else "gloo")
+    device = f"cuda:{os.environ['LOCAL_RANK']}" if cuda else None
+    try:
+        yield Launched(dist.get_rank(), dist.get_world_size(), device)
+    finally:
+        dist.destroy_process_group()
+
+
+def unwrapped(model: nn.Module) -> nn.Module:
+    """Return the module inside the wrappers of DistributedDataParallel and `torch.compile`.
+
+    Sharded modules (fully_shard) are their own wrappers and are returned unchanged.
+    """
+    while True:
+        if isinstance(model, DistributedDataParallel | DataParallel):
+            model = model.module
+        elif isinstance(inner := getattr(model, "_orig_mod", None), nn.Module):
+            model = inner
+        else:
+            return model
+
+
+def is_sharded(model: nn.Module) -> bool:
+    """Return whether parameters are sharded (fully_shard): then a forward pass needs all ranks at once."""
+    return bool(_sharded_modules(model))
+
+
+def reshard(model: nn.Module) -> None:
+    """Free the parameters that a forward without a backward gathered: the next update would not reach those copies."""
+    for module in _sharded_modules(model):
+        module.reshard()
+
+
+def full_tensor(x: Tensor) -> Tensor:
+    """Return a sharded tensor gathered from all ranks (which must all call this), any other tensor unchanged."""
+    tensors = sys.modules.get("torch.distributed.tensor")
+    if tensors is None or not isinstance(x, tensors.DTensor):
+        return x
+    whole: Tensor = x.full_tensor()
+    return whole
+
+
+def _sharded_modules(model: nn.Module) -> list[Any]:
+    """The modules that gather and free parameters; FSDP is slow to import, and loaded already if any exist."""
+    library = sys.modules.get("torch.distributed.fsdp")
+    return [] if library is None else [m for m in model.modules() if isinstance(m, library.FSDPModule)]

@@ -1,0 +1,60 @@
+"""A new metric on an old run, from the statistics that it keeps."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from anisoscope.errors import InputError, MetricError, StoreError
+from anisoscope.measurement.run_output import save_measured
+from anisoscope.metrics import find
+from anisoscope.metrics.evaluate import MetricResult, evaluate
+from anisoscope.records import Record
+from anisoscope.stats.cloud import Block, Cloud, from_arrays
+from anisoscope.store.files import understood
+from anisoscope.store.run import Run
+
+
+def recompute(run: str | Path | Run, metrics: Sequence[str]) -> list[Record]:
+    """Metrics of an old run from the statistics it keeps; the new records are added to it.
+
+    Error bars need the statistics of the blocks (`keep_blocks`, `--keep-blocks`).
+    """
+    path = run.path if isinstance(run, Run) else Path(run)
+    chosen = find(metrics)
+    Run.open(path)  # a folder that is no run is refused before anything is written to it
+    with Run.create(path, resume=True) as writer:
+        addresses = writer.statistics()
+        whole = [(step, site, tokens) for step, site, tokens, block in addresses if block is None]
+        if not whole:
+            raise InputError(f"run {writer.name} keeps no statistics; measure it again with --out")
+        unit = str(writer.info.get("unit", "rows"))
+        out: list[MetricResult] = []
+        for step, site, tokens in whole:
+            blocks = [b for s, at, t, b in addresses if (s, at, t) == (step, site, tokens) and b is not None]
+            cloud = _stored_cloud(writer, step, site, tokens, blocks)
+            for metric in chosen:
+                missing = sorted(name for name in metric.sources if name not in cloud.stats)
+                if missing:
+                    needed = f"the run keeps no {', '.join(missing)} at {site}"
+                    raise MetricError(metric.name, needed, "measure again with this metric")
+            # Arrays of the right names may still have shapes or numbers that no measuring leaves.
+            with understood(f"{path}, the statistics of {site} at step {step}", "measure this step again", StoreError):
+                out += evaluate(
+                    cloud, chosen, site=site, run=writer.name, step=step, tokens=tokens, unit=unit, errors=bool(blocks)
+                )
+        writer.update_info(metrics={metric.name: metric.card() for metric in chosen})
+        save_measured(writer, out)
+    return [m.record for m in out]
+
+
+def _stored_cloud(run: Run, step: int, site: str, tokens: str, blocks: Sequence[int]) -> Cloud:
+    def load(block: int | None) -> dict[str, Any]:
+        arrays = run.load_statistics(step, site, tokens, block)
+        with understood(f"{run.path}, the statistics of {site} at step {step}", "measure this step again", StoreError):
+            return from_arrays({name: torch.from_numpy(array) for name, array in arrays.items()})
+
+    return Cloud(load(None), tuple(Block(number, load(number)) for number in blocks))

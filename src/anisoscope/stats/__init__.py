@@ -1,0 +1,1 @@
+"""Statistics: values made from rows that add, `of(a) + of(b) == of(a followed by b)`."""

@@ -1,0 +1,374 @@
+"""Attention per head: entropy, largest weight, sink mass and spread of the logits, exactly and in O(T) memory.
+
+With V = K one more attention call gives the mean key k̄ = Σ p k, and with it the row's entropy H = lse − s·q·k̄ and the
+weight of any key, exp(s·q·k − lse): no probability is ever stored. What that cannot give (the largest weight, the
+spread of the logits, additive biases, soft caps) is read off logits recomputed a block of query rows at a time.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, fields, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from anisoscope.stats.arithmetic import double, full_precision, plain
+
+_BLOCK = 1 << 22  # logits a block: 16 MB of float32
+_HIDDEN = -1e6  # an additive mask below this hides its key; no position bias reaches it
+_ALIGN = 8  # head widths that fused kernels like
+
+
+@dataclass(frozen=True)
+class Heads:
+    """What one attention layer computes its pattern from; batch b, heads h, key heads g, queries t, keys s.
+
+    Logits are `cap(scaling · q·k) + bias + mask` with cap(x) = c·tanh(x/c) where there is a soft cap c. Key j is
+    visible to query i when the mask allows it and, with o = s − t, `causal` implies j ≤ i + o and `window` = w implies
+    |i + o − j| < w. A boolean mask is True where visible; a float mask is added, and very negative where hidden.
+    """
+
+    q: Tensor  # (b, h, t, d), after rotary embedding
+    k: Tensor  # (b, g, s, d), h a multiple of g
+    scaling: float
+    mask: Tensor | None = None  # broadcasts to (b, h, t, s)
+    causal: bool = False
+    window: int | None = None
+    softcap: float | None = None
+    bias: Tensor | None = None  # broadcasts to (b, h, t, s)
+
+
+@dataclass(frozen=True)
+class Scores:
+    """The logits themselves, where a model shows no q and k; hidden keys are -inf or very negative."""
+
+    logits: Tensor  # (b, h, t, s)
+
+
+@dataclass(frozen=True)
+class AttentionRows:
+    """The values of every query row, so that one computation can be summed over several sets of rows."""
+
+    length: Tensor  # (b, h or 1, t): visible keys
+    entropy: Tensor  # (b, h, t): divided by ln(length)
+    sink: Tensor  # (b, h, t): weight of the sequence's first visible key
+    at: Tensor  # (r,): the query positions of the next two
+    largest: Tensor  # (b, h, r)
+    logit_std: Tensor  # (b, h, r): over the visible keys, population form
+
+
+@dataclass(frozen=True)
+class Attention:
+    """Sums per head over query rows that see at least two keys, all (heads,) float64; adding adds them.
+
+    `rows` counts the rows in the sums of entropy and sink mass, `spread_rows` those of largest weight and logit std
+    (fewer when only some positions were recomputed). `*_square` are sums of squares.
+
+    >>> q, k = torch.zeros(1, 1, 3, 2), torch.zeros(1, 1, 3, 2)
+    >>> a = Attention.of(Heads(q, k, 1.0, causal=True), torch.ones(1, 3, dtype=torch.bool))
+    >>> int(a.rows), round(float(a.entropy), 4), round(float(a.sink), 4)
+    (2, 2.0, 0.8333)
+    """
+
+    rows: Tensor
+    entropy: Tensor
+    entropy_square: Tensor
+    sink: Tensor
+    sink_square: Tensor
+    spread_rows: Tensor
+    largest: Tensor
+    largest_square: Tensor
+    logit_std: Tensor
+    logit_std_square: Tensor
+
+    @classmethod
+    def of(cls, pattern: Heads | Scores, counts: Tensor, at: Tensor | None = None) -> Attention:
+        """From one batch: `counts` (b, t) says which queries count, `at` which positions to recompute (None: all)."""
+        return cls.of_rows(attention_rows(pattern, counts, at), counts)
+
+    @classmethod
+    def of_rows(cls, rows: AttentionRows, counts: Tensor) -> Attention:
+        """The sums over the rows that count, (b, t) bool."""
+        counted = counts.to(rows.length.device)[:, None, :] & (rows.length > 1)  # (b, h or 1, t)
+        counted = counted.expand_as(rows.entropy)
+        spread = counted.index_select(2, rows.at)  # (b, h, r)
+        return cls(
+            *(double(counted.sum((0, 2))), *_sums(rows.entropy, counted), *_sums(rows.sink, counted)),
+            *(double(spread.sum((0, 2))), *_sums(rows.largest, spread), *_sums(rows.logit_std, spread)),
+        )
+
+    @classmethod
+    def of_probabilities(cls, p: Tensor, counts: Tensor) -> Attention:
+        """From eager probabilities (b, h, t, s): log p is the logit minus the row's lse, so its std is the logits'."""
+        return cls.of(Scores(plain(p).log()), counts)
+
+    def __add__(self, other: Attention) -> Attention:
+        return Attention(*(getattr(self, f.name) + getattr(other, f.name) for f in fields(self)))
+
+    def without(self, part: Attention) -> Attention:
+        """The sums over the rows that are left when `part`'s are taken out."""
+        return Attention(*(getattr(self, f.name) - getattr(part, f.name) for f in fields(self)))
+
+
+def attention_rows(pattern: Heads | Scores, counts: Tensor, at: Tensor | None = None) -> AttentionRows:
+    """Entropy and sink mass of every query row, largest weight and logit std at the positions `at` (None: all).
+
+    `counts` (b, t) names the real queries: the first key that any of them sees is the sequence's sink.
+    """
+    x = pattern.logits if isinstance(pattern, Scores) else pattern.q
+    t = x.shape[2]
+    every = torch.arange(t, device=x.device)
+    at = every if at is None else at.to(x.device)
+    counts = counts.to(x.device)
+    with full_precision(x.device):
+        seen = _seen(pattern, counts, every)
+        if isinstance(pattern, Heads) and _has_plain_logits(pattern):
+            return _by_mean_key(pattern, seen, at)
+        return _by_logits(pattern, seen, every, at)
+
+
+def _sums(x: Tensor, counted: Tensor) -> tuple[Tensor, Tensor]:
+    """Σ x and Σ x² per head over the counted rows; rows that do not count may hold anything, NaN included."""
+    x = double(torch.where(counted, x, 0.0))
+    return x.sum((0, 2)), x.square().sum((0, 2))
+
+
+def _has_plain_logits(heads: Heads) -> bool:
+    additive = heads.mask is not None and heads.mask.dtype != torch.bool
+    return not additive and heads.bias is None and heads.softcap is None
+
+
+# --- which keys a query sees ------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _VisibleKeys:
+    """How many keys each query sees, which keys anyone sees, each sequence's first such key, and who sees that one."""
+
+    length: Tensor  # (b, h or 1, t)
+    keys: Tensor  # (b, s)
+    first: Tensor  # (b,)
+    sees_first: Tensor  # (b, h or 1, t)
+
+
+def _seen(pattern: Heads | Scores, counts: Tensor, every: Tensor) -> _VisibleKeys:
+    b, t = counts.shape
+    if isinstance(pattern, Heads) and pattern.mask is None:
+        low, high = _band(pattern, every)  # (t,), (t,)
+        length = (high - low + 1).clamp(min=0).expand(b, 1, t)
+        keys = counts.new_ones(b, pattern.k.shape[2])
+        return _VisibleKeys(length, keys, every.new_zeros(b), ((low <= 0) & (high >= 0)).expand(b, 1, t))
+    lengths, keys = [], counts.new_zeros(b, 1)
+    for rows in _blocks(pattern, every):
+        visible = _visible(pattern, rows)  # (b or 1, h or 1, r, s)
+        lengths.append(visible.sum(-1).expand(b, -1, -1))
+        keys = keys | (visible & counts[:, None, rows, None]).any(2).any(1)  # (b, s)
+    first = keys.int().argmax(-1)  # (b,)
+    sees = torch.cat([_visible_at(pattern, rows, first) for rows in _blocks(pattern, every)], 2)
+    return _VisibleKeys(torch.cat(lengths, 2), keys, first, sees)
+
+
+def _band(heads: Heads, rows: Tensor) -> tuple[Tensor, Tensor]:
+    """The first and last key that causality and window leave to these queries, (r,) each."""
+    s = heads.k.shape[2]
+    own = rows + (s - heads.q.shape[2])  # the query's own key
+    low, high = torch.zeros_like(own), torch.full_like(own, s - 1)
+    if heads.window is not None:
+        low, high = (own - heads.window + 1).clamp(min=0), (own + heads.window - 1).clamp(max=s - 1)
+    return low, torch.minimum(high, own) if heads.causal else high
+
+
+def _visible(pattern: Heads | Scores, rows: Tensor) -> Tensor:
+    """Which keys these queries see, (b or 1, h or 1, r, s) bool."""
+    if isinstance(pattern, Scores):
+        return _allows(pattern.logits.index_select(2, rows))
+    keys = torch.arange(pattern.k.shape[2], device=rows.device)
+    low, high = _band(pattern, rows)
+    visible = ((keys >= low[:, None]) & (keys <= high[:, None]))[None, None]  # (1, 1, r, s)
+    return visible if pattern.mask is None else visible & _allows(_query_rows(pattern.mask, rows))
+
+
+def _visible_at(pattern: Heads | Scores, rows: Tensor, keys: Tensor) -> Tensor:
+    """Whether each of these queries sees its sequence's key, keys (b,) -> (b, h or 1, r) bool."""
+    visible = _visible(pattern, rows).expand(len(keys), -1, -1, -1)
+    place = keys[:, None, None, None].expand(*visible.shape[:3], 1)
+    return visible.gather(3, place)[..., 0]
+
+
+def _allows(mask: Tensor) -> Tensor:
+    if mask.dtype == torch.bool:
+        return mask
+    return mask > max(_HIDDEN, torch.finfo(mask.dtype).min / 2)
+
+
+def _query_rows(mask: Tensor, rows: Tensor) -> Tensor:
+    """These rows of a mask or bias that may be the same for all queries."""
+    return mask if mask.shape[2] == 1 else mask.index_select(2, rows)
+
+
+def _blocks(pattern: Heads | Scores, rows: Tensor) -> Iterator[Tensor]:
+    """Query positions in blocks whose logits fit the budget."""
+    x = pattern.logits if isinstance(pattern, Scores) else pattern.q
+    s = pattern.logits.shape[3] if isinstance(pattern, Scores) else pattern.k.shape[2]
+    if len(rows):
+        yield from torch.split(rows, max(1, _BLOCK // (x.shape[0] * x.shape[1] * s)))
+
+
+# --- from logits ------------------------------------------------------------------------------------------------
+
+
+def _by_logits(pattern: Heads | Scores, seen: _VisibleKeys, every: Tensor, at: Tensor) -> AttentionRows:
+    """All values of every query from blocks of logits."""
+    parts = [_block_values(pattern, seen, rows) for rows in _blocks(pattern, every)]
+    entropy, sink, largest, logit_std = (torch.cat(column, 2) for column in zip(*parts, strict=True))
+    return AttentionRows(seen.length, entropy, sink, at, largest.index_select(2, at), logit_std.index_select(2, at))
+
+
+def _block_values(pattern: Heads | Scores, seen: _VisibleKeys, rows: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Entropy / ln(length), sink mass, largest weight, logit std of these queries, (b, h, r) each."""
+    logits, hidden = _logits(pattern, rows), ~_visible(pattern, rows)  # (b, h, r, s)
+    length = seen.length.index_select(2, rows)
+    hiding = logits.masked_fill(hidden, -math.inf)
+    lse = hiding.logsumexp(-1)  # (b, h, r)
+    p = hiding.sub_(lse[..., None]).exp_()  # (b, h, r, s)
+    logits = logits.masked_fill_(hidden, 0.0)
+    entropy = ((lse - (p * logits).sum(-1)) / _log_length(length)).clamp(0, 1)
+    place = seen.first[:, None, None, None].expand(*p.shape[:3], 1)
+    return entropy, p.gather(3, place)[..., 0], p.amax(-1), _std(logits, hidden, length)
+
+
+def _spread(heads: Heads, lse: Tensor, seen: _VisibleKeys, at: Tensor) -> tuple[Tensor, Tensor]:
+    """Largest weight and logit std of the queries `at`, (b, h, r) each, where the log-sum-exp is known."""
+    empty = lse[:, :, :0]  # so that no position at all gives empty rows
+    parts = [(empty, empty)]
+    for rows in _blocks(heads, at):
+        logits, hidden = _logits(heads, rows), ~_visible(heads, rows)  # (b, h, r, s)
+        largest = (logits.masked_fill_(hidden, -math.inf).amax(-1) - lse.index_select(2, rows)).exp().clamp(max=1)
+        logits = logits.masked_fill_(hidden, 0.0)
+        parts.append((largest, _std(logits, hidden, seen.length.index_select(2, rows))))
+    return torch.cat([largest for largest, _ in parts], 2), torch.cat([std for _, std in parts], 2)
+
+
+def _std(logits: Tensor, hidden: Tensor, length: Tensor) -> Tensor:
+    """The population std of each row's visible logits; hidden ones must be 0, and the logits are used up."""
+    mean = logits.sum(-1) / length  # (b, h, r)
+    deviation = logits.sub_(mean[..., None]).masked_fill_(hidden, 0.0)
+    size: Tensor = torch.linalg.vector_norm(deviation, dim=-1)
+    return size / length.sqrt()
+
+
+def _logits(pattern: Heads | Scores, rows: Tensor) -> Tensor:
+    """The logits of these queries, masks left out but biases in, a new (b, h, r, s)."""
+    if isinstance(pattern, Scores):
+        return plain(pattern.logits.index_select(2, rows))
+    b, h, _, d = pattern.q.shape
+    g = pattern.k.shape[1]
+    q = plain(pattern.q.index_select(2, rows)).reshape(b, g, -1, d)  # (b, g, h/g · r, d): no key is repeated
+    logits = (q @ plain(pattern.k).mT).mul_(pattern.scaling).view(b, h, len(rows), -1)
+    if pattern.softcap is not None:
+        logits = logits.div_(pattern.softcap).tanh_().mul_(pattern.softcap)
+    if pattern.bias is not None:
+        logits += _query_rows(pattern.bias, rows)
+    if pattern.mask is not None and pattern.mask.dtype != torch.bool:
+        logits = logits + _query_rows(pattern.mask, rows)
+    return logits
+
+
+def _log_length(length: Tensor) -> Tensor:
+    return length.clamp(min=2).float().log()  # rows of one key do not count; 0 / 0 would only be noise there
+
+
+# --- from the mean key ------------------------------------------------------------------------------------------
+
+
+def _by_mean_key(heads: Heads, seen: _VisibleKeys, at: Tensor) -> AttentionRows:
+    """Entropy and sink mass of every query from attention calls with V = K; the spread of the queries `at`."""
+    heads = replace(heads, k=_centred(plain(heads.k), seen.keys))
+    mean, lse = _mean_key_grouped(heads)  # (b, h, t), (b, h, t)
+    first = heads.k.gather(2, seen.first[:, None, None, None].expand(*heads.k.shape[:2], 1, heads.k.shape[3]))
+    b, h, t, d = heads.q.shape
+    q = plain(heads.q).view(b, heads.k.shape[1], -1, t, d)  # (b, g, h/g, t, d)
+    to_first = heads.scaling * (q * first[:, :, None]).sum(-1).view(b, h, t)
+    # where one key takes all, differences of large numbers are left: rounding must not lead out of what can be
+    sink = torch.where(seen.sees_first, (to_first - lse).exp().clamp(max=1), 0.0)
+    entropy = ((lse - mean) / _log_length(seen.length)).clamp(0, 1)
+    return AttentionRows(seen.length, entropy, sink, at, *_spread(heads, lse, seen, at))
+
+
+def _mean_key_grouped(heads: Heads) -> tuple[Tensor, Tensor]:
+    """The mean logit and the log-sum-exp of every query, (b, h, t) each."""
+    b, h, t, d = heads.q.shape
+    g = heads.k.shape[1]
+    mean = heads.k.new_empty(b, g, h // g, t)
+    lse = torch.empty_like(mean)
+    for member in range(h // g):  # one call for each query head of a group: no key is repeated
+        q = plain(heads.q.view(b, g, h // g, t, d)[:, :, member])  # (b, g, t, d)
+        key, lse[:, :, member] = _mean_key(replace(heads, q=q))
+        mean[:, :, member] = heads.scaling * (q * key).sum(-1)
+    return mean.view(b, h, t), lse.view(b, h, t)
+
+
+def _centred(k: Tensor, real: Tensor) -> Tensor:
+    """Keys without their mean, which moves every logit of a row alike: what is left loses fewer digits in float32."""
+    weight = real.to(k.dtype) / real.sum(-1, keepdim=True).clamp(min=1)  # (b, s)
+    return k - (weight[:, None, None, :] @ k)
+
+
+def _mean_key(heads: Heads) -> tuple[Tensor, Tensor]:
+    """The mean key Σ p k and the log-sum-exp of the logits of every query, as many key heads as query heads."""
+    t, s = heads.q.shape[2], heads.k.shape[2]
+    call = _kernel(heads.q.device)
+    if heads.mask is None and heads.window is None and (t == s or not heads.causal):
+        return call(heads.q, heads.k, heads.scaling, None, heads.causal)
+    every = torch.arange(t, device=heads.q.device)
+    parts = [
+        call(heads.q.index_select(2, rows), heads.k, heads.scaling, _visible(heads, rows), False)
+        for rows in _blocks(heads, every)
+    ]
+    return torch.cat([mean for mean, _ in parts], 2), torch.cat([lse for _, lse in parts], 2)
+
+
+Kernel = Callable[[Tensor, Tensor, float, Tensor | None, bool], tuple[Tensor, Tensor]]
+
+
+def _kernel(device: torch.device) -> Kernel:
+    """The CPU's fused operator returns the log-sum-exp but is private; where it is missing two public calls do."""
+    fused = getattr(torch.ops.aten, "_scaled_dot_product_flash_attention_for_cpu", None)
+    return _mean_key_fused if device.type == "cpu" and fused is not None else _mean_key_public
+
+
+def _mean_key_fused(
+    q: Tensor, k: Tensor, scaling: float, visible: Tensor | None, causal: bool
+) -> tuple[Tensor, Tensor]:
+    mask = None if visible is None else torch.zeros_like(visible, dtype=q.dtype).masked_fill_(~visible, -math.inf)
+    fused: Any = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
+    mean, lse = fused(q, k, k, 0.0, causal, attn_mask=mask, scale=scaling)
+    return mean, lse
+
+
+def _mean_key_public(
+    q: Tensor, k: Tensor, scaling: float, visible: Tensor | None, causal: bool
+) -> tuple[Tensor, Tensor]:
+    """The same from public calls: a dummy key whose logit is the row's mean logit m gets the weight 1 / (1 + eᴴ).
+
+    H = lse − m lies between 0 and ln s, so that weight is always well away from 0 and 1 and lse = m + ln(1/weight − 1)
+    loses no digits, however large the logits are.
+    """
+    mean = functional.scaled_dot_product_attention(q, k, k, attn_mask=visible, is_causal=causal, scale=scaling)
+    level = scaling * (q * mean).sum(-1, keepdim=True)  # (b, h, t, 1)
+    width = -(q.shape[-1] + 1) % _ALIGN
+    # The dummy is key 0; a dummy query 0 keeps causality aligned.
+    asking = functional.pad(torch.cat([q * scaling, level], -1), (0, width, 1, 0))  # (b, h, t + 1, d + 1 + width)
+    keys = functional.pad(k, (0, 1 + width, 1, 0))  # (b, h, s + 1, d + 1 + width)
+    keys[:, :, 0, q.shape[-1]] = 1.0
+    indicator = torch.zeros_like(keys)
+    indicator[:, :, 0] = 1.0
+    seen = None if visible is None else functional.pad(visible, (1, 0, 1, 0), value=True)
+    weight = functional.scaled_dot_product_attention(
+        asking, keys, indicator, attn_mask=seen, is_causal=causal, scale=1.0
+    )
+    return mean, level[..., 0] - torch.logit(weight[:, :, 1:, 0])
