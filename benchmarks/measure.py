@@ -15,6 +15,8 @@ from torch import Tensor
 
 from anisoscope.capture import find_layout
 from anisoscope.measurement.engine import Engine
+from anisoscope.measurement.request import Request
+from anisoscope.measurement.site_evaluation import EvaluationOptions
 from benchmarks.harness import Figure, Outcome, Settings, clock, in_turn
 from benchmarks.peers import OUTSIDE, Answer, exchanged, outside
 
@@ -33,7 +35,7 @@ def measure(settings: Settings) -> Outcome:
     stream, forward, survey = _beside(model, batches, _STREAM)
     attention, plain, _ = _beside(model, batches, (*_STREAM, "pattern"))
     start = clock()
-    for _ in survey.evaluated():
+    for _ in survey.results():
         pass
     evaluation = clock() - start
     whole = statistics.fmean(forward) * TOKENS / (_BATCH * _WINDOW)
@@ -85,7 +87,7 @@ def _beside(model: Any, batches: list[Batch], sites: tuple[str, ...]) -> tuple[l
             yield batch
 
     survey = _new_survey(model, batches, sites)
-    survey.run(fed(), progress=lambda _: surveyed.append(clock() - start))
+    survey.run(fed(), on_progress=lambda _: surveyed.append(clock() - start))
     return surveyed, plain, survey
 
 
@@ -121,7 +123,7 @@ def _forward(model: Any, batches: list[Batch]) -> None:
 
 def _new_survey(model: Any, batches: list[Batch], sites: tuple[str, ...], metrics: Any = None) -> Engine:
     layout = find_layout(model, {name: x[:1] for name, x in batches[0].items()})
-    return Engine(model, layout, sites, metrics, special=True, sample=4096, seed=0, tokens=TOKENS)
+    return Engine(model, layout, Request.of(sites=sites, metrics=metrics), expected=TOKENS)
 
 
 def _survey(model: Any, batches: list[Batch], sites: tuple[str, ...], metrics: Any = None) -> Engine:
@@ -131,7 +133,7 @@ def _survey(model: Any, batches: list[Batch], sites: tuple[str, ...], metrics: A
 
 
 def _ours(model: Any, batches: list[Batch]) -> None:
-    for _ in _survey(model, batches, ("resid",), _SAME).evaluated(errors=False):
+    for _ in _survey(model, batches, ("resid",), _SAME).results(EvaluationOptions(errors=False)):
         pass
 
 
@@ -163,7 +165,7 @@ def _states(model: Any, batches: list[Batch]) -> list[Tensor]:
 
 _JOBS: dict[str, Callable[[Any, list[Batch]], object]] = {
     "forward": _forward,
-    "stream": lambda model, batches: [len(done.measured) for done in _survey(model, batches, _STREAM).evaluated()],
+    "stream": lambda model, batches: [len(done.measured) for done in _survey(model, batches, _STREAM).results()],
     "stored": _states,
 }
 

@@ -18,6 +18,7 @@ import torch
 
 from anisoscope.capture import find_layout
 from anisoscope.measurement.engine import Engine
+from anisoscope.measurement.request import Request
 from benchmarks.harness import RESULTS, ROOT, Figure, Outcome, Settings, load
 
 PAGE = ROOT / "docs" / "scale.md"
@@ -208,7 +209,7 @@ def _point(width: int, layers: int, tokens: int) -> Point:
                 model(**batch)
 
     def counted() -> Engine:
-        survey = Engine(model, layout, ["resid"], None, special=True, sample=_SAMPLE, seed=0, tokens=tokens)
+        survey = Engine(model, layout, Request.of(sites=["resid"], sample=_SAMPLE), expected=tokens)
         survey.run(batches)
         return survey
 
@@ -216,7 +217,7 @@ def _point(width: int, layers: int, tokens: int) -> Point:
     plain = min(_seconds(forward) for _ in range(3))
     passed = min(_seconds(counted) for _ in range(3))
     survey = counted()
-    evaluation = _seconds(lambda: list(survey.evaluated())) / layers
+    evaluation = _seconds(lambda: list(survey.results())) / layers
     return Point(width, layers, tokens, plain / tokens, max(passed - plain, 0.0) / tokens / layers, evaluation)
 
 

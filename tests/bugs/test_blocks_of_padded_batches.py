@@ -9,6 +9,7 @@ import torch
 from anisoscope.capture import find_layout
 from anisoscope.data.batches import model_batches
 from anisoscope.measurement.engine import Engine
+from anisoscope.measurement.request import Request
 from anisoscope.models.open import open_model
 from tests import model_folders
 from tests.sweep_folders import documents
@@ -19,11 +20,10 @@ def test_blocks_are_numbered_through_whatever_the_padding(tmp_path: Path) -> Non
     batches = list(model_batches(opened, documents(tmp_path / "text.jsonl", 120), window=64, batch=2, tokens=2000))
     assert len({batch.counts.shape[1] for batch in batches}) > 4
     layout = find_layout(opened.model, {"input_ids": torch.zeros(1, 4, dtype=torch.int64)})
-    survey = Engine(
-        opened.model, layout, ["resid.0"], ["mean_cosine"], special=True, sample=64, seed=0, tokens=2000
-    )  # fmt: skip
+    request = Request.of(sites=["resid.0"], metrics=["mean_cosine"], sample=64)
+    survey = Engine(opened.model, layout, request, expected=2000)
     survey.run(batches)
-    found = next(survey.evaluated())
+    found = next(survey.results())
     numbers = [block.number for block in found.clouds["all"].blocks]
     assert numbers == sorted(set(numbers))
     assert len(numbers) > 8

@@ -4,16 +4,21 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.markup import escape
 
-from anisoscope.cli.app import AsJson, Metrics, app, command_line, names_of, progress_bar, stderr, stdout
+from anisoscope.cli.app import AsJson, app, command_line, progress_bar, stderr, stdout
+from anisoscope.cli.options import with_request
 from anisoscope.errors import InputError
+from anisoscope.measurement.request import Request, shared_options
 
 if TYPE_CHECKING:
     from anisoscope.sweep import Swept
+
+
+_OPTIONS = shared_options()
 
 
 @app.command(
@@ -26,77 +31,38 @@ if TYPE_CHECKING:
     anisoscope sweep models.txt --text corpus.txt --engine ray --address auto --gpus-per-task 1
 """
 )
+@with_request(_OPTIONS)
 def sweep(
     source: Annotated[
         str, typer.Argument(help="A hub id with --revisions, a folder of checkpoints, or a list file of models.")
     ],
-    text: Annotated[str | None, typer.Option(help="Text: file, folder, .jsonl or datasets:NAME.")] = None,
-    images: Annotated[Path | None, typer.Option(help="A folder of images.")] = None,
-    audio: Annotated[Path | None, typer.Option(help="A folder of recordings.")] = None,
-    weights: Annotated[bool, typer.Option("--weights", help="Measure vocabulary matrices and final norm too.")] = False,
+    request: Request,
     revisions: Annotated[
-        str | None, typer.Option(help="Revisions or checkpoints by name or pattern, with commas.")
+        str | None, typer.Option(help="Revisions or checkpoints by name or pattern, separated by commas.")
     ] = None,
     out: Annotated[
-        Path | None, typer.Option(help="The run; of a list, the folder of the runs. runs/NAME by default.")
+        Path | None, typer.Option(help="The run; for a list of models, the folder of the runs. Default: runs/NAME.")
     ] = None,
     engine: Annotated[str, typer.Option(help="process (this one), pool or ray.")] = "process",
-    workers: Annotated[int | None, typer.Option(min=1, help="Processes of the pool; one a core by default.")] = None,
-    address: Annotated[str | None, typer.Option(help="A Ray cluster: auto or HOST:PORT; else one is started.")] = None,
-    cpus_per_task: Annotated[float, typer.Option(min=0, help="Processors that Ray gives a task.")] = 1,
-    gpus_per_task: Annotated[float, typer.Option(min=0, help="GPUs that Ray gives a task.")] = 0,
-    shards: Annotated[int, typer.Option(min=1, help="Tasks a checkpoint: each measures a share of the documents.")] = 1,
-    seeds: Annotated[str, typer.Option(help="Seeds of the keyed sample, with commas: one run each.")] = "0",
-    reference: Annotated[int | None, typer.Option(help="The step that drift is measured from.")] = None,
+    workers: Annotated[int | None, typer.Option(min=1, help="Processes of the pool. Default: one per core.")] = None,
+    address: Annotated[str | None, typer.Option(help="A Ray cluster: auto or HOST:PORT. Default: start one.")] = None,
+    cpus_per_task: Annotated[float, typer.Option(min=0, help="CPUs that Ray gives each task.")] = 1,
+    gpus_per_task: Annotated[float, typer.Option(min=0, help="GPUs that Ray gives each task.")] = 0,
+    seeds: Annotated[str, typer.Option(help="Seeds of the sample, separated by commas: one run each.")] = "0",
+    reference: Annotated[int | None, typer.Option(help="Step that drift is measured from. Default: the first.")] = None,
     retries: Annotated[int, typer.Option(min=0, help="How often a failed task is tried again.")] = 2,
     keep_downloads: Annotated[
         bool, typer.Option("--keep-downloads", help="Keep checkpoints that were downloaded for this sweep.")
     ] = False,
-    sites: Annotated[
-        str, typer.Option(help="Kinds (embed resid attn mlp q k pattern final) or sites (resid.7), with commas.")
-    ] = "embed,resid,final",
-    tokens: Annotated[int, typer.Option(min=2, help="How many tokens to measure.")] = 65_536,
-    window: Annotated[int | None, typer.Option(min=2, help="Tokens a window; 512, or what the model allows.")] = None,
-    batch: Annotated[int, typer.Option(min=1, help="Windows, images or clips a forward pass.")] = 8,
-    special: Annotated[bool, typer.Option(help="Count special tokens.")] = True,
-    field: Annotated[str | None, typer.Option(help="The field of .jsonl or .parquet rows that holds the text.")] = None,
-    document_mark: Annotated[str | None, typer.Option(help="What stands between documents of a plain text.")] = None,
-    dtype: Annotated[str | None, typer.Option(help="float32, bfloat16, float16; as stored by default.")] = None,
-    device: Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1, mps.")] = None,
-    device_map: Annotated[str | None, typer.Option(help="For models larger than one device: auto.")] = None,
-    trust_remote_code: Annotated[bool, typer.Option("--trust-remote-code", help="Run the model's own code.")] = False,
-    allow_pickle: Annotated[bool, typer.Option("--allow-pickle", help="Load weights that are pickles.")] = False,
-    metrics: Metrics = None,
-    sample: Annotated[int, typer.Option(min=16, help="Rows kept a site for metrics that need rows.")] = 4096,
-    errors: Annotated[bool, typer.Option(help="Error bars by jackknife over blocks.")] = True,
     as_json: AsJson = False,
 ) -> None:
-    """One run a model, with a step a checkpoint: geometry, drift, similarity of layers and steps. Restartable."""
+    """Measure every checkpoint: one run per model with one step per checkpoint, and drift and similarity between them.
+
+    Interrupt it at any time: the same command resumes.
+    """
     from anisoscope.sweep import engine as engine_named
     from anisoscope.sweep import sweep as sweep_models
 
-    request: dict[str, Any] = {
-        "text": text,
-        "images": images,
-        "audio": audio,
-        "weights": weights,
-        "metrics": names_of(metrics),
-        "sites": [name.strip() for name in sites.split(",") if name.strip()],
-        "tokens": tokens,
-        "window": window,
-        "batch": batch,
-        "special": special,
-        "sample": sample,
-        "errors": errors,
-        "opening": {
-            "dtype": dtype,
-            "device": device,
-            "device_map": device_map,
-            "trust_remote_code": trust_remote_code,
-            "allow_pickle": allow_pickle,
-        },
-        "reading": {"field": field, "mark": document_mark} if text is not None else {},
-    }
     where = engine_named(engine, workers=workers, address=address, cpus=cpus_per_task, gpus=gpus_per_task)
     with progress_bar("planning", None) as bar:
         swept = sweep_models(
@@ -104,19 +70,18 @@ def sweep(
             out=out,
             revisions=revisions,
             seeds=_seeds(seeds),
-            shards=shards,
             reference=reference,
             engine=where,
             retries=retries,
             keep_downloads=keep_downloads,
             command=command_line(),
-            saying=bar.say,
-            **request,
+            on_status=bar.say,
+            **{name: value for name, value in request.flat().items() if name in _OPTIONS},
         )
     _show(swept, as_json)
     if swept.failed:
         what = "a task" if len(swept.failed) == 1 else f"{len(swept.failed)} tasks"
-        raise InputError(f"{what} failed, see above; the same command tries again")
+        raise InputError(f"{what} failed, see above; run the same command to try again")
 
 
 def _seeds(text: str) -> list[int]:

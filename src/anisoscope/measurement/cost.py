@@ -1,9 +1,9 @@
-"""What a measurement would cost, from one batch and a few timed products, before anything is written."""
+"""What a measurement would cost, estimated from one batch and a few timed products before anything is written."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,9 @@ from torch import Tensor, nn
 from anisoscope.capture import find_layout
 from anisoscope.data.inputs import device_of, first_item, peek
 from anisoscope.errors import InputError
-from anisoscope.measurement.measure_model import Asked, open_for, read_data
+from anisoscope.measurement.engine import Engine
+from anisoscope.measurement.measure_model import MEASURE_OPTIONS, open_for, read_data
+from anisoscope.measurement.request import MODEL_SAMPLE, Request, accepts
 from anisoscope.models.open import Opened
 from anisoscope.stats.collect import BLOCKS
 from anisoscope.stats.knn import nearest
@@ -22,7 +24,7 @@ from anisoscope.stats.moments import Moments
 from anisoscope.stats.neighbours import LISTED
 from anisoscope.stats.rows import bare_rows
 
-_HELD = 256  # extremes a site
+_EXTREMES = 256  # rows of largest norm per site
 _POLICIES = 2
 _REST = 1.6  # all of the evaluation over searches and spectra: 1.3 to 1.7 at widths from 256 to 1280
 
@@ -41,47 +43,45 @@ class Cost:
     scratch: int
 
 
-def estimate_cost(
-    model: str | Path | Opened,
-    *,
-    text: Any = None,
-    images: Any = None,
-    audio: Any = None,
-    window: int | None = None,
-    batch: int = 8,
-    opening: Mapping[str, Any] | None = None,
-    reading: Mapping[str, Any] | None = None,
-    **request: Any,
-) -> Cost:
-    """What `measure` with the same arguments would cost: one batch is run, one search and one spectrum timed."""
-    asked = Asked(**request)
-    sources = {"text": text, "image": images, "audio": audio}
-    given = {kind: source for kind, source in sources.items() if source is not None}
-    if not given:
-        raise InputError("a cost is estimated for data; weights alone take seconds")
-    opened = open_for(model, sources, head=asked.weights or asked.generate is not None, opening=opening or {})
+@accepts(*MEASURE_OPTIONS)
+def estimate_cost(model: str | Path | Opened, **options: Any) -> Cost:
+    """Estimate what `measure` with the same arguments would cost: run one batch, time one search and one spectrum.
+
+    Args:
+        model: A folder, a hub id, or what `open_model` returned.
+        {options}
+
+    Raises:
+        InputError: There is no data to read.
+    """
+    request = Request.of(**options)
+    statistics = request.statistics
+    if request.source() is None:
+        raise InputError("a cost is estimated for data; measuring weights alone takes seconds")
+    opened = open_for(model, request)
     assert opened is not None
     module = opened.model
-    first, _ = peek(read_data(opened, given, asked.tokens, window, batch, dict(reading or {})))
+    first, _ = peek(read_data(opened, request))
     layout = find_layout(module, first_item(first, device_of(module)))
-    survey = asked.survey(module, layout, tokens=asked.tokens)
+    engine = Engine(module, layout, request.having(batch_tokens=None), expected=statistics.tokens)
     began = time.perf_counter()
-    survey.run([first], None)
-    rate = survey.counted / (time.perf_counter() - began)
+    engine.run([first])
+    rate = engine.tokens / (time.perf_counter() - began)
     width = _width(module)
-    rows = min(asked.sample, asked.tokens or asked.sample)
+    sample = statistics.sample or MODEL_SAMPLE
+    rows = min(sample, statistics.tokens or sample)
     x = torch.randn(min(rows, 1024), width)
     searching = _seconds(lambda: nearest(x, min(LISTED, len(x) - 1))) * (rows / len(x)) ** 2
     spectrum = _seconds(lambda: _spectra(x))
-    clouds = [site for site in survey.sites if site.kind != "pattern"]
-    replicates = BLOCKS + 1 if asked.errors else 1
+    clouds = [site for site in engine.sites if site.kind != "pattern"]
+    replicates = BLOCKS + 1 if statistics.errors else 1
     one_site = _REST * (searching + _POLICIES * replicates * spectrum)
     return Cost(
-        sites=len(survey.sites),
+        sites=len(engine.sites),
         width=width,
-        tokens=asked.tokens,
+        tokens=statistics.tokens,
         tokens_per_second=rate,
-        pass_seconds=None if asked.tokens is None else asked.tokens / rate,
+        pass_seconds=None if statistics.tokens is None else statistics.tokens / rate,
         evaluation_seconds=len(clouds) * one_site,
         memory=len(clouds) * _memory(width, rows),
         scratch=len(clouds) * 2 * BLOCKS * 2 * width * width * 8 if 2 * width * width > 1 << 20 else 0,
@@ -89,8 +89,8 @@ def estimate_cost(
 
 
 def _memory(width: int, rows: int) -> int:
-    """Bytes that a site holds while the data goes by: two scatters, the sample, the extremes."""
-    return 2 * width * width * 8 + (rows + _HELD) * width * 4
+    """Bytes that a site holds while the data streams by: two scatters, the sample, the rows of largest norm."""
+    return 2 * width * width * 8 + (rows + _EXTREMES) * width * 4
 
 
 def _spectra(x: Tensor) -> None:

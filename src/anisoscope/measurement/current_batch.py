@@ -20,7 +20,7 @@ def counted(table: TokenTable, special: bool) -> Tensor:
 
 
 @dataclass
-class Current:
+class CurrentBatch:
     """One batch: its token tables at each length, and the flags raised so far."""
 
     batch: Batch

@@ -1,11 +1,10 @@
-"""Measuring a model: one pass over its inputs, every layer at once, with and without the tokens that draw the curve."""
+"""Measuring a model: one pass over its inputs, every layer at once, with and without the tokens that dominate it."""
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
+from collections.abc import Callable, Iterable, Iterator, Sized
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -18,14 +17,25 @@ from anisoscope.data.inputs import device_of, first_item, peek
 from anisoscope.data.text import text_size
 from anisoscope.data.token_table import Batch
 from anisoscope.distributed import Ranks, host_ranks
-from anisoscope.errors import InputError, StoreError
+from anisoscope.errors import InputError
 from anisoscope.measurement.document_shares import Share
-from anisoscope.measurement.engine import Engine
+from anisoscope.measurement.engine import Engine, OnProgress
 from anisoscope.measurement.final_norm import final_norm, norm_effect
 from anisoscope.measurement.generation import generated_batches
 from anisoscope.measurement.measure_weights import measure_weights, weight_metrics
+from anisoscope.measurement.request import (
+    MODEL_SAMPLE,
+    DataOptions,
+    ModelOptions,
+    Request,
+    SiteOptions,
+    StatisticsOptions,
+    accepts,
+    names_of,
+)
 from anisoscope.measurement.resume import Partial
-from anisoscope.measurement.run_output import create_run, run_info, save_cloud, save_measured
+from anisoscope.measurement.run_output import open_run, run_info, save_cloud, save_measured
+from anisoscope.measurement.site_evaluation import EvaluationOptions
 from anisoscope.measurement.site_result import SiteResult
 from anisoscope.metrics.outliers import MASSIVE
 from anisoscope.models.open import Opened, open_model
@@ -33,230 +43,187 @@ from anisoscope.stats.directions import Directions
 from anisoscope.stats.sample import Sample
 from anisoscope.store.run import Run
 
-TOKENS = 65_536
 GENERATED = 16_384  # tokens that are generated at most: each costs a forward pass
-SITES = ("embed", "resid", "final")
-SAMPLE = 4096
-_BYTES = 3  # of text a token, or a few more: fewer blocks than hoped are worse than joining some
-Progress = Callable[[int], None]  # told how many more tokens have gone by
-Saying = Callable[[str], None]  # told what is being done
-Seeing = Callable[[SiteResult], None]  # shown every site's clouds and numbers before they are let go
+_BYTES = 3  # of text per token, or a few more: fewer blocks than hoped are worse than joining some
+OnStatus = Callable[[str], None]  # called with what is being done
+OnSite = Callable[[SiteResult], None]  # called with every site's clouds and numbers before they are released
+MEASURE_OPTIONS = (
+    *names_of(DataOptions, SiteOptions, StatisticsOptions, ModelOptions),
+    "out",
+    "keep_statistics",
+    "overwrite",
+)
 
 
+@dataclass(frozen=True)
+class Callbacks:
+    """Whom to inform while a measurement runs."""
+
+    progress: OnProgress | None = None
+    status: OnStatus = lambda _: None
+    site: OnSite = lambda _: None
+
+
+@accepts(*MEASURE_OPTIONS)
 def measure(
     model: nn.Module | str | Path | Opened,
     batches: Iterable[Any] | None = None,
     *,
-    text: Any = None,
-    images: Any = None,
-    audio: Any = None,
-    weights: bool = False,
-    generate: int | None = None,
-    metrics: Sequence[str] | None = None,
-    sites: Sequence[str] = SITES,
-    tokens: int | None = TOKENS,
-    batch_tokens: int | None = None,
-    window: int | None = None,
-    batch: int = 8,
-    special: bool = True,
-    sample: int = SAMPLE,
-    seed: int = 0,
-    errors: bool = True,
-    out: str | Path | None = None,
-    keep_statistics: bool = False,
     command: str | None = None,
-    progress: Progress | None = None,
-    saying: Saying | None = None,
-    seeing: Seeing | None = None,
-    opening: Mapping[str, Any] | None = None,
-    reading: Mapping[str, Any] | None = None,
+    progress: OnProgress | None = None,
+    on_status: OnStatus | None = None,
+    on_site: OnSite | None = None,
     distributed: bool = False,
+    **options: Any,
 ) -> Run:
-    """The geometry of a model, layer by layer: records under `all` tokens and without sinks, as a run.
+    """Measure the geometry of a model, layer by layer, over all tokens and without sinks.
 
-    `model` is a module, a folder, a hub id, or what `open_model` gave; its inputs are `batches` (anything the module
-    is called with: dicts of tensors, tensors, or `Batch`), or `text`, `images`, `audio` for a model that comes with
-    its processor. `special=False` leaves special tokens out; padding never counts. `weights` measures the vocabulary
-    matrices and the final norm, with data or without; `generate` so many tokens that the model itself adds to each
-    window's beginning, under the policies `generated` and `generated no-sink`; `batch_tokens` also gives the mean and
-    deviation of every number over batches of that size. Without `out` the run lives in a temporary folder as long as
-    the returned object. With it, a measurement of a model by name that was killed or interrupted goes on when it is
-    asked for again, and one that is whole is returned as it is. `opening` goes to `open_model`, `reading` to
-    `model_batches`. `distributed`: all ranks of `torch.distributed` call this with the same arguments, each measures
-    its share of the documents, and their statistics add; rank 0 writes, every rank gets the records.
+    Args:
+        model: A module, a folder, a hub id, or what `open_model` returned.
+        batches: What the module is called with: dicts of tensors, tensors, or `Batch`. Instead of `batches`, a model
+            that comes with its processor takes `text`, `images` or `audio`.
+        command: The command line, for the run's own record.
+        progress: Called with the number of tokens since the last call.
+        on_status: Called with what is being done.
+        on_site: Called with each site's clouds and results before they are released.
+        distributed: All ranks of `torch.distributed` call this with the same arguments. Each measures its share of the
+            documents and the statistics add; rank 0 writes, every rank gets the records.
+        {options}
+
+    Returns:
+        A run with one record per site, metric and token policy. Without `out` it lives in a temporary folder, as long
+        as the returned object. With `out`, a measurement of a model by name that was interrupted is resumed, and one
+        that is complete is returned as it is.
+
+    Raises:
+        InputError: The request cannot be met; the message says what to change.
+        StoreError: `out` holds a run of another request. Pass `overwrite=True` to replace it.
     """
-    sources = {"text": text, "image": images, "audio": audio}
-    given = {kind: source for kind, source in sources.items() if source is not None}
-    if batches is None and not given and not weights:
-        raise InputError("nothing to measure: give text, images, audio or batches, or ask for the weights")
-    if batch_tokens is not None and tokens is not None and tokens < 2 * batch_tokens:
-        raise InputError(f"{tokens} tokens hold no two batches of {batch_tokens}; measure at least {2 * batch_tokens}")
+    request = Request.of(**options)
+    _require_data(request, batches)
     ranks = host_ranks() if distributed else Ranks()
-    split = bool(opening and opening.get("tensor_parallel"))
-    _require_shareable(ranks, split, sites, weights, generate, batch_tokens)
-    opened = open_for(model, sources, head=weights or generate is not None, opening=opening or {})
+    _require_shareable(request, ranks)
+    opened = open_for(model, request)
     module = opened.model if opened is not None else model
     assert isinstance(module, nn.Module)
-    asked = Asked(metrics, list(sites), tokens, batch_tokens, sample, seed, special, errors, weights, generate)
-    info = {
-        "kind": "model",
-        "model": opened.info if opened is not None else {"architecture": type(module).__name__},
-        "data": {"source": _source_name(given), "window": window},
-        "token_policy": {
-            "special": special,
-            "first token": "position 0 of its window",
-            "massive": f"> {MASSIVE} medians",
-        },
-        "seed": seed,
-        "sample": sample,
-        "complete": False,
-        "settings": {
-            "model": None if opened is None else [opened.info[key] for key in ("source", "revision", "digest")],
-            "data": _source_name(given),
-            "reading": {"window": window, "batch": batch, **_plain(reading or {})},
-            "asked": json.loads(json.dumps(asdict(asked))),
-        },
-    }
+    callbacks = Callbacks(progress, on_status or (lambda _: None), on_site or (lambda _: None))
     resumable = opened is not None and batches is None
-    if batch_tokens is not None:
-        batch = max(1, min(batch, batch_tokens // (window or WINDOW)))  # a forward pass must not hold two batches
-
-    def read() -> Iterable[Any]:
-        if batches is not None:
-            return batches
-        size = batch if split else batch * ranks.world
-        return read_data(opened, given, tokens, window, size, dict(reading or {}))
-
-    first = ranks.rank == 0
-    with _start(out if first else None, info, command, resumable=resumable) as run, _memory_explained():
-        partial = Partial(_partial_folder(out, ranks) if out is not None and resumable else None)
+    is_first = ranks.rank == 0
+    with (
+        open_run(
+            request.output.out if is_first else None,
+            run_info(_facts(request, opened, module), []),
+            command=command,
+            overwrite=request.output.overwrite,
+            resumable=resumable,
+        ) as run,
+        _memory_explained(),
+    ):
+        partial = Partial(_partial_folder(request.output.out, ranks) if resumable else None)
         if ranks.agree(run.info["complete"]):
-            partial.drop()  # a kill may have come between the last record and this
+            partial.drop()  # the process may have been killed between the last record and this
             return _shared(run, ranks)
-        telling = (progress, saying or (lambda _: None), seeing or (lambda _: None))
-        share = Share(ranks.rank, ranks.world, forward_all=split)
-        expected = tokens if batches is None else None  # nobody knows how many bare batches hold
-        if text is not None:  # a short text has as many blocks as a long one; one of unknown length joins small ones
-            size = text_size(text)
-            expected = None if size is None else min(expected or size, max(1, size // _BYTES))
-        measuring = _Measuring(asked, module, opened, run, partial, keep_statistics, ranks, share, *telling, expected)
-        if batches is not None or given:
-            measuring.data(read())
-        if weights and first:
-            measuring.weights()
-        if generate is not None and not measuring.interrupted:
-            measuring.generated(read())
-        measuring.finish()
+        measurement = _Measurement(request, module, opened, run, partial, ranks, callbacks)
+        measurement.expected = None if batches is not None else _expected_tokens(request)
+        if batches is not None or request.source() is not None:
+            measurement.data(batches if batches is not None else read_data(opened, request, ranks))
+        if request.sites.weights and is_first:
+            measurement.weights()
+        if request.sites.generate is not None and not measurement.interrupted:
+            measurement.generated(batches if batches is not None else read_data(opened, request, ranks))
+        measurement.finish()
         return _shared(run, ranks)
 
 
-@dataclass(frozen=True)
-class Asked:
-    """What is to be measured, whatever the model and the data."""
-
-    metrics: Sequence[str] | None
-    sites: Sequence[str]
-    tokens: int | None
-    batch_tokens: int | None
-    sample: int
-    seed: int
-    special: bool
-    errors: bool
-    weights: bool
-    generate: int | None
-
-    def survey(self, module: nn.Module, layout: Layout, *, tokens: int | None, **more: Any) -> Engine:
-        options: dict[str, Any] = {"special": self.special, "sample": self.sample, "seed": self.seed, **more}
-        sites = options.pop("sites", self.sites)
-        return Engine(module, layout, sites, self.metrics, tokens=tokens, **options)
-
-
 @dataclass
-class _Measuring:
-    """A measurement on its way into its run: data, weights, generated tokens."""
+class _Measurement:
+    """One measurement while it is written into its run: data, weights, generated tokens."""
 
-    asked: Asked
+    request: Request
     module: nn.Module
     opened: Opened | None
     run: Run
     partial: Partial
-    keep_statistics: bool
     ranks: Ranks
-    share: Share
-    progress: Progress | None
-    saying: Saying
-    seeing: Seeing
-    expected: int | None  # tokens, by which blocks are sized
+    callbacks: Callbacks
+    expected: int | None = None  # tokens, by which blocks are sized
     layout: Layout | None = None
     interrupted: bool = False
     removed: list[dict[str, Any]] = field(default_factory=list)
 
     def data(self, batches: Iterable[Any]) -> None:
-        """One pass over the data, then every site under both token policies."""
-        asked, run = self.asked, self.run
+        """Run the model over the data, then evaluate every site under both token policies."""
+        statistics, run = self.request.statistics, self.run
         first, batches = peek(batches)
         self.layout = layout = find_layout(self.module, first_item(first, device_of(self.module)))
-        norm = asked.weights and layout.stacks[-1].final is not None
-        survey = asked.survey(
+        with_norm = self.request.sites.weights and layout.stacks[-1].final is not None
+        sites = [*self.request.sites.sites, *(["final.in"] if with_norm else [])]
+        split = self.request.model.tensor_parallel
+        engine = Engine(
             self.module,
             layout,
-            sites=(*asked.sites, *(("final.in",) if norm else ())),
-            tokens=self.expected,
-            batch_tokens=asked.batch_tokens,
+            self.request.having(sites=sites),
+            expected=self.expected,
+            share=Share(self.ranks.rank, self.ranks.world, forward_all=split),
             ranks=self.ranks,
-            share=self.share,
         )
-        goes_on = self.partial.load(survey)
-        if goes_on and self.progress is not None:
-            self.progress(survey.counted)
-        if goes_on or not run.is_empty:
-            run.rewind(0)  # the numbers of fewer tokens, or some of those that are about to come
-        self.interrupted = survey.run(batches, asked.tokens, self.progress, lambda: self.partial.keep(survey))
-        self.partial.keep(survey, now=self.interrupted)
-        self.saying("evaluating")
-        run.update_info(**run_info({"unit": survey.unit}, survey.chosen), data={"tokens": survey.counted})
-        if survey.full_batches is not None:
-            run.update_info(full_batches=survey.full_batches)
-        for done in survey.evaluated(run=run.name, errors=asked.errors):
-            self._save(done)
-            self.removed += done.removed
-            if norm and str(done.site) == "final.in":
-                rows = done.clouds["all"].get(Sample).rows
-                where = {"run": run.name, "site": "final", "unit": survey.unit, "tokens": "all"}
-                effect = norm_effect(
-                    final_norm(self.module, layout), rows, seed=asked.seed, errors=asked.errors, **where
-                )
-                save_measured(run, effect)
+        resumed = self.partial.load(engine)
+        if resumed and self.callbacks.progress is not None:
+            self.callbacks.progress(engine.tokens)
+        if resumed or not run.is_empty:
+            run.rewind(0)  # these are numbers of fewer tokens, or some of those that are about to come
+        self.interrupted = engine.run(
+            batches, statistics.tokens, self.callbacks.progress, lambda: self.partial.keep(engine)
+        )
+        self.partial.keep(engine, now=self.interrupted)
+        self.callbacks.status("evaluating")
+        run.update_info(**run_info({"unit": engine.unit}, engine.metrics), data={"tokens": engine.tokens})
+        if engine.full_batches is not None:
+            run.update_info(full_batches=engine.full_batches)
+        for result in engine.results(EvaluationOptions(run=run.name, errors=statistics.errors)):
+            self._save(result)
+            self.removed += result.removed
+            if with_norm and str(result.site) == "final.in":
+                self._save_norm_effect(result, layout, engine.unit)
+
+    def _save_norm_effect(self, result: SiteResult, layout: Layout, unit: str) -> None:
+        """What the final norm does to the rows before it."""
+        rows = result.clouds["all"].get(Sample).rows
+        labels = {"run": self.run.name, "site": "final", "unit": unit, "tokens": "all"}
+        statistics, norm = self.request.statistics, final_norm(self.module, layout)
+        save_measured(self.run, norm_effect(norm, rows, seed=statistics.seed, errors=statistics.errors, **labels))
 
     def weights(self) -> None:
-        """The vocabulary matrices and the final norm."""
-        self.saying("weights")
+        """Measure the vocabulary matrices and the final norm."""
+        self.callbacks.status("weights")
         self.run.update_info(**run_info({}, weight_metrics()))
         processor = self.opened.processor if self.opened is not None else None
         for measured in measure_weights(
             self.module,
-            self.asked.metrics,
+            self.request.statistics.metrics,
             vocabulary=len(processor) if isinstance(processor, Sized) else None,
-            sample=self.asked.sample,
+            sample=self.request.statistics.sample or MODEL_SAMPLE,
             run=self.run.name,
-            errors=self.asked.errors,
+            errors=self.request.statistics.errors,
             layout=self.layout,
         ):
             save_measured(self.run, measured)
 
     def generated(self, batches: Iterable[Any]) -> None:
-        """The states of tokens that the model itself adds to the beginning of each window."""
-        asked = self.asked
-        if self.opened is None or self.layout is None or asked.generate is None:
-            raise InputError("generate needs a language model by name and text for its prompts")
-        self.saying("generated tokens")
-        most = GENERATED if asked.tokens is None else min(asked.tokens, GENERATED)
-        survey = asked.survey(self.module, self.layout, tokens=most)
-        own = generated_batches(self.opened, batches, asked.generate, seed=asked.seed)
-        self.interrupted = survey.run(own, most, self.progress)
-        policies = ("generated", "generated no-sink")
-        for done in survey.evaluated(run=self.run.name, errors=asked.errors, policies=policies):
-            self._save(done)
+        """Measure the states of tokens that the model itself adds to the beginning of each window."""
+        statistics, new = self.request.statistics, self.request.sites.generate
+        if self.opened is None or self.layout is None or new is None:
+            raise InputError("generate needs a language model by name, and text for its prompts")
+        self.callbacks.status("generated tokens")
+        limit = GENERATED if statistics.tokens is None else min(statistics.tokens, GENERATED)
+        engine = Engine(self.module, self.layout, self.request.having(batch_tokens=None), expected=limit)
+        continued = generated_batches(self.opened, batches, new, seed=statistics.seed)
+        self.interrupted = engine.run(continued, limit, self.callbacks.progress)
+        options = EvaluationOptions(
+            run=self.run.name, errors=statistics.errors, policies=("generated", "generated no-sink")
+        )
+        for result in engine.results(options):
+            self._save(result)
 
     def finish(self) -> None:
         self.run.update_info(
@@ -267,59 +234,111 @@ class _Measuring:
         if not self.interrupted:
             self.partial.drop()
 
-    def _save(self, done: SiteResult) -> None:
-        """Records, statistics where wanted, and a word about rows that are not numbers."""
-        self.saying(f"{done.site} evaluated")
-        self.seeing(done)
-        save_measured(self.run, done.measured)
-        for policy, cloud in done.clouds.items():
-            if self.keep_statistics and done.site.kind != "pattern":
-                save_cloud(self.run, cloud, site=str(done.site), tokens=policy)
+    def _save(self, result: SiteResult) -> None:
+        """Write records, statistics if they are kept, and a note about rows that are not numbers."""
+        self.callbacks.status(f"{result.site} evaluated")
+        self.callbacks.site(result)
+        save_measured(self.run, result.measured)
+        for policy, cloud in result.clouds.items():
+            if self.request.output.keep_statistics and result.site.kind != "pattern":
+                save_cloud(self.run, cloud, site=str(result.site), tokens=policy)
             bad = int(cloud.get(Directions).bad) if cloud.has(Directions) else 0
             if bad and "not_finite" not in self.run.info:
-                self.run.update_info(not_finite={"site": str(done.site), "rows": bad})
+                self.run.update_info(not_finite={"site": str(result.site), "rows": bad})
 
 
-def open_for(
-    model: nn.Module | str | Path | Opened, sources: dict[str, Any], *, head: bool, opening: Mapping[str, Any]
-) -> Opened | None:
+def open_for(model: nn.Module | str | Path | Opened, request: Request) -> Opened | None:
+    """Open a model by name for a request; an opened model is returned as it is, a bare module is None."""
     if not isinstance(model, str | Path):
         return model if isinstance(model, Opened) else None
-    modality = next((name for name, source in sources.items() if source is not None and name != "text"), None)
-    return open_model(model, modality=modality, head=head, **opening)
+    source = request.source()
+    modality = None if source is None or source[0] == "text" else source[0]
+    head = request.sites.weights or request.sites.generate is not None
+    return open_model(model, modality=modality, head=head, **request.opening())
 
 
-def _start(out: str | Path | None, info: dict[str, Any], command: str | None, *, resumable: bool) -> Run:
-    """A new run, or one that the same request began: whole, or to be gone on with."""
-    if out is None:
-        return create_run(None, run_info(info, []), command)
-    if not resumable or not (Path(out) / "run.json").is_file():
-        return Run.create(out, run_info(info, []), command=command)
-    before = Run.open(out).info.get("settings")
-    if before != info["settings"]:
-        differs = ", ".join(_differences(before, info["settings"])) if isinstance(before, dict) else "all of it"
-        raise StoreError(f"{out} holds another measurement (different: {differs}); choose another --out, or delete it")
-    return Run.create(out, run_info(info, []), command=command, resume=True)
+def read_data(opened: Opened | None, request: Request, ranks: Ranks | None = None) -> Iterable[Batch]:
+    """Return the batches of the one source of a request, which must be of the model's modality."""
+    modality, source = request.source() or ("nothing", ())
+    if opened is None:
+        raise InputError("a bare module needs batches: measure(model, batches)")
+    if modality != opened.modality:
+        raise InputError(f"{opened.info['source']} takes {opened.modality}, got {modality}; give it {opened.modality}")
+    size, batch_tokens = request.data.batch, request.statistics.batch_tokens
+    if batch_tokens is not None:
+        size = max(1, min(size, batch_tokens // (request.data.window or WINDOW)))  # no forward may hold two batches
+    if ranks is not None and not request.model.tensor_parallel:
+        size *= ranks.world  # each rank runs its share of every batch
+    return model_batches(opened, source, batch=size, **request.reading())
 
 
-def _require_shareable(
-    ranks: Ranks, split: bool, sites: Sequence[str], weights: bool, generate: int | None, batch_tokens: int | None
-) -> None:
-    """What several processes cannot measure together is refused before anything is opened."""
+def in_words(removed: list[dict[str, Any]], opened: Opened | None) -> list[dict[str, Any]]:
+    """Return the removed tokens with their texts."""
+    if opened is None or opened.modality != "text" or opened.processor is None:
+        return [{**each, "text": None} for each in removed]
+    return [{**each, "text": opened.processor.decode([each["token"]])} for each in removed]
+
+
+def _facts(request: Request, opened: Opened | None, module: nn.Module) -> dict[str, Any]:
+    """What the run reports about its request."""
+    source = _source_name(request)
+    named = None if opened is None else [opened.info[key] for key in ("source", "revision", "digest")]
+    return {
+        "kind": "model",
+        "model": opened.info if opened is not None else {"architecture": type(module).__name__},
+        "data": {"source": source, "window": request.data.window},
+        "token_policy": {
+            "special": request.statistics.special,
+            "first token": "position 0 of its window",
+            "massive": f"> {MASSIVE} medians",
+        },
+        "seed": request.statistics.seed,
+        "sample": request.statistics.sample or MODEL_SAMPLE,
+        "complete": False,
+        "settings": {"model": named, "data": source, **request.settings()},
+    }
+
+
+def _expected_tokens(request: Request) -> int | None:
+    """How many tokens the data will hold at most: a short text has as many blocks of documents as a long one."""
+    limit, text = request.statistics.tokens, request.data.text
+    if text is None:
+        return limit
+    size = text_size(text)
+    if size is None:
+        return None  # of unknown length: small blocks are joined as it streams by
+    return min(limit or size, max(1, size // _BYTES))
+
+
+def _require_data(request: Request, batches: Iterable[Any] | None) -> None:
+    sources = [x for x in (request.data.text, request.data.images, request.data.audio) if x is not None]
+    if batches is None and not sources and not request.sites.weights:
+        raise InputError("nothing to measure: give text, images, audio or batches, or set weights=True")
+    if len(sources) > 1:
+        raise InputError("a model takes one kind of data; give one of text, images and audio")
+    tokens, size = request.statistics.tokens, request.statistics.batch_tokens
+    if size is not None and tokens is not None and tokens < 2 * size:
+        raise InputError(f"{tokens} tokens hold no two batches of {size}; measure at least {2 * size}")
+
+
+def _require_shareable(request: Request, ranks: Ranks) -> None:
+    """Refuse what several processes cannot do, before anything is opened."""
+    split = request.model.tensor_parallel
     if split and ranks.world == 1:
         raise InputError("tensor parallel needs several processes: start them with torchrun")
-    if ranks.world > 1 and (generate is not None or batch_tokens is not None):
-        raise InputError("generated tokens and batches of tokens are measured by one process; leave torchrun out")
-    heads = [site for site in sites if site.split(".")[0] in ("q", "k", "pattern")]
-    if split and (weights or heads):
+    alone = request.sites.generate is not None or request.statistics.batch_tokens is not None
+    if ranks.world > 1 and alone:
+        raise InputError("generated tokens and batches of tokens are measured by one process; run without torchrun")
+    heads = [site for site in request.sites.sites if site.split(".")[0] in ("q", "k", "pattern")]
+    if split and (request.sites.weights or heads):
         what = heads[0] if heads else "a weight"
-        raise InputError(
-            f"{what} lies in pieces where layers are split over processes; leave it out, or use device_map"
-        )
+        raise InputError(f"{what} is in pieces if layers are split over processes; leave it out, or use device_map")
 
 
-def _partial_folder(out: str | Path, ranks: Ranks) -> Path:
-    """Where a half-done pass waits: in the run's folder, one place a rank, since each has its own share."""
+def _partial_folder(out: str | Path | None, ranks: Ranks) -> Path | None:
+    """Where an unfinished pass is kept: in the run's folder, one folder per rank, since each has its own share."""
+    if out is None:
+        return None
     return Path(out) if ranks.world == 1 else Path(out) / f"rank-{ranks.rank}-of-{ranks.world}"
 
 
@@ -334,45 +353,10 @@ def _shared(run: Run, ranks: Ranks) -> Run:
     return run
 
 
-def _differences(a: Mapping[str, Any], b: Mapping[str, Any]) -> list[str]:
-    """Which settings differ, by name; groups are looked into."""
-    out: list[str] = []
-    for name in {**a, **b}:
-        if a.get(name) != b.get(name):
-            old, new = a.get(name), b.get(name)
-            out += (_differences(old, new) if isinstance(old, dict) and isinstance(new, dict) else []) or [name]
-    return out
-
-
-def read_data(
-    opened: Opened | None,
-    given: Mapping[str, Any],
-    tokens: int | None,
-    window: int | None,
-    batch: int,
-    reading: dict[str, Any],
-) -> Iterable[Batch]:
-    """The batches of the one source given, which must be of the model's modality."""
-    if opened is None:
-        raise InputError("a bare module needs batches: measure(model, batches)")
-    if list(given) != [opened.modality]:
-        raise InputError(f"{opened.info['source']} takes {opened.modality} and nothing else; got {', '.join(given)}")
-    if opened.modality == "text":
-        reading = {"window": window, "tokens": tokens, **reading}
-    return model_batches(opened, given[opened.modality], batch=batch, **reading)
-
-
-def in_words(removed: list[dict[str, Any]], opened: Opened | None) -> list[dict[str, Any]]:
-    """The removed tokens as a person would name them."""
-    if opened is None or opened.modality != "text" or opened.processor is None:
-        return [{**each, "text": None} for each in removed]
-    return [{**each, "text": opened.processor.decode([each["token"]])} for each in removed]
-
-
 @contextmanager
 def _memory_explained() -> Iterator[None]:
-    """Out of memory as one line with the remedy."""
-    remedy = "give a smaller batch, window or sample, fewer sites, or a smaller dtype"
+    """Report a lack of memory in one line with the remedy."""
+    remedy = "use a smaller batch, window or sample, fewer sites, or a smaller dtype"
     try:
         yield
     except (MemoryError, torch.OutOfMemoryError) as why:
@@ -383,11 +367,8 @@ def _memory_explained() -> Iterator[None]:
         raise InputError(f"out of memory; {remedy}") from why
 
 
-def _source_name(given: Mapping[str, Any]) -> str | None:
-    source = next(iter(given.values()), None)
-    return str(source) if isinstance(source, str | Path) else None if source is None else type(source).__name__
-
-
-def _plain(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Options as run.json can hold them."""
-    return {name: x if isinstance(x, str | int | float | None) else str(x) for name, x in options.items()}
+def _source_name(request: Request) -> str | None:
+    if request.source() is None:
+        return None
+    source = request.source()[1]  # type: ignore[index]
+    return str(source) if isinstance(source, str | Path) else type(source).__name__

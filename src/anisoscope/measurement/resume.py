@@ -1,4 +1,4 @@
-"""A half-done pass on disk, inside the run's folder, so that a killed or interrupted measurement goes on."""
+"""An unfinished pass on disk, inside the run's folder, so that an interrupted or killed measurement can be resumed."""
 
 from __future__ import annotations
 
@@ -12,63 +12,63 @@ from anisoscope.measurement.engine import Engine
 from anisoscope.store.files import explained, replacing, understood
 
 _FOLDER = "partial"
-_POINTER = "partial.txt"  # names the folder that is whole; written last
+_POINTER = "partial.txt"  # names the folder that is complete; written last
 _LONGEST = 64  # characters of the pointer
 _REMEDY = f"delete {_POINTER} and the {_FOLDER}-* folders to measure from the start"
-_EVERY = 60.0  # seconds between two writes at least,
-_PRICE = 20.0  # and so many times as long as the last write took: 5 % of the time at most
+_EVERY = 60.0  # seconds between two writes, at least,
+_PRICE = 20.0  # and this many times as long as the last write took: at most 5 % of the time
 
 
 class Partial:
-    """Where a survey keeps what it has counted so far; without a run's folder nothing is kept."""
+    """Keeps what an engine has counted so far; without a folder nothing is kept."""
 
     def __init__(self, folder: Path | None) -> None:
         self._folder = folder
         self._next = time.monotonic() + _EVERY
         self._number = 0
 
-    def load(self, survey: Engine) -> bool:
-        """Lets the survey go on where an earlier process stopped; False if there is nothing to go on from."""
-        number = self._pointed()
+    def load(self, engine: Engine) -> bool:
+        """Load what an earlier process counted into the engine; return whether there was anything."""
+        number = self._complete_folder()
         if self._folder is None or number is None:
             return False
-        place = self._folder / f"{_FOLDER}-{number}"
-        with understood(place, _REMEDY, StoreError), explained("read", place):
-            survey.load(place)
+        folder = self._folder / f"{_FOLDER}-{number}"
+        with understood(folder, _REMEDY, StoreError), explained("read", folder):
+            engine.load(folder)
         self._number = number
         return True
 
-    def keep(self, survey: Engine, *, now: bool = False) -> None:
-        """Writes what was counted, if it is time or if told to."""
+    def keep(self, engine: Engine, *, now: bool = False) -> None:
+        """Write what was counted, if it is time, or `now`."""
         if self._folder is None or not (now or time.monotonic() > self._next):
             return
         began = time.monotonic()
         self._number += 1
-        place = self._folder / f"{_FOLDER}-{self._number}"
-        shutil.rmtree(place, ignore_errors=True)  # left by a process that was killed while writing
+        folder = self._folder / f"{_FOLDER}-{self._number}"
+        shutil.rmtree(folder, ignore_errors=True)  # left by a process that was killed while writing
         try:
-            with explained("write", place):
-                survey.save(place)
+            with explained("write", folder):
+                engine.save(folder)
                 with replacing(self._folder / _POINTER) as pointer:
-                    pointer.write_text(place.name)
+                    pointer.write_text(folder.name)
         except BaseException:
-            if self._pointed() != self._number:  # the pointer may be there, and only its way to the disk have failed
-                shutil.rmtree(place, ignore_errors=True)  # the space may be what is lacking
+            if self._complete_folder() != self._number:  # the pointer may be written, and only syncing it have failed
+                shutil.rmtree(folder, ignore_errors=True)  # the disk may be full
             raise
-        self._drop_folders(but=place)
+        self._drop_folders(but=folder)
         took = time.monotonic() - began
         self._next = time.monotonic() + max(_EVERY, _PRICE * took)
 
     def drop(self) -> None:
-        """The measurement is whole: nothing to go on from is needed any more."""
+        """Delete everything: the measurement is complete."""
         if self._folder is not None:
             (self._folder / _POINTER).unlink(missing_ok=True)
             self._drop_folders(but=None)
             with suppress(OSError):
-                self._folder.rmdir()  # a rank's own place; a run's folder is never empty
+                self._folder.rmdir()  # a rank's own folder; a run's folder is never empty
 
-    def _pointed(self) -> int | None:
-        """The number of the folder that is whole; None where there is none. A name would not lead out of the run."""
+    def _complete_folder(self) -> int | None:
+        """The number of the folder that is complete, if any. It is a number, so no name leads out of the run."""
         if self._folder is None or not (self._folder / _POINTER).is_file():
             return None
         pointer = self._folder / _POINTER

@@ -1,4 +1,4 @@
-"""Runs as the drivers write them: what a run says of itself, its records, its statistics."""
+"""How a measurement is written into its run: which metrics, what the run reports of itself, records and statistics."""
 
 from __future__ import annotations
 
@@ -15,55 +15,133 @@ import torch
 from torch import Tensor
 
 from anisoscope import __version__
-from anisoscope.errors import InputError, MetricError
+from anisoscope.errors import InputError, MetricError, StoreError
+from anisoscope.measurement.request import differences
 from anisoscope.metrics import Metric, catalogue, find
 from anisoscope.metrics.evaluate import MetricResult
 from anisoscope.stats.cloud import Cloud, to_arrays
 from anisoscope.store.run import Run
 
+_RUN_FILES = (
+    "run.json",
+    "records.jsonl",
+    "replicates.jsonl",
+    "stats",
+    "lock",
+    "report.html",
+    "partial*",
+    "rank-*-of-*",
+)
+
 
 def choose_metrics(names: Sequence[str | Metric] | None, known: set[str]) -> list[Metric]:
-    """The metrics named (or given as they are), or all that rows with these facts (`documents`, `tokens`) can have."""
+    """Return the metrics named, or all that rows with these facts (`documents`, `tokens`, `heads`) can have.
+
+    Raises:
+        InputError: A metric does not exist.
+        MetricError: A metric needs facts that the rows come without.
+    """
     if names is None:
         return [m for m in catalogue().values() if m.requires <= known]
     if isinstance(names, str):
-        raise InputError(f"metrics is a list of names, such as [{names!r}], not a text")
+        raise InputError(f"metrics must be a list of names, such as [{names!r}], not a text")
     chosen = [name if isinstance(name, Metric) else find([name])[0] for name in names]
     for metric in chosen:
-        lacking = sorted(metric.requires - known)
-        if lacking:
-            raise MetricError(
-                metric.name, f"the rows come without {' and '.join(lacking)}", "give them, or leave it out"
-            )
+        missing = sorted(metric.requires - known)
+        if missing:
+            reason = f"the rows come without {' and '.join(missing)}"
+            raise MetricError(metric.name, reason, "supply them, or leave this metric out")
     return chosen
 
 
-def run_info(info: dict[str, Any], metrics: Iterable[Metric]) -> dict[str, Any]:
-    """What a run says of itself: the given facts, the versions, the cards of its metrics."""
+def run_info(facts: dict[str, Any], metrics: Iterable[Metric]) -> dict[str, Any]:
+    """Return what a run reports of itself: these facts, the versions, and the cards of its metrics."""
     versions = {"anisoscope": __version__, "torch": torch.__version__, "numpy": np.__version__}
     return {
-        **info,
+        **facts,
         "versions": {**versions, "python": platform.python_version()},
         "metrics": {metric.name: metric.card() for metric in metrics},
     }
 
 
-def create_run(out: str | Path | None, info: dict[str, Any], command: str | None) -> Run:
-    """A run in the folder asked for, or in one that goes with the object."""
-    if out is not None:
+def open_run(
+    out: str | Path | None,
+    info: dict[str, Any],
+    *,
+    command: str | None = None,
+    overwrite: bool = False,
+    resumable: bool = True,
+    parts: Sequence[str] = (),
+) -> Run:
+    """Create a run, or resume one of the same request.
+
+    Args:
+        out: Its folder. None: a temporary one that is deleted with the returned object.
+        info: What the run reports of itself. Its `settings` decide whether an existing run is of the same request.
+        command: The command line that created it.
+        overwrite: Replace a run in that folder.
+        resumable: Whether an existing run of the same request can be resumed.
+        parts: What the run's folder holds besides, by name or pattern; overwritten with it.
+
+    Raises:
+        StoreError: The folder holds a run of another request; the message names what differs.
+    """
+    if out is None:
+        folder = tempfile.mkdtemp(prefix="anisoscope-run-")
+        run = Run.create(Path(folder) / "run", info, command=command)
+        weakref.finalize(run, shutil.rmtree, folder, ignore_errors=True)
+        return run
+    if overwrite:
+        discard_run(out, *parts)
+    if not (Path(out) / "run.json").is_file():
         return Run.create(out, info, command=command)
-    folder = tempfile.mkdtemp(prefix="anisoscope-run-")
-    run = Run.create(Path(folder) / "run", info, command=command)
-    weakref.finalize(run, shutil.rmtree, folder, ignore_errors=True)
-    return run
+    if not resumable:
+        raise StoreError(f"{out} holds a run already. Choose another folder, or overwrite it (--overwrite)")
+    require_same_settings(out, info.get("settings"))
+    return Run.create(out, info, command=command, resume=True)
+
+
+def require_same_settings(out: str | Path, settings: Any) -> None:
+    """Refuse to resume a run of another request, and name what differs."""
+    before = Run.open(out).info.get("settings")
+    if before == settings:
+        return
+    known = isinstance(before, dict) and isinstance(settings, dict)
+    different = "; ".join(differences(before, settings)) if known else "all of it"  # type: ignore[arg-type]
+    raise StoreError(
+        f"{out} holds a run of another request (different: {different}). "
+        "Choose another folder, or overwrite it (--overwrite)"
+    )
+
+
+def discard_run(out: str | Path, *parts: str) -> None:
+    """Delete the run in a folder, with `parts` of it by name or pattern.
+
+    Raises:
+        StoreError: The folder holds no run, or files that are not part of it. Nothing is deleted then.
+    """
+    folder = Path(out)
+    if not folder.is_dir() or not any(folder.iterdir()):
+        return
+    if not (folder / "run.json").is_file():
+        raise StoreError(f"{folder} holds no run, so nothing is overwritten. Choose another folder")
+    Run.open(folder)  # a run.json of another program is not ours to delete
+    known = {path for pattern in (*_RUN_FILES, *parts) for path in folder.glob(pattern)}
+    foreign = sorted(path.name for path in folder.iterdir() if path not in known)
+    if foreign:
+        raise StoreError(
+            f"{folder} holds {foreign[0]}, which is not part of the run. Move it, or choose another folder"
+        )
+    shutil.rmtree(folder)
 
 
 def save_measured(run: Run, measured: Sequence[MetricResult]) -> None:
+    """Append records and their replicates."""
     run.append([m.record for m in measured], [m.replicates or None for m in measured])
 
 
 def save_cloud(run: Run, cloud: Cloud, *, site: str, step: int = 0, tokens: str = "all", blocks: bool = False) -> None:
-    """Keeps a cloud's pooled statistics, and those of its blocks where asked."""
+    """Keep a cloud's pooled statistics, and with `blocks` those of each block."""
     run.save_statistics(step, site, tokens, _numpy(to_arrays(cloud.stats)))
     for block in cloud.blocks if blocks else ():
         run.save_statistics(step, site, tokens, _numpy(to_arrays(block.load())), block=block.number)

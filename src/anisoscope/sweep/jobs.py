@@ -1,4 +1,4 @@
-"""What a worker is handed and what it answers; both are plain values that travel between processes and machines."""
+"""What a worker is given and what it returns; both are plain values that travel between processes and machines."""
 
 from __future__ import annotations
 
@@ -8,19 +8,18 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 from anisoscope.errors import AnisoscopeError
-from anisoscope.measurement.measure_model import measure
+from anisoscope.measurement.measure_model import measure, open_for
+from anisoscope.measurement.request import Request
 from anisoscope.measurement.site_result import SiteResult
 from anisoscope.metrics.evaluate import MetricResult
 from anisoscope.models.checkpoints import Checkpoint
 from anisoscope.models.downloads import forget, is_remote
-from anisoscope.models.open import Opened, open_model
+from anisoscope.models.open import Opened
 from anisoscope.store.run import record_key
 from anisoscope.sweep.series import fetching, sketch
-from anisoscope.sweep.sharding import count_share, evaluate_shares
 from anisoscope.sweep.tasks import Task
 from anisoscope.sweep.trajectory import KeptRows, between_layers, keep, moved
 
@@ -29,28 +28,17 @@ _ABOUT = ("model", "data", "unit", "metrics", "removed", "not_finite", "token_po
 
 @dataclass(frozen=True)
 class Measure:
-    """A checkpoint to be measured; with more than one share, only to be counted into `folder`."""
+    """A checkpoint to be measured."""
 
     task: Task
-    request: Mapping[str, Any]
-    upcoming: Checkpoint | None = None  # fetched meanwhile
+    request: Request
+    upcoming: Checkpoint | None = None  # downloaded meanwhile
     forget: bool = False  # whether its download is removed afterwards
-    folder: Path | None = None
-
-
-@dataclass(frozen=True)
-class Add:
-    """Shares that were counted into folders, to be added and evaluated."""
-
-    task: Task
-    request: Mapping[str, Any]
-    folders: tuple[Path, ...]
-    forget: bool = False
 
 
 @dataclass(frozen=True)
 class Compare:
-    """What was kept of two steps, to be compared."""
+    """The rows kept of two steps, to be compared."""
 
     step: int
     now: tuple[KeptRows, ...]
@@ -58,12 +46,12 @@ class Compare:
     against: str | None
 
 
-Job = Measure | Add | Compare
+Job = Measure | Compare
 
 
 @dataclass(frozen=True)
 class Answer:
-    """What a worker found: numbers, what is kept for comparing, facts for the run; or why it failed."""
+    """What a worker returns: results, rows kept for comparisons, facts for the run; or why it failed."""
 
     measured: list[MetricResult] = field(default_factory=list)
     kept: tuple[KeptRows, ...] = ()
@@ -76,66 +64,52 @@ class Answer:
 
 
 def work(job: Job) -> Answer:
-    """Does a job. Whatever goes wrong is an answer too, so that the rest of a sweep goes on."""
+    """Do a job. A failure is an answer too, so that the rest of a sweep continues."""
     began = time.perf_counter()
     worker = f"{socket.gethostname()}:{os.getpid()}"
     try:
-        found = _do(job)
+        answer = _do(job)
     except Exception as error:
         hopeless = isinstance(error, AnisoscopeError)
         text = str(error) if hopeless else f"{type(error).__name__}: {error}"
         return Answer(seconds=time.perf_counter() - began, worker=worker, error=text, hopeless=hopeless)
-    return Answer(**{**vars(found), "seconds": time.perf_counter() - began, "worker": worker})
+    return Answer(**{**vars(answer), "seconds": time.perf_counter() - began, "worker": worker})
 
 
 def _do(job: Job) -> Answer:
     if isinstance(job, Compare):
         return Answer(moved(job.now, job.then, step=job.step, against=job.against))
-    opened = _open(job.task, job.request)
-    answer = _add(job, opened) if isinstance(job, Add) else _measure(job, opened)
+    answer = _measure(job)
     if job.forget and is_remote(job.task.checkpoint.source):
         forget(job.task.checkpoint.source, job.task.checkpoint.revision)
     return answer
 
 
-def _measure(job: Measure, opened: Opened) -> Answer:
-    seen: list[KeptRows] = []
-    with fetching(job.upcoming, dict(job.request.get("opening") or {})):
-        if job.folder is not None:
-            count_share(opened, job.request, job.task.share, job.task.seed, job.folder)
-            return Answer()
-        run = measure(opened, **{**job.request, "seed": job.task.seed}, seeing=partial(_see, seen))
+def _measure(job: Measure) -> Answer:
+    checkpoint = job.task.checkpoint
+    request = job.request.having(revision=checkpoint.revision, seed=job.task.seed)
+    opened = open_for(checkpoint.source, request)
+    assert opened is not None
+    kept: list[KeptRows] = []
+    with fetching(job.upcoming, job.request.opening()):
+        run = measure(opened, **request.flat_without("vectors", "output"), on_site=partial(_keep, kept))
         if run.info["interrupted"]:
             raise KeyboardInterrupt  # half a measurement is none
-    others = run.replicates()
-    measured = [MetricResult(record, others.get(record_key(record), ())) for record in run.records()]
-    return _answer(job.task, measured, seen, run.info, opened)
+    replicates = run.replicates()
+    measured = [MetricResult(record, replicates.get(record_key(record), ())) for record in run.records()]
+    return _answer(job.task, measured, kept, run.info, opened)
 
 
-def _add(job: Add, opened: Opened) -> Answer:
-    seen: list[KeptRows] = []
-    about, measured = evaluate_shares(opened, job.request, job.folders, job.task.seed, partial(_see, seen))
-    return _answer(job.task, measured, seen, about, opened)
-
-
-def _open(task: Task, request: Mapping[str, Any]) -> Opened:
-    kinds = {"image": request.get("images"), "audio": request.get("audio")}
-    modality = next((kind for kind, source in kinds.items() if source is not None), None)
-    head = bool(request.get("weights")) or request.get("generate") is not None
-    opening = {**dict(request.get("opening") or {}), "revision": task.checkpoint.revision}
-    return open_model(task.checkpoint.source, head=head, modality=modality, **opening)
-
-
-def _see(seen: list[KeptRows], done: SiteResult) -> None:
-    kept = keep(done)
-    if kept is not None:
-        seen.append(kept)
+def _keep(kept: list[KeptRows], result: SiteResult) -> None:
+    rows = keep(result)
+    if rows is not None:
+        kept.append(rows)
 
 
 def _answer(
-    task: Task, measured: list[MetricResult], seen: list[KeptRows], info: Mapping[str, Any], opened: Opened
+    task: Task, measured: list[MetricResult], kept: list[KeptRows], info: Mapping[str, Any], opened: Opened
 ) -> Answer:
     step = task.checkpoint.step
-    similar = between_layers(seen, step=step)
+    similar = between_layers(kept, step=step)
     about = {name: info[name] for name in _ABOUT if name in info}
-    return Answer(measured + similar, tuple(seen), about, sketch(opened.model))
+    return Answer(measured + similar, tuple(kept), about, sketch(opened.model))

@@ -1,4 +1,4 @@
-"""What a sweep has done in a run, one line a task, append-only: read again when the sweep is started again."""
+"""The finished tasks of a sweep, one line per task, append-only; read when the sweep is resumed."""
 
 from __future__ import annotations
 
@@ -10,27 +10,28 @@ from typing import Any
 from anisoscope.errors import StoreError
 from anisoscope.store.files import append_lines, explained, parse_json, read_lines, understood
 
-_FILE, _SKETCH = "tasks.jsonl", "sketch"
+LEDGER = "tasks.jsonl"
+_SKETCH = "sketch"
 
 
 class Ledger:
-    """Finished tasks by key, each with its step and its weights' digest; what is larger is read when asked for."""
+    """Finished tasks by key, each with its step and the digest of its weights; larger facts are read on request."""
 
     def __init__(self, run: Path) -> None:
-        self._path = run / _FILE
+        self._path = run / LEDGER
         self.done: dict[str, dict[str, Any]] = {}
         for line in self._lines():
             self._count(line)
 
     def add(self, key: str, **facts: Any) -> None:
-        """Writes a finished task down; it is on the disk when this returns."""
+        """Record a finished task; it is on disk when this returns."""
         line = {"key": key, **facts}
         with explained("write", self._path):
             append_lines(self._path, json.dumps(line).encode() + b"\n")
         self._count(line)
 
     def sketches(self) -> dict[int, list[float]]:
-        """By step, the few weights that tell how far the model has moved."""
+        """Return, by step, the few weights that show how far the model has moved."""
         found: dict[int, list[float]] = {}
         for line in self._lines():
             if _SKETCH in line:

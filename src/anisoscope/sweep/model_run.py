@@ -1,26 +1,26 @@
-"""The run of one model in a sweep: what is to be done, what has been, and how answers become records."""
+"""The run of one model in a sweep: what is left to do, what is done, and how answers become records."""
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
 
 from anisoscope.errors import InputError, StoreError
-from anisoscope.measurement.document_shares import Share
+from anisoscope.measurement.request import Request
+from anisoscope.measurement.run_output import discard_run, require_same_settings
 from anisoscope.models.checkpoints import Checkpoint
 from anisoscope.models.downloads import contents, is_cached, is_remote
 from anisoscope.store.run import Run
 from anisoscope.sweep import series
-from anisoscope.sweep.jobs import Add, Answer, Compare, Job, Measure
-from anisoscope.sweep.ledger import Ledger
+from anisoscope.sweep.jobs import Answer, Compare, Job, Measure
+from anisoscope.sweep.ledger import LEDGER, Ledger
 from anisoscope.sweep.series import SeriesProblem
-from anisoscope.sweep.tasks import Model, Request, Task, content_key, policy_of
+from anisoscope.sweep.tasks import Model, Task, content_key, settings_of
 from anisoscope.sweep.trajectory import PREVIOUS, cards, load_kept, save_kept
 
-_KEPT, _SHARES = "paired", "shares"
+_KEPT = "paired"
+_PARTS = (_KEPT, LEDGER)  # of the run's folder, besides the files of every run
 
 
 @dataclass(frozen=True)
@@ -33,14 +33,7 @@ class Comparison:
     key: str
 
 
-@dataclass(frozen=True)
-class Sum:
-    """A task whose shares have all been counted."""
-
-    task: Task
-
-
-Entry = Task | Sum | Comparison  # what waits in the queue: small, whatever the job that is made of it weighs
+Entry = Task | Comparison  # waits in the queue; small, however large the job that is made of it
 
 
 @dataclass
@@ -51,13 +44,12 @@ class ModelRun:
     run: Run
     ledger: Ledger
     request: Request
-    tasks: dict[int, Task]  # whole tasks by step, in order
+    tasks: dict[int, Task]  # by step, in order
     reference: int
-    shards: int
-    forget: frozenset[int]  # steps whose download goes when they are measured
+    forget: frozenset[int]  # steps whose download is removed once they are measured
     findings: list[SeriesProblem]
     failed: dict[str, str] = field(default_factory=dict)
-    _asked: set[str] = field(default_factory=set)  # keys of comparisons and sums that are waiting or running
+    _queued: set[str] = field(default_factory=set)  # keys of comparisons that are waiting or running
 
     # --- what is to be done ---------------------------------------------------------------------------------------
 
@@ -68,7 +60,7 @@ class ModelRun:
         for step in steps:
             task = self.tasks[step]
             if task.key not in self.ledger.done:
-                entries += self._parts(task)
+                entries.append(task)
         return entries
 
     @property
@@ -81,35 +73,7 @@ class ModelRun:
         if isinstance(entry, Comparison):
             now, then = (load_kept(self._kept(step)) for step in (entry.step, entry.other))
             return Compare(entry.step, now, then, entry.against)
-        task = entry.task if isinstance(entry, Sum) else entry
-        forget = task.share.of == 1 and task.checkpoint.step in self.forget
-        if isinstance(entry, Sum):
-            folders = tuple(self._share_folder(part) for part in self._shares(task))
-            return Add(task, self.request, folders, forget)
-        if task.share.of == 1:
-            return Measure(task, self.request, upcoming, forget)
-        folder = self._share_folder(task)
-        folder.parent.mkdir(exist_ok=True)
-        return Measure(task, self.request, upcoming, folder=folder)
-
-    def _parts(self, task: Task) -> list[Entry]:
-        """A task, or those of its shares that were not counted yet; their sum where none is left."""
-        if self.shards == 1:
-            return [task]
-        missing: list[Entry] = [part for part in self._shares(task) if not self._share_folder(part).is_dir()]
-        return missing or self._sum(task)
-
-    def _sum(self, task: Task) -> list[Entry]:
-        if task.key in self._asked or not all(self._share_folder(part).is_dir() for part in self._shares(task)):
-            return []
-        self._asked.add(task.key)
-        return [Sum(task)]
-
-    def _shares(self, task: Task) -> list[Task]:
-        return [replace(task, share=Share(place, self.shards)) for place in range(self.shards)]
-
-    def _share_folder(self, task: Task) -> Path:
-        return self.run.path / _SHARES / f"{task.key}-{task.share.place}-of-{task.share.of}"
+        return Measure(entry, self.request, upcoming, forget=entry.checkpoint.step in self.forget)
 
     # --- what has been done ---------------------------------------------------------------------------------------
 
@@ -120,15 +84,9 @@ class ModelRun:
             self.ledger.add(entry.key, compared=[entry.step, entry.other], seconds=round(answer.seconds, 3))
             self._drop_kept()
             return []
-        task = entry.task if isinstance(entry, Sum) else entry
-        if task.share.of > 1:
-            return self._sum(self.tasks[task.checkpoint.step])
-        self._write_step(task, answer)
-        if isinstance(entry, Sum):
-            for part in self._shares(task):
-                shutil.rmtree(self._share_folder(part), ignore_errors=True)
+        self._write_step(entry, answer)
         self._drop_kept()
-        return self._comparisons(task.checkpoint.step)
+        return self._comparisons(entry.checkpoint.step)
 
     def fail(self, entry: Entry, reason: str) -> None:
         """Notes that something was tried for the last time."""
@@ -181,9 +139,9 @@ class ModelRun:
         """The comparisons that this step takes part in and that can be made now."""
         found: list[Entry] = []
         for each in self._involving(step):
-            new = each.key not in self.ledger.done and each.key not in self._asked
+            new = each.key not in self.ledger.done and each.key not in self._queued
             if new and self._is_kept(each.step) and self._is_kept(each.other):
-                self._asked.add(each.key)
+                self._queued.add(each.key)
                 found.append(each)
         return found
 
@@ -236,10 +194,10 @@ class ModelRun:
 
 
 def describe(entry: Entry) -> str:
-    """How a person calls what waits in the queue."""
+    """Name an entry of the queue as a person would."""
     if isinstance(entry, Comparison):
         return f"step {entry.step} against step {entry.other}"
-    return entry.name if isinstance(entry, Task) else f"the sum of {entry.task.name}"
+    return entry.checkpoint.label
 
 
 def open_model_run(
@@ -249,12 +207,12 @@ def open_model_run(
     data: str,
     *,
     seed: int,
-    shards: int,
     reference: int | None,
     keep_downloads: bool,
     command: str | None,
+    overwrite: bool,
 ) -> ModelRun:
-    """The run of a model, new or to be gone on with; what is wrong with its checkpoints is found first."""
+    """Create or resume the run of a model; problems of its checkpoints are found first."""
     named = contents(model.checkpoints)
     findings = [*series.broken(model.checkpoints), *series.repeated(model.checkpoints, named)]
     bad = [finding.left_out for finding in findings]
@@ -264,9 +222,12 @@ def open_model_run(
         raise InputError(f"{model.name} has no checkpoint to measure: {'; '.join(f.text for f in findings)}")
     findings += [*series.gaps([c for c, _ in found]), *series.misnumbered([c for c, _ in found])]
     tasks = {c.step: Task(c, seed, content_key(name, c, request, data, seed)) for c, name in found}
-    settings = {"data": data, "policy": policy_of(request), "seed": seed}
+    settings = {"data": data, "seed": seed, **settings_of(request)}
     info = {"kind": "sweep", "source": model.name, "seed": seed, "complete": False, "settings": settings}
-    _require_same(folder, settings)
+    if overwrite:
+        discard_run(folder, *_PARTS)
+    if (folder / "run.json").is_file():
+        require_same_settings(folder, settings)
     run = Run.create(folder, info, command=command, resume=True)
     try:
         ledger = Ledger(run.path)
@@ -275,7 +236,7 @@ def open_model_run(
         run.update_info(reference=chosen, integrity=[finding.text for finding in findings])
         downloads = [c for c, _ in found if is_remote(c.source) and not is_cached(c.source, c.revision)]
         forget = frozenset(c.step for c in downloads if not keep_downloads)
-        return ModelRun(model.name, run, ledger, request, tasks, chosen, shards, forget, findings)
+        return ModelRun(model.name, run, ledger, request, tasks, chosen, forget, findings)
     except BaseException:
         run.close()
         raise
@@ -306,20 +267,3 @@ def _reference(run: Run, tasks: Mapping[int, Task], asked: int | None, name: str
     if before is not None and before != chosen:
         raise StoreError(f"{run.path} measures drift from step {before}; choose another --out for step {chosen}")
     return chosen
-
-
-def _require_same(folder: Path, settings: Mapping[str, Any]) -> None:
-    """A run is gone on with only by the same request on the same data."""
-    if not (folder / "run.json").is_file():
-        return
-    before = Run.open(folder).info.get("settings")
-    if before != settings:
-        known = before if isinstance(before, dict) else {}
-        policy: Mapping[str, Any] = settings["policy"]
-        old = known.get("policy") if isinstance(known.get("policy"), dict) else {}
-        differs = [name for name in ("data", "seed") if known.get(name) != settings[name]]
-        differs += [name for name in policy if (old or {}).get(name) != policy[name]]
-        raise StoreError(
-            f"{folder} holds another measurement (different: {', '.join(differs) or 'its kind'}); "
-            "choose another --out, or delete it"
-        )

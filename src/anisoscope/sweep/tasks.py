@@ -1,18 +1,18 @@
-"""What a sweep consists of: models, their checkpoints, and for each a task that is named by its contents."""
+"""What a sweep consists of: models, their checkpoints, and one task per checkpoint, identified by its contents."""
 
 from __future__ import annotations
 
 import hashlib
 import json
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from anisoscope.data.text import text_documents
 from anisoscope.errors import InputError
-from anisoscope.measurement.document_shares import WHOLE, Share
+from anisoscope.measurement.request import Request
 from anisoscope.measurement.run_output import choose_metrics
 from anisoscope.models.checkpoints import Checkpoint, checkpoints, step_of
 from anisoscope.models.downloads import is_remote
@@ -21,8 +21,6 @@ from anisoscope.store.files import given_path, near_paths
 _CHECKPOINT = re.compile(r"(checkpoint|ckpt|step|epoch|iter)s?[-_]?\d+", re.IGNORECASE)
 _MODEL_FILES = (".gguf", ".safetensors", ".bin", ".pt", ".pth", ".ckpt")
 _CHUNK = 1 << 22
-
-Request = Mapping[str, Any]  # the arguments of `measure` that say what to measure, the same for all tasks
 
 
 @dataclass(frozen=True)
@@ -35,25 +33,19 @@ class Model:
 
 @dataclass(frozen=True)
 class Task:
-    """One checkpoint, to be measured with one seed on the data or a share of it; `key` names the contents."""
+    """One checkpoint to be measured with one seed; `key` identifies its contents."""
 
     checkpoint: Checkpoint
     seed: int
     key: str
-    share: Share = WHOLE
-
-    @property
-    def name(self) -> str:
-        """How a person calls it: `step1000`, `step1000, share 2 of 4`."""
-        part = f", share {self.share.place + 1} of {self.share.of}" if self.share.of > 1 else ""
-        return f"{self.checkpoint.label}{part}"
 
 
 def models_of(source: str | Path, revisions: str | Iterable[str] | None = None) -> list[Model]:
-    """The models that a source names, each with its checkpoints.
+    """Return the models that a source names, each with its checkpoints.
 
-    A list file names one a line; lines that are revisions of one repository, or checkpoint folders of one training,
-    are one model. Everything else is one model: a hub id with `revisions`, a folder of checkpoints, a single model.
+    A list file names one model per line; lines that are revisions of one repository, or checkpoint folders of one
+    training, are one model. Everything else is one model: a hub id with `revisions`, a folder of checkpoints, a single
+    model.
     """
     path = given_path(source)
     if not is_list(path):
@@ -78,42 +70,37 @@ def is_list(path: Path) -> bool:
 
 
 def content_key(contents: str, checkpoint: Checkpoint, request: Request, data: str, seed: int) -> str:
-    """A digest of all that a task's numbers depend on: weights, revision, data, policy, metrics and their versions.
-
-    Shares are not part of it: however the documents are split, the numbers are the same.
-    """
+    """Return a digest of everything that a task's numbers depend on: weights, revision, data, settings, seed."""
     parts = {
         "weights": contents,
         "revision": checkpoint.revision,
         "data": data,
-        "policy": policy_of(request),
+        "settings": settings_of(request),
         "seed": seed,
     }
     return hashlib.blake2b(json.dumps(parts, sort_keys=True).encode(), digest_size=16).hexdigest()
 
 
-def policy_of(request: Request) -> dict[str, Any]:
-    """What is asked of every checkpoint, as plain values, the metrics with their versions.
+def settings_of(request: Request) -> dict[str, Any]:
+    """Return the settings of a request that all checkpoints share, the metrics with their versions.
 
-    Where it runs (device, batch size) is left out: it does not change what is measured.
+    Revision and seed belong to a task. The batch size is left out: every step is measured whole.
     """
-    opening = {name: value for name, value in dict(request.get("opening") or {}).items() if name in ("dtype",)}
-    left_out = ("text", "images", "audio", "batch", "opening", "metrics", "seed")
-    plain = {name: _plain(value) for name, value in request.items() if name not in left_out}
-    known = {"documents", "tokens", "heads"}
-    chosen = choose_metrics(request.get("metrics"), known)
-    versions = {m.name: m.version for m in chosen if request.get("metrics") is not None or not m.slow}
-    return {**plain, "opening": opening, "metrics": versions}
+    names = request.statistics.metrics
+    chosen = choose_metrics(names, {"documents", "tokens", "heads"})
+    versions = {m.name: m.version for m in chosen if names is not None or not m.slow}
+    shared = {name: x for name, x in request.settings().items() if name not in ("revision", "seed", "batch")}
+    return {**shared, "metrics": versions}
 
 
 def data_digest(request: Request) -> str:
-    """A digest of the data's contents: of every file, or of the name of a dataset that is elsewhere."""
+    """Return a digest of the data: of the contents of every file, or of the name of a remote dataset."""
     digest = hashlib.blake2b(digest_size=16)
     for kind in ("text", "images", "audio"):
-        source = request.get(kind)
+        source = getattr(request.data, kind)
         if source is None:
             continue
-        path = _require_readable(kind, source, dict(request.get("reading") or {}))
+        path = _require_readable(kind, source, request)
         if path is None:
             digest.update(str(source).encode())
             continue
@@ -125,33 +112,33 @@ def data_digest(request: Request) -> str:
     return digest.hexdigest()
 
 
-def _require_readable(kind: str, source: Any, reading: Mapping[str, Any]) -> Path | None:
-    """Where the data lies, or None where it is no file here; what cannot be read is said before the start."""
+def _require_readable(kind: str, source: Any, request: Request) -> Path | None:
+    """The path of the data, or None if it is not a file; data that cannot be read is refused before the start."""
     if not isinstance(source, str | Path):
         raise InputError(f"workers read the data themselves: give {kind} as a path, got {type(source).__name__}")
     if str(source) == "-":
-        raise InputError("a sweep reads its data once a task, so it cannot come from standard input; give a file")
+        raise InputError("a sweep reads its data once per task, so it cannot come from standard input; give a file")
     if kind == "text":
-        text_documents(source, **reading)  # opens nothing yet, but knows what is there
+        text_documents(source, field=request.data.field, mark=request.data.document_mark)  # opens nothing yet
     path = given_path(source)
     if kind != "text" and not path.exists():
         raise InputError(f"no {kind} at {path}{near_paths(path)}; give a folder")
     return path if path.exists() else None
 
 
-def _in_order(found: Sequence[Checkpoint]) -> tuple[Checkpoint, ...]:
-    """By the step in each name; those of a list were numbered among checkpoints of other models too."""
-    steps = [step_of(checkpoint.label) for checkpoint in found]
-    if len(found) == 1 and found[0].revision is None and not _CHECKPOINT.search(Path(found[0].source).stem):
-        return (replace(found[0], step=0),)
+def _in_order(series: Sequence[Checkpoint]) -> tuple[Checkpoint, ...]:
+    """Sort by the step in each name; checkpoints of a list were numbered together with those of other models."""
+    steps = [step_of(checkpoint.label) for checkpoint in series]
+    if len(series) == 1 and series[0].revision is None and not _CHECKPOINT.search(Path(series[0].source).stem):
+        return (replace(series[0], step=0),)
     if any(step is None for step in steps):
-        return tuple(replace(checkpoint, step=number) for number, checkpoint in enumerate(found))
-    pairs = [replace(checkpoint, step=step or 0) for checkpoint, step in zip(found, steps, strict=True)]
+        return tuple(replace(checkpoint, step=number) for number, checkpoint in enumerate(series))
+    pairs = [replace(checkpoint, step=step or 0) for checkpoint, step in zip(series, steps, strict=True)]
     return tuple(sorted(pairs, key=lambda checkpoint: (checkpoint.step, checkpoint.label)))
 
 
 def _names(sources: Sequence[str]) -> list[str]:
-    """Short names for sources: the last part of each path, with as many parts before it as tell them apart."""
+    """Short names for sources: the last part of each path, with as many parts before it as make them different."""
     # Without . and .., which as a run's folder would lead out of where the runs go.
     parts = [[part for part in source.split("/") if part not in ("", ".", "..")] or ["model"] for source in sources]
     for depth in range(1, max(map(len, parts)) + 1):
@@ -159,11 +146,3 @@ def _names(sources: Sequence[str]) -> list[str]:
         if len(set(names)) == len(names):
             break
     return names
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, Mapping):
-        return {str(name): _plain(entry) for name, entry in value.items()}
-    if isinstance(value, list | tuple):
-        return [_plain(entry) for entry in value]
-    return value if isinstance(value, str | int | float | None) else str(value)

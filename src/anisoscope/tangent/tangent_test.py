@@ -13,7 +13,7 @@ from anisoscope.capture import expand, find_layout
 from anisoscope.capture.backward import differentiable
 from anisoscope.data.inputs import device_of, first_item
 from anisoscope.errors import InputError, unknown
-from anisoscope.measurement.run_output import create_run, run_info
+from anisoscope.measurement.run_output import open_run, run_info
 from anisoscope.models.open import Opened, open_model
 from anisoscope.records import Record
 from anisoscope.store.run import Run
@@ -101,7 +101,9 @@ def tangent_test(
                         r for s in displacements(task, places, test_side, frames) for r in displacement_records(s)
                     ]
     info = _information(task, opened, chosen, fit_side, test_side)
-    run = create_run(out, {**run_info(info, []), "metrics": tangent_cards(), "concepts": concepts}, command)
+    run = open_run(
+        out, {**run_info(info, []), "metrics": tangent_cards(), "concepts": concepts}, command=command, resumable=False
+    )
     label: dict[str, Any] = {"run": run.name, "step": step, "tokens": "all" if sinks else "no-sink"}
     run.append([replace(record, **label) for record in with_q(records)])
     return run

@@ -14,6 +14,8 @@ from anisoscope.capture.invisible import side_effect_free
 from anisoscope.data.token_table import Batch
 from anisoscope.errors import AnisoscopeError, CaptureError
 from anisoscope.measurement.engine import Engine
+from anisoscope.measurement.request import Request
+from anisoscope.measurement.site_evaluation import EvaluationOptions
 from anisoscope.measurement.site_result import SiteResult
 from anisoscope.metrics import Metric, Undefined, find
 from anisoscope.metrics.evaluate import MetricResult, evaluate
@@ -55,7 +57,7 @@ class Probe:
         self.sites = [str(site) for site in expand(layout, SITES if sites is None else sites)]
         self._lenient = sites is None  # attention that shows no pattern is then left out instead of refused
         self.tokens = sum(int(batch.counts.sum()) for batch in batches)
-        self._options: dict[str, Any] = {"special": True, "sample": sample, "seed": seed, "tokens": self.tokens}
+        self._request = Request.of(sample=sample, seed=seed)
         chosen = _chosen(METRICS if metrics is None else metrics)
         if metrics is None and not self._heads:
             chosen = [m for m in chosen if "heads" not in m.requires]
@@ -79,10 +81,11 @@ class Probe:
     def _survey(self, errors: bool) -> Engine:
         metrics = [m for m in self.metrics if "reference" not in m.requires]
         blocks = errors or any(Groups in m.needs for m in metrics)
-        survey = Engine(self.model, self.layout, self.sites, metrics, blocks=blocks, **self._options)
+        request = self._request.having(sites=self.sites, metrics=metrics)
+        survey = Engine(self.model, self.layout, request, expected=self.tokens, blocks=blocks)
         with side_effect_free(self.model):
             self.model.eval()
-            if survey.run(self.batches, None, None):
+            if survey.run(self.batches):
                 raise KeyboardInterrupt  # the survey of a file keeps what it has; a probe is whole or nothing
         return survey
 
@@ -91,7 +94,7 @@ class Probe:
         moved = [m for m in self.metrics if "reference" in m.requires]
         if self.reference_step is None and step >= self._reference_from:
             self.reference_step = step
-        for done in survey.evaluated(run=run, step=step, errors=errors, sparing=True):
+        for done in survey.results(EvaluationOptions(run=run, step=step, errors=errors, sparing=True)):
             tokens = default_policy(done)
             cloud, site = done.clouds[tokens], str(done.site)
             if step == self.reference_step:

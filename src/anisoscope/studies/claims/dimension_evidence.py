@@ -9,7 +9,7 @@ from statistics import fmean
 
 from torch import nn
 
-from anisoscope.measurement.measure_model import SAMPLE
+from anisoscope.measurement.request import MODEL_SAMPLE
 from anisoscope.records import Record
 from anisoscope.studies.claims.bench import Bench
 from anisoscope.studies.claims.claim import LAB, MODEL, Estimate, Evidence
@@ -124,7 +124,7 @@ def low_on_model(bench: Bench) -> Evidence:
     opened = model.open()
     batches = model.batches(opened)
     tokens = accumulate(int(batch.counts.sum()) for batch in batches)
-    enough = next((n for n, seen in enumerate(tokens, 1) if seen >= SAMPLE), len(batches))
-    gaussian = _dimension_of_gaussian(opened.model, batches[:enough], SAMPLE)
+    enough = next((n for n, seen in enumerate(tokens, 1) if seen >= MODEL_SAMPLE), len(batches))
+    gaussian = _dimension_of_gaussian(opened.model, batches[:enough], MODEL_SAMPLE)
     found, records = _low_dimension(model.look(DIMENSION), gaussian, model.name)
     return Evidence(ran_on([model]), MODEL, found, records=tuple(records))

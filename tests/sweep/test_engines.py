@@ -1,4 +1,4 @@
-"""Engines: a pool of processes and a Ray cluster give the numbers of one process, also when workers are killed."""
+"""Where tasks run: this process, a pool, a Ray cluster; all give the same answers, also if workers die."""
 
 from __future__ import annotations
 
@@ -21,6 +21,8 @@ from anisoscope.sweep.engines import in_pool, on_ray
 from tests.sweep_folders import STEPS, checkpoint_series, documents
 
 SMALL: dict[str, Any] = {"tokens": 400, "window": 32, "metrics": ["mean_cosine", "two_nn"], "sites": ["resid"]}
+
+
 Numbers = dict[tuple[Any, ...], float | None]
 
 
@@ -71,9 +73,9 @@ def test_a_pool_whose_workers_are_killed_loses_nothing(made: tuple[Path, Path, N
     folder, text, alone = made
     killer = Killer("spawn_main")
     pool = partial(in_pool, workers=2)
-    swept = sweep(folder, out=tmp_path / "run", text=text, engine=pool, saying=killer, **SMALL)
+    swept = sweep(folder, out=tmp_path / "run", text=text, engine=pool, on_status=killer, **SMALL)
     assert len(killer.killed) == 2
-    assert any("worker process died" in line and "tried again" in line for line in killer.said)
+    assert any("worker process died" in line and "trying again" in line for line in killer.said)
     assert (swept.measured, swept.failed) == (4, {})
     assert_same(numbers(tmp_path / "run"), alone)
 
@@ -86,9 +88,9 @@ def test_a_ray_cluster_that_loses_a_worker_loses_nothing(made: tuple[Path, Path,
     ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False)
     try:
         killer = Killer("ray::work")
-        swept = sweep(folder, out=tmp_path / "run", text=text, engine=partial(on_ray), saying=killer, **SMALL)
+        swept = sweep(folder, out=tmp_path / "run", text=text, engine=partial(on_ray), on_status=killer, **SMALL)
         assert killer.killed
-        assert any("Ray worker died" in line and "tried again" in line for line in killer.said)
+        assert any("Ray worker died" in line and "trying again" in line for line in killer.said)
         with pytest.raises(InputError, match="no machine of the Ray cluster has 1 CPU, 1 GPU a task"):
             sweep(folder, out=tmp_path / "gpu", text=text, engine=partial(on_ray, gpus=1), **SMALL)
     finally:
@@ -127,6 +129,6 @@ def _measured(out: Path) -> int:
     return ledger.read_text().count('"digest"') if ledger.is_file() else 0
 
 
-def test_an_engine_that_does_not_exist_is_named() -> None:
+def test_an_unknown_engine_is_refused() -> None:
     with pytest.raises(InputError, match="no engine is called 'rey'; there are process, pool and ray"):
         engine("rey")

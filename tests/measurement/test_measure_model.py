@@ -26,7 +26,7 @@ def values(run: anisoscope.Run, metric: str, tokens: str = "all") -> dict[str, f
     return {r.site: r.value for r in run.records() if r.metric == metric and r.tokens == tokens and r.value is not None}
 
 
-def test_every_layer_is_what_the_hidden_states_say() -> None:
+def test_values_of_every_layer_equal_those_of_the_hidden_states() -> None:
     model, inputs = gpt2()
     run = anisoscope.measure(model, [inputs], metrics=NAMES[:3], errors=False)
     with torch.no_grad():
@@ -39,7 +39,7 @@ def test_every_layer_is_what_the_hidden_states_say() -> None:
             assert values(run, name)[site] == pytest.approx(getattr(metrics, name)(rows), rel=1e-4), (site, name)
 
 
-def test_no_sink_leaves_out_first_tokens_and_only_those_where_none_is_massive() -> None:
+def test_no_sink_excludes_only_first_tokens_if_no_token_is_massive() -> None:
     model, inputs = gpt2()
     run = anisoscope.measure(model, [inputs], metrics=["mean_cosine"], errors=False)
     with torch.no_grad():
@@ -75,7 +75,7 @@ class Scale(nn.Module):
         return torch.where((ids == 7)[..., None], x * self.by, x)
 
 
-def test_a_token_flagged_once_is_left_out_at_all_later_layers() -> None:
+def test_a_token_flagged_at_one_layer_is_excluded_at_all_later_layers() -> None:
     torch.manual_seed(0)
     model = Massive().eval()
     ids = torch.randint(8, 64, (6, 40))
@@ -100,7 +100,7 @@ def test_a_token_flagged_once_is_left_out_at_all_later_layers() -> None:
     assert values(run, "spectral_anisotropy")["resid.0"] > 0.4
 
 
-def test_batches_do_not_matter_and_errors_come_from_sequences() -> None:
+def test_batch_size_does_not_matter_and_errors_come_from_sequences() -> None:
     model, _ = gpt2()
     ids = torch.randint(0, 40, (96, 16), generator=torch.Generator().manual_seed(0))
     one = anisoscope.measure(model, [{"input_ids": ids}], metrics=NAMES)
@@ -113,7 +113,7 @@ def test_batches_do_not_matter_and_errors_come_from_sequences() -> None:
     assert next(one.records()).error_kind == "jackknife-6-sequences"
 
 
-def test_attention_of_every_head_is_what_eager_probabilities_say() -> None:
+def test_attention_of_every_head_equals_that_of_eager_probabilities() -> None:
     model, inputs = gpt2()
     run = anisoscope.measure(model, [inputs], sites=["pattern"], errors=False)
     frame = run.frame()
@@ -145,7 +145,7 @@ def test_any_modality_and_architecture_is_measured(name: str) -> None:
     assert ("no-sink" in {r.tokens for r in run.records()}) == (name != "resnet")
 
 
-def test_a_folder_and_a_text_give_a_run_on_disk(tmp_path: Path) -> None:
+def test_a_folder_and_a_text_produce_a_run_on_disk(tmp_path: Path) -> None:
     from tests.model_folders import gpt2 as gpt2_folder
 
     folder = gpt2_folder(tmp_path / "model")
@@ -159,7 +159,7 @@ def test_a_folder_and_a_text_give_a_run_on_disk(tmp_path: Path) -> None:
     assert all(r.error_kind is None or r.error_kind.endswith("windows") for r in again.records())
 
 
-def test_mistakes_say_what_to_do() -> None:
+def test_errors_explain_what_to_do() -> None:
     model, inputs = gpt2()
     with pytest.raises(InputError, match="give text, images, audio or batches"):
         anisoscope.measure(model)

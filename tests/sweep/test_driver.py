@@ -1,4 +1,4 @@
-"""A sweep over checkpoints: one run with steps, the numbers of `measure`, restartable, honest about broken series."""
+"""A sweep over checkpoints: one run with steps, the numbers of `measure`, resumable."""
 
 from __future__ import annotations
 
@@ -17,14 +17,11 @@ from safetensors.torch import load_file, save_file
 import anisoscope
 from anisoscope.errors import InputError, StoreError
 from anisoscope.metrics.evaluate import MetricResult
-from anisoscope.models.checkpoints import Checkpoint
 from anisoscope.models.weight_files import weights_digest
 from anisoscope.records import Record
 from anisoscope.sweep import sweep
 from anisoscope.sweep.engines import Outcome, Pull
 from anisoscope.sweep.jobs import Answer, Job, Measure
-from anisoscope.sweep.series import gaps, out_of_order
-from anisoscope.sweep.tasks import content_key, models_of, policy_of
 from tests.oracles import drift
 from tests.sweep_folders import STEPS, checkpoint_series, documents
 
@@ -72,7 +69,7 @@ def lines_of(path: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (path / "tasks.jsonl").read_text().splitlines()]
 
 
-def test_every_step_has_the_numbers_of_measure_and_what_has_moved(
+def test_every_step_has_the_numbers_of_measure_and_its_drift(
     made: tuple[Path, Path], text: Path, tmp_path: Path
 ) -> None:
     request = SMALL | {"errors": True, "metrics": ["mean_cosine", "isoscore"], "sites": ["embed", "resid", "pattern"]}
@@ -116,7 +113,7 @@ def test_similarity_between_steps_is_that_of_the_same_tokens(
     assert found["cka"] == pytest.approx(drift.cka(now, then), abs=1e-6)
 
 
-def test_a_whole_sweep_is_not_measured_again_and_a_longer_series_only_where_it_is_new(
+def test_a_complete_sweep_is_not_repeated_and_a_longer_series_measures_only_new_steps(
     train: Path, text: Path, tmp_path: Path
 ) -> None:
     shutil.move(train / "checkpoint-300", tmp_path / "later")
@@ -145,7 +142,7 @@ def test_weights_that_were_replaced_are_measured_and_compared_again(train: Path,
     assert found == wanted
 
 
-def test_a_step_whose_activations_are_no_numbers_is_said(train: Path, text: Path, tmp_path: Path) -> None:
+def test_a_step_with_nan_activations_is_reported(train: Path, text: Path, tmp_path: Path) -> None:
     file = train / "checkpoint-100" / "model.safetensors"
     weights = load_file(file)
     weights["transformer.h.1.mlp.c_proj.bias"][0] = torch.nan
@@ -162,15 +159,13 @@ class Killed(Exception):
 
 
 @pytest.mark.parametrize("after", range(11))
-def test_a_sweep_that_is_killed_anywhere_repeats_nothing_that_was_done(
-    train: Path, text: Path, tmp_path: Path, after: int
-) -> None:
+def test_a_killed_sweep_repeats_no_finished_work(train: Path, text: Path, tmp_path: Path, after: int) -> None:
     measured: list[str] = []
 
     def engine(pull: Pull) -> Iterator[Outcome]:
         for number, outcome in enumerate(canned_engine(pull)):
             if isinstance(outcome.job, Measure):
-                measured.append(outcome.job.task.name)
+                measured.append(outcome.job.task.checkpoint.label)
             if number == after and after >= 0:
                 raise Killed
             yield outcome
@@ -202,13 +197,13 @@ def failing(broken: str, times: int, *, hopeless: bool = False) -> Any:
     return engine
 
 
-def test_what_fails_is_tried_again_then_reported_and_the_rest_goes_on(train: Path, text: Path, tmp_path: Path) -> None:
+def test_a_failed_task_is_retried_then_reported_and_the_rest_continues(train: Path, text: Path, tmp_path: Path) -> None:
     said: list[str] = []
     swept = sweep(
-        train, out=tmp_path / "a", text=text, engine=failing("checkpoint-100", 2), saying=said.append, **SMALL
+        train, out=tmp_path / "a", text=text, engine=failing("checkpoint-100", 2), on_status=said.append, **SMALL
     )
     assert (swept.measured, swept.failed) == (4, {})
-    assert sum("tried again" in line for line in said) == 2
+    assert sum("trying again" in line for line in said) == 2
     swept = sweep(train, out=tmp_path / "b", text=text, engine=failing("checkpoint-100", 9), **SMALL)
     assert swept.measured == 3
     assert swept.failed == {"train, checkpoint-100": "the disk is on fire"}
@@ -232,7 +227,7 @@ def test_a_checkpoint_that_cannot_be_opened_fails_alone(train: Path, text: Path,
     assert "checkpoint-100" in reason
 
 
-def test_broken_and_copied_checkpoints_are_said_and_never_drawn(train: Path, text: Path, tmp_path: Path) -> None:
+def test_broken_and_copied_checkpoints_are_reported_and_excluded(train: Path, text: Path, tmp_path: Path) -> None:
     whole = (train / "checkpoint-200" / "model.safetensors").read_bytes()
     (train / "checkpoint-100" / "model.safetensors").write_bytes(whole[: len(whole) // 2])
     (train / "checkpoint-300" / "model.safetensors").write_bytes(whole)
@@ -249,7 +244,7 @@ def test_broken_and_copied_checkpoints_are_said_and_never_drawn(train: Path, tex
     ]
 
 
-def test_copies_that_only_a_download_shows_are_left_out_too(train: Path, text: Path, tmp_path: Path) -> None:
+def test_copies_found_after_a_download_are_excluded_too(train: Path, text: Path, tmp_path: Path) -> None:
     def engine(pull: Pull) -> Iterator[Outcome]:
         for outcome in canned_engine(pull):
             if isinstance(outcome.job, Measure) and outcome.job.task.checkpoint.step >= 200:
@@ -266,69 +261,7 @@ def test_copies_that_only_a_download_shows_are_left_out_too(train: Path, text: P
     assert (again.measured, again.skipped) == (0, 4)
 
 
-def series(*steps: int) -> list[Checkpoint]:
-    return [Checkpoint(f"checkpoint-{step}", None, step, f"checkpoint-{step}") for step in steps]
-
-
-@pytest.mark.parametrize(
-    ("steps", "missing"),
-    [
-        ((1000, 2000, 4000, 5000), ["3000"]),
-        ((0, 1000, 4000, 5000, 6000), ["2000, 3000"]),
-        ((1000, 3000, 4000, 5000), ["2000"]),
-        ((1, 2, 4, 16, 32, 64), ["8"]),
-        ((0, 1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1000, 2000, 3000), []),
-        ((5, 17, 80), []),
-        ((0,), []),
-    ],
-)
-def test_steps_that_a_regular_series_lacks_are_found(steps: tuple[int, ...], missing: list[str]) -> None:
-    found = gaps(series(*steps))
-    assert len(found) == len(missing)
-    assert all(names in finding.text for names, finding in zip(missing, found, strict=True))
-
-
-def test_checkpoints_out_of_order_are_found_by_their_weights() -> None:
-    chance = torch.Generator().manual_seed(0)
-    walk = torch.randn(8, 512, generator=chance).cumsum(0)
-    sound = {100 * place: walk[place].tolist() for place in range(8)}
-    assert out_of_order(sound) == []
-    swapped = sound | {300: sound[400], 400: sound[300]}
-    assert any("step 300" in finding.text for finding in out_of_order(swapped))
-    foreign = sound | {500: torch.randn(512, generator=chance).mul(9).tolist()}
-    assert any("step 500" in finding.text for finding in out_of_order(foreign))
-
-
-def test_a_list_file_names_models_and_their_checkpoints(train: Path, text: Path, tmp_path: Path) -> None:
-    shutil.copytree(train / "checkpoint-0", tmp_path / "plain")
-    listed = tmp_path / "models.txt"
-    listed.write_text("train/checkpoint-100\ntrain/checkpoint-0\nplain\norg/model step1\norg/model step2\n")
-    found = {model.name: [c.step for c in model.checkpoints] for model in models_of(listed)}
-    assert found == {"train": [0, 100], "plain": [0], "model": [1, 2]}
-    listed.write_text("train\nplain\n")
-    swept = sweep(listed, out=tmp_path / "runs", text=text, engine=canned_engine, seeds=(0, 1), **SMALL)
-    names = {path.name for path in swept.runs}
-    assert names == {"train-seed0", "train-seed1", "plain-seed0", "plain-seed1"}
-    assert steps_of(tmp_path / "runs" / "train-seed1") == list(STEPS)
-
-
-def test_a_key_names_all_that_the_numbers_depend_on(text: Path) -> None:
-    request = {"text": text, **SMALL}
-    [checkpoint] = series(100)
-    key = content_key("weights", checkpoint, request, "data", 0)
-    assert key == content_key("weights", checkpoint, request | {"batch": 3}, "data", 0)
-    others = [
-        content_key("other", checkpoint, request, "data", 0),
-        content_key("weights", checkpoint, request, "more", 0),
-        content_key("weights", checkpoint, request, "data", 1),
-        content_key("weights", checkpoint, request | {"sites": ["embed"]}, "data", 0),
-        content_key("weights", checkpoint, request | {"metrics": ["isoscore"]}, "data", 0),
-    ]
-    assert len({key, *others}) == 6
-    assert policy_of(request)["metrics"] == {"mean_cosine": 1}
-
-
-def test_mistakes_say_what_to_do(train: Path, text: Path, tmp_path: Path) -> None:
+def test_errors_explain_what_to_do(train: Path, text: Path, tmp_path: Path) -> None:
     with pytest.raises(InputError, match="nothing to measure: give text"):
         sweep(train, out=tmp_path / "run")
     with pytest.raises(InputError, match="cannot come from standard input"):
@@ -344,9 +277,7 @@ def test_mistakes_say_what_to_do(train: Path, text: Path, tmp_path: Path) -> Non
         sweep(train, out=tmp_path / "other", text=text, **SMALL)
 
 
-def test_the_command_prints_what_came_of_it_and_ends_with_an_error_where_something_failed(
-    train: Path, text: Path, tmp_path: Path
-) -> None:
+def test_the_command_prints_its_outcome_and_fails_if_a_task_failed(train: Path, text: Path, tmp_path: Path) -> None:
     shutil.copytree(train / "checkpoint-0", train / "checkpoint-50")
     config = train / "checkpoint-100" / "config.json"
     config.write_text(json.dumps(json.loads(config.read_text()) | {"n_embd": 24}))
@@ -359,4 +290,4 @@ def test_the_command_prints_what_came_of_it_and_ends_with_an_error_where_somethi
     said = " ".join(done.stderr.split())
     assert "step 50 (checkpoint-50) is left out: its weights are those of step 0 (checkpoint-0)" in said
     assert "checkpoint-100 failed:" in said
-    assert "a task failed, see above; the same command tries again" in said
+    assert "a task failed, see above; run the same command to try again" in said

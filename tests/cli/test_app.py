@@ -1,4 +1,4 @@
-"""A user in a hurry: plausible wrong command lines end with one line that leads back, and never with a traceback."""
+"""Wrong commands end with one line that helps; control characters do not reach the terminal."""
 
 from __future__ import annotations
 
@@ -15,6 +15,8 @@ from tests import model_folders as made
 from tests import report_runs as runs
 
 POINTER = "version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 5\n"
+
+
 PAGE = "<!DOCTYPE html><html><body>404</body></html>" * 10
 
 
@@ -52,22 +54,24 @@ def desk(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 MEASURE = ["--text", "text.txt", "--tokens", "100", "-m", "mean_cosine"]
+
+
 WRONG = [
     # measure
-    (["measure", "nowhere.npy"], "there is no file nowhere.npy"),
+    (["measure", "nowhere.npy"], "no file nowhere.npy"),
     (["measure", "vv.npy"], "did you mean v.npy"),
-    (["measure", "model"], "say what to measure it on: --text FILE"),
+    (["measure", "model"], "give it data: --text FILE"),
     (["measure", "text.txt", "--text", "model"], "text.txt is not a model"),
     (["measure", "v.npy", "--text", "text.txt"], "v.npy is not a model"),
     (["measure", "empty.npy"], "empty.npy is empty"),
     (["measure", "v.npy", "-m", "isoscor"], "did you mean isoscore"),
-    (["measure", "v.npy", "-m", ","], "no metric was asked for"),
+    (["measure", "v.npy", "-m", ","], "no metric was requested"),
     (["measure", "v.npy", "--tensor", "a"], "leave out --tensor"),
     (["measure", "v.npy", "--documents", "text.txt"], "known: none"),
     (["measure", "pointer.npy"], "git lfs pull"),
     (["measure", "page.safetensors"], "web page"),
     (["measure", "model", *MEASURE, "--sites", "resd"], "did you mean resid"),
-    (["measure", "model", *MEASURE, "--sites", ""], "no site was asked for"),
+    (["measure", "model", *MEASURE, "--sites", ""], "no site was requested"),
     (["measure", "model", *MEASURE, "--sites", "resid." + "9" * 5000], "resid.999"),
     (["measure", "model", *MEASURE, "--window", "4096"], "give at most 64"),
     (["measure", "model", *MEASURE, "--dtype", "float99"], "no dtype is called"),
@@ -132,7 +136,7 @@ WRONG = [
 @pytest.mark.parametrize(
     ("arguments", "told"), WRONG, ids=lambda value: " ".join(value)[:60] if type(value) is list else ""
 )
-def test_a_wrong_command_ends_with_one_line_that_leads_back(
+def test_a_wrong_command_ends_with_one_helpful_line(
     desk: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], arguments: list[str], told: str
 ) -> None:
     monkeypatch.chdir(desk)
@@ -163,7 +167,7 @@ def test_a_wrong_command_ends_with_one_line_that_leads_back(
         ["--nope"],
     ],
 )
-def test_a_wrong_option_ends_with_how_to_use_the_command(
+def test_a_wrong_option_ends_with_the_usage_of_the_command(
     desk: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], arguments: list[str]
 ) -> None:
     monkeypatch.chdir(desk)

@@ -19,12 +19,16 @@ from tests.ranks import join_group, leave_group
 from tests.sweep_folders import documents
 
 WORLD = 3
+
+
 REQUEST: dict[str, Any] = {
     "window": 32,
     "batch": 2,
     "sites": ["embed", "resid", "pattern"],
     "metrics": ["mean_cosine", "isoscore", "two_nn", "massive_tokens", "mean_cosine_across_documents", "sink_mass"],
 }
+
+
 CASES: dict[str, dict[str, Any]] = {
     "uneven": {"tokens": 700, "weights": False},
     "with the weights": {"tokens": 200, "weights": True, "metrics": ["mean_cosine"]},
@@ -75,7 +79,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_ranks_record_together_what_one_process_records(folder: Path, case: str) -> None:
+def test_several_ranks_record_what_one_process_records(folder: Path, case: str) -> None:
     alone = measure(folder, case, None, distributed=False)
     wanted = numbers(alone)
     together = anisoscope.Run.open(folder / case)
@@ -109,7 +113,7 @@ def test_torchrun_writes_one_run_and_prints_one_table(folder: Path, tmp_path: Pa
 
 
 @pytest.mark.slow
-def test_layers_that_are_split_over_processes_give_the_numbers_of_the_whole_model(folder: Path, tmp_path: Path) -> None:
+def test_tensor_parallel_layers_give_the_numbers_of_the_whole_model(folder: Path, tmp_path: Path) -> None:
     torch.manual_seed(0)
     shape = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2}
     sizes = {"intermediate_size": 32, "vocab_size": 320, "max_position_embeddings": 64}

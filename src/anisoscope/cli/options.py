@@ -1,0 +1,77 @@
+"""Command-line options made from the fields of a `Request`: names, types, defaults, limits and help texts."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable, Iterable, Mapping
+from typing import Annotated, Any, get_type_hints
+
+import typer
+
+from anisoscope.measurement.request import GROUP_OF, OPTIONS, Request
+
+_LISTS = ("sites", "metrics")  # names separated by commas
+_SHORT = {"metrics": "-m"}
+_PANELS = {"sites": "Sites", "statistics": "Statistics", "vectors": "Files of vectors"}  # title of a group in --help
+
+
+def with_request(
+    names: Iterable[str], *, help: Mapping[str, str] | None = None
+) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Give a command these options of a request; the command receives them as `request`.
+
+    Args:
+        names: Options, in the order of `--help`.
+        help: Help texts that differ from the request's own.
+    """
+    names = list(names)
+
+    def decorate(command: Callable[..., None]) -> Callable[..., None]:
+        own = [p for p in inspect.signature(command, eval_str=True).parameters.values() if p.name != "request"]
+        before = [p for p in own if p.default is inspect.Parameter.empty]
+        after = [p for p in own if p.default is not inspect.Parameter.empty]
+        options = [_parameter(name, (help or {}).get(name)) for name in names]
+
+        @functools.wraps(command)
+        def wrapped(**values: Any) -> None:
+            chosen = {name: _parsed(name, values.pop(name)) for name in names}
+            command(**values, request=Request.of(**chosen))
+
+        wrapped.__signature__ = inspect.Signature([*before, *options, *after])  # type: ignore[attr-defined]
+        del wrapped.__annotations__["request"]
+        return wrapped
+
+    return decorate
+
+
+def split_names(text: str | None) -> list[str] | None:
+    """Return the names in a text that separates them by commas; None if there is no text."""
+    return None if text is None else [name.strip() for name in text.split(",") if name.strip()]
+
+
+def _parameter(name: str, help: str | None) -> inspect.Parameter:
+    facts = OPTIONS[name].metadata
+    kind = str | None if name in _LISTS else _types()[name]
+    if kind is Any:
+        kind = facts["word"] | None
+    default: Any = OPTIONS[name].default
+    if name in _LISTS and default is not None:
+        default = ",".join(default)
+    flag = f"--{name.replace('_', '-')}"
+    flags = [flag, _SHORT[name]] if name in _SHORT else [flag] if kind is bool and default is False else []
+    panel = _PANELS.get(GROUP_OF[name], GROUP_OF[name].capitalize())
+    option = typer.Option(*flags, help=help or facts["help"], min=facts["least"], rich_help_panel=panel)
+    return inspect.Parameter(
+        name, inspect.Parameter.POSITIONAL_OR_KEYWORD, default=default, annotation=Annotated[kind, option]
+    )
+
+
+def _parsed(name: str, value: Any) -> Any:
+    return split_names(value) if name in _LISTS else value
+
+
+@functools.cache
+def _types() -> dict[str, Any]:
+    hints = get_type_hints(Request)
+    return {name: get_type_hints(hints[group])[name] for name, group in GROUP_OF.items()}

@@ -1,0 +1,162 @@
+"""From collected statistics to results: every site under both token policies, with several ranks taking turns."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from anisoscope.distributed import Ranks
+from anisoscope.measurement.current_batch import STREAM
+from anisoscope.measurement.policies import described, massive
+from anisoscope.measurement.site_collectors import SiteCollectors
+from anisoscope.measurement.site_result import SiteResult
+from anisoscope.metrics import Metric
+from anisoscope.metrics.evaluate import MetricResult, evaluate
+from anisoscope.records import Site
+from anisoscope.stats.cloud import SECOND_LOOK, Cloud, from_arrays, to_arrays
+from anisoscope.stats.collect import second_look_at_sample
+from anisoscope.stats.neighbours import LocalDimensions, Neighbours, TwoNeighbours
+
+POLICIES = ("all", "no-sink")
+
+
+@dataclass(frozen=True)
+class EvaluationOptions:
+    """How sites are evaluated and how their records are labelled.
+
+    A `sparing` evaluation searches neighbours and computes error bars only once, without sinks, in half the time.
+    """
+
+    run: str = ""
+    step: int = 0
+    unit: str = "documents"
+    errors: bool = True
+    slow_errors: bool = True
+    policies: tuple[str, str] = POLICIES
+    sparing: bool = False
+
+    def labels(self, errors: bool) -> dict[str, Any]:
+        """Return the keywords of `evaluate` that all sites share."""
+        shared = {"run": self.run, "step": self.step, "unit": self.unit, "slow_errors": self.slow_errors}
+        return {**shared, "errors": errors}
+
+
+@dataclass
+class _Flags:
+    """Tokens that were massive at some site so far, by stack: once flagged, a token stays flagged at later sites."""
+
+    keys: dict[str, Tensor] = field(default_factory=dict)
+
+    def raised(self, stack: str, keys: Tensor) -> Tensor:
+        """Flag these tokens; return those that were not flagged before."""
+        known = self.at(stack)
+        new = keys[~torch.isin(keys, known)]
+        self.keys[stack] = torch.cat((known, new))
+        return new
+
+    def at(self, stack: str) -> Tensor:
+        return self.keys.get(stack, torch.zeros(0, dtype=torch.int64))
+
+
+@dataclass(frozen=True)
+class SiteEvaluator:
+    """The metrics of a pass, evaluated site by site; each rank of a job evaluates every n-th site."""
+
+    metrics: Sequence[Metric]
+    grid: bool  # positions of an image: no first tokens
+    ranks: Ranks
+
+    @property
+    def of_heads(self) -> list[Metric]:
+        return [m for m in self.metrics if "heads" in m.requires]
+
+    @property
+    def of_clouds(self) -> list[Metric]:
+        return [m for m in self.metrics if "heads" not in m.requires]
+
+    def results(self, collectors: SiteCollectors, options: EvaluationOptions) -> Iterator[SiteResult]:
+        """Yield every site's result, in order, on rank 0; a result's clouds are released when the next is requested."""
+        flags = _Flags()
+        for turn in self._turns(collectors.clouds):
+            site = self._exchange(collectors, turn)
+            cloud = None if site is None else collectors.finish(site)
+            new = self._raise_flags(flags, turn, site, cloud)
+            result = None
+            if site is not None and cloud is not None:
+                removed = described(cloud, new[site], site)
+                result = self._evaluate_cloud(cloud, site, _flagged_at(flags, turn, new, site), options)
+                result = replace(result, removed=removed)
+            del cloud
+            yield from self._sent_to_first(result)
+            if result is not None:
+                result.clouds.clear()  # a caller that keeps results must not keep the rows of all sites
+            del result
+        for turn in self._turns(collectors.heads):
+            site = self._exchange(collectors, turn)
+            yield from self._sent_to_first(None if site is None else self._evaluate_heads(collectors, site, options))
+
+    def _raise_flags(
+        self, flags: _Flags, turn: Sequence[Site], site: Site | None, cloud: Cloud | None
+    ) -> dict[Site, Tensor]:
+        """The tokens of each site of a turn that are massive there and were not flagged before."""
+        none = torch.zeros(0, dtype=torch.int64)
+        mine = massive(cloud) if site is not None and cloud is not None and site.kind in STREAM else none
+        return {each: flags.raised(each.stack, keys) for each, keys in zip(turn, self.ranks.gather(mine), strict=False)}
+
+    def _evaluate_cloud(self, cloud: Cloud, site: Site, flagged: Tensor, options: EvaluationOptions) -> SiteResult:
+        metrics = self.of_clouds
+        second = [name for name in SECOND_LOOK if any(name in m.sources for m in metrics)]
+        searching = {Neighbours, TwoNeighbours, LocalDimensions} if options.sparing and not self.grid else set()
+        views = [(options.policies[0], cloud, [m for m in metrics if searching.isdisjoint(m.needs)])]
+        if not self.grid:
+            without = cloud.without_tokens(flagged, first=True)
+            if without.n:  # windows of one token leave nothing
+                streaming = [m for m in metrics if not m.sources & {"Norms", "Extremes"}]
+                views.append((options.policies[1], without, streaming))
+        clouds: dict[str, Cloud] = {}
+        measured: list[MetricResult] = []
+        for tokens, view, chosen in views:
+            clouds[tokens] = second_look_at_sample(view, second) if second else view
+            labels = options.labels(options.errors and not (options.sparing and tokens != views[-1][0]))
+            measured += evaluate(clouds[tokens], chosen, site=str(site), tokens=tokens, **labels)
+            clouds[tokens].by_block.clear()
+        return SiteResult(site, clouds, measured)
+
+    def _evaluate_heads(self, collectors: SiteCollectors, site: Site, options: EvaluationOptions) -> SiteResult:
+        tokens, cloud = options.policies[0], collectors.heads[site].cloud()
+        metrics = [m for m in self.of_heads if m.sources <= set(cloud.stats)]
+        measured = evaluate(cloud, metrics, site=str(site), tokens=tokens, **options.labels(options.errors))
+        return SiteResult(site, {tokens: cloud}, measured)
+
+    # --- several ranks --------------------------------------------------------------------------------------------
+
+    def _turns(self, sites: Iterable[Site]) -> list[list[Site]]:
+        """The sites that any rank has seen, in order, in groups of one site per rank."""
+        every = sorted(set().union(*self.ranks.gather(set(sites))))
+        return [every[first : first + self.ranks.world] for first in range(0, len(every), self.ranks.world)]
+
+    def _exchange(self, collectors: SiteCollectors, turn: Sequence[Site]) -> Site | None:
+        """Send the statistics of a turn's sites to the ranks that evaluate them; return this rank's site."""
+        for owner, site in enumerate(turn):
+            part = None if owner == self.ranks.rank else collectors.take_part(site)
+            for received in self.ranks.collect(part, owner):
+                collectors.absorb(site, received)
+        return turn[self.ranks.rank] if self.ranks.rank < len(turn) else None
+
+    def _sent_to_first(self, result: SiteResult | None) -> Iterator[SiteResult]:
+        """All ranks' results on rank 0, without the blocks that only error bars needed."""
+        if result is not None and self.ranks.world > 1:
+            clouds = {policy: Cloud(from_arrays(to_arrays(cloud.stats))) for policy, cloud in result.clouds.items()}
+            result = replace(result, clouds=clouds)
+        yield from (each for each in self.ranks.gather_first(result) if each is not None)
+
+
+def _flagged_at(flags: _Flags, turn: Sequence[Site], new: dict[Site, Tensor], site: Site) -> Tensor:
+    """The tokens flagged up to a site: those of later sites of the same turn do not count yet."""
+    later = [new[each] for each in turn[turn.index(site) + 1 :] if each.stack == site.stack]
+    keys = flags.at(site.stack)
+    return keys[: len(keys) - sum(map(len, later))]

@@ -1,0 +1,93 @@
+"""One request: everything about options is derived from its fields."""
+
+from __future__ import annotations
+
+import inspect
+from dataclasses import fields
+
+import numpy as np
+import pytest
+
+import anisoscope
+from anisoscope.errors import InputError
+from anisoscope.measurement.cost import estimate_cost
+from anisoscope.measurement.measure_model import MEASURE_OPTIONS
+from anisoscope.measurement.request import GROUP_OF, OPTIONS, Request, accepts, differences, shared_options
+from anisoscope.sweep import sweep
+
+
+def test_no_group_has_more_than_eight_fields_and_every_field_is_documented() -> None:
+    for group in fields(Request):
+        assert 1 <= len(fields(group.default)) <= 8, group.name  # type: ignore[arg-type]
+    assert all(option.metadata["help"].endswith((".", ")")) for option in OPTIONS.values())
+    assert OPTIONS.keys() == GROUP_OF.keys()  # no name in two groups
+
+
+def test_flat_options_and_a_request_are_two_forms_of_one_thing() -> None:
+    request = Request.of(text="a.txt", tokens=99, sites=["resid"], device="cpu", keep_blocks=True)
+    assert Request.of(**request.flat()) == request
+    assert request.having(tokens=100).statistics.tokens == 100
+    assert request.having(tokens=100).data == request.data
+
+
+def test_an_unknown_option_is_refused_with_its_nearest_name() -> None:
+    with pytest.raises(InputError, match=r"tokenz.*tokens"):
+        Request.of(tokenz=3)
+    with pytest.raises(InputError, match=r"tokenz.*tokens"):
+        anisoscope.measure("model", tokenz=3)
+    with pytest.raises(InputError, match="precise"):  # an option of vectors
+        anisoscope.measure("model", precise=True)
+
+
+def test_public_functions_show_their_options_in_signature_and_help() -> None:
+    for function, names in (
+        (anisoscope.measure, MEASURE_OPTIONS),
+        (estimate_cost, MEASURE_OPTIONS),
+        (sweep, shared_options()),
+    ):
+        shown = inspect.signature(function).parameters
+        assert set(names) <= set(shown)
+        assert all(shown[name].default == OPTIONS[name].default for name in names)
+        assert all(f"{name}: {OPTIONS[name].metadata['help']}" in (function.__doc__ or "") for name in names)
+        assert "{options}" not in (function.__doc__ or "")
+
+
+def test_a_new_option_reaches_a_function_without_further_work() -> None:
+    @accepts("tokens", "seed")
+    def function(x: int, **options: object) -> dict[str, object]:
+        """Do something.
+
+        Args:
+            x: A number.
+            {options}
+        """
+        return options
+
+    assert function(1, tokens=5) == {"tokens": 5}
+    assert list(inspect.signature(function).parameters) == ["x", "tokens", "seed"]
+
+
+def test_settings_are_plain_and_hold_only_what_changes_the_numbers() -> None:
+    request = Request.of(device="cuda", out="runs/a", tokens=10, metrics=["isoscore", anisoscope.metrics.mean_cosine])
+    settings = request.settings()
+    assert settings["metrics"] == ["isoscore", "mean_cosine"]
+    assert not {"device", "out", "overwrite", "trust_remote_code"} & set(settings)
+    assert Request.of(device="cpu").settings() == Request.of(out="elsewhere").settings()
+    assert Request.of(documents=np.arange(3)).settings()["documents"] == "ndarray"
+
+
+def test_differences_name_both_values() -> None:
+    before, after = Request.of(tokens=4096).settings(), Request.of(tokens=8192, sites=["resid"]).settings()
+    assert differences(before, after) == [
+        "sites (embed,resid,final before, resid now)",
+        "tokens (4096 before, 8192 now)",
+    ]
+    assert differences(before, before) == []
+
+
+def test_the_keywords_of_readers_follow_the_modality() -> None:
+    assert Request.of(audio="clips", seconds=2.0).reading() == {"seconds": 2.0}
+    assert Request.of(images="photos").reading() == {}
+    assert Request.of(text="a", window=7).reading()["window"] == 7
+    assert Request.of(text="a").source() == ("text", "a")
+    assert Request().source() is None

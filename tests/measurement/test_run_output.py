@@ -1,0 +1,81 @@
+"""What a run reports of its data."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import anisoscope
+from anisoscope.errors import InputError, StoreError
+from anisoscope.measurement.run_output import discard_run, open_run
+from anisoscope.models.open import open_model
+from anisoscope.records import Record
+
+Values = dict[tuple[Any, ...], float]
+
+
+def values(run: anisoscope.Run, **wanted: Any) -> Values:
+    found: Values = {}
+    for r in run.records():
+        if r.value is not None and all(getattr(r, name) == value for name, value in wanted.items()):
+            found[r.site, r.metric, r.tokens, r.index, *sorted(r.variant.items())] = r.value
+    return found
+
+
+def test_nan_is_reported_with_its_layer(folder: Path, text: Path) -> None:
+    opened = open_model(folder)
+    with torch.no_grad():
+        opened.model.get_parameter("h.1.mlp.c_proj.bias")[0] = math.nan
+    run = anisoscope.measure(opened, text=text, tokens=64, window=32, metrics=["mean_cosine"])
+    assert run.info["not_finite"]["site"] == "resid.1"
+    assert values(run, site="resid.0")
+    assert not values(run, site="resid.1")
+
+
+def test_data_of_another_kind_is_refused(folder: Path, tmp_path: Path) -> None:
+    (tmp_path / "note.txt").write_text("not an image")
+    with pytest.raises(InputError, match="takes text, got image"):
+        anisoscope.measure(folder, images=tmp_path, metrics=["mean_cosine"])
+
+
+def test_a_run_is_created_resumed_refused_or_overwritten(tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    with open_run(out, {"settings": {"tokens": 10}}) as run:
+        run.append([Record("resid.0", "isoscore", 0.5)])
+    (out / "notes.txt").write_text("mine")
+    with open_run(out, {"settings": {"tokens": 10}}) as run:
+        assert not run.is_empty
+    with pytest.raises(StoreError, match=r"tokens \(10 before, 20 now\).*--overwrite"):
+        open_run(out, {"settings": {"tokens": 20}})
+    with pytest.raises(StoreError, match="holds a run already"):
+        open_run(out, {"settings": {"tokens": 10}}, resumable=False)
+    with pytest.raises(StoreError, match=r"notes\.txt, which is not part of the run"):
+        open_run(out, {"settings": {"tokens": 20}}, overwrite=True)
+    (out / "notes.txt").unlink()
+    with open_run(out, {"settings": {"tokens": 20}}, overwrite=True) as run:
+        assert run.is_empty
+        assert run.info["settings"] == {"tokens": 20}
+
+
+def test_overwriting_deletes_nothing_that_is_not_a_run(tmp_path: Path) -> None:
+    (tmp_path / "precious.txt").write_text("mine")
+    with pytest.raises(StoreError, match="holds no run"):
+        discard_run(tmp_path)
+    (tmp_path / "run.json").write_text("{}")
+    with pytest.raises(StoreError):
+        discard_run(tmp_path)
+    assert (tmp_path / "precious.txt").exists()
+    discard_run(tmp_path / "absent")
+
+
+def test_a_run_without_a_folder_is_deleted_with_its_object() -> None:
+    run = open_run(None, {})
+    folder = run.path
+    assert folder.exists()
+    run.close()
+    del run
+    assert not folder.exists()
