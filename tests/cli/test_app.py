@@ -105,7 +105,7 @@ WRONG = [
     (["sweep", "v.npy", *MEASURE], "no list of checkpoints"),
     (["sweep", "noise.txt", *MEASURE], "no list of checkpoints"),
     (["sweep", "model", *MEASURE, "--seeds", "a"], "whole numbers"),
-    (["sweep", "model", *MEASURE, "--engine", "spark"], "process, pool and ray"),
+    (["sweep", "model", *MEASURE, "--engine", "spark"], "process, pool or ray"),
     (["report", "nowhere"], "is not a run"),
     (["report", "broken"], "records.jsonl, line 1"),
     (["report", "run", "--out", "x.pdf"], "an .html file"),

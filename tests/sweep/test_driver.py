@@ -238,7 +238,7 @@ def test_broken_and_copied_checkpoints_are_reported_and_excluded(train: Path, te
     assert "step 100 (checkpoint-100) is left out" in text_of
     assert "is not whole" in text_of
     assert "step 300 (checkpoint-300) is left out: its weights are those of step 200 (checkpoint-200)" in text_of
-    assert "checkpoint-200 says of itself that it is step 250" in text_of
+    assert "checkpoint-200 records step 250" in text_of
     assert anisoscope.Run.open(tmp_path / "run").info["integrity"] == [
         finding.removeprefix("train: ") for finding in swept.findings
     ]

@@ -91,7 +91,7 @@ def test_a_ray_cluster_that_loses_a_worker_loses_nothing(made: tuple[Path, Path,
         swept = sweep(folder, out=tmp_path / "run", text=text, engine=partial(on_ray), on_status=killer, **SMALL)
         assert killer.killed
         assert any("Ray worker died" in line and "trying again" in line for line in killer.said)
-        with pytest.raises(InputError, match="no machine of the Ray cluster has 1 CPU, 1 GPU a task"):
+        with pytest.raises(InputError, match="no machine of the Ray cluster has 1 CPU, 1 GPU per task"):
             sweep(folder, out=tmp_path / "gpu", text=text, engine=partial(on_ray, gpus=1), **SMALL)
     finally:
         ray.shutdown()
@@ -130,5 +130,5 @@ def _measured(out: Path) -> int:
 
 
 def test_an_unknown_engine_is_refused() -> None:
-    with pytest.raises(InputError, match="no engine is called 'rey'; there are process, pool and ray"):
+    with pytest.raises(InputError, match="no engine is called 'rey'; choose process, pool or ray"):
         engine("rey")

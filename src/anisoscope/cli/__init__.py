@@ -1,4 +1,4 @@
-"""The command line: one thin function a command, one file a group of commands."""
+"""The command line: one thin function per command."""
 
 from anisoscope.cli import claims, demo, doctor, lab, measure, report, runs, sweep, tangent, transform  # noqa: F401
 from anisoscope.cli.app import app, main

@@ -1,4 +1,4 @@
-"""The application that every command joins, and what commands share: options, progress, names."""
+"""The application that every command joins, and what commands share: options, progress, consoles."""
 
 from __future__ import annotations
 
@@ -33,20 +33,20 @@ from anisoscope.store.files import refusal
 
 
 class _Commands(TyperGroup):
-    """All commands; Ctrl-C ends any of them with a word, which typer would not."""
+    """All commands; Ctrl-C ends any of them with a message, unlike typer."""
 
     def invoke(self, ctx: Any) -> Any:
         try:
             return super().invoke(ctx)
         except KeyboardInterrupt:
-            stderr().print("[bold red]anisoscope:[/] interrupted; what was written stays readable")
+            stderr().print("[bold red]anisoscope:[/] interrupted; everything written so far is readable")
             raise typer.Exit(130) from None
 
 
 app = typer.Typer(
     name="anisoscope",
     cls=_Commands,
-    help="The shape of a transformer's representations, layer by layer, while it trains and after.",
+    help="The shape of a transformer's representations, layer by layer, during training and afterwards.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
@@ -55,33 +55,33 @@ app = typer.Typer(
 )
 
 Metrics = Annotated[
-    str | None, typer.Option("--metrics", "-m", help="Metrics by name, with commas between; all by default.")
+    str | None, typer.Option("--metrics", "-m", help="Metrics by name, separated by commas. Default: all.")
 ]
-AsJson = Annotated[bool, typer.Option("--json", help="Print the records as one JSON list, and nothing else.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print the records as one JSON list and nothing else.")]
 
 
 def main() -> None:
-    """Runs a command; an error of ours, or a refusal of the system, is one line on stderr and exit code 1."""
+    """Run a command; an expected error ends with one line on stderr and exit code 1."""
     try:
         app()
     except AnisoscopeError as error:
         _end(str(error))
     except MemoryError:
-        _end("not enough memory; ask for less at a time (--batch, --tokens, --sample), or use a larger machine")
-    except BrokenPipeError:  # who reads the output, such as `head`, has seen enough
+        _end("not enough memory; reduce --batch, --tokens or --sample, or use a larger machine")
+    except BrokenPipeError:  # the reader of the output, such as `head`, has ended
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or Python complains when it flushes
         sys.exit(1)
     except Exception as error:
-        told = refusal(error)
-        if told is None:
-            raise  # a mistake of ours: its traceback is what we need to see
+        message = refusal(error)
+        if message is None:
+            raise  # a bug: the traceback is needed
         where = getattr(error, "filename", None)
-        _end(f"{where}: {told}" if where else told)
+        _end(f"{where}: {message}" if where else message)
 
 
-def _end(told: str) -> NoReturn:
-    """Ends the program with one line, however many the text had."""
-    stderr().print(f"[bold red]anisoscope:[/] {escape(' '.join(told.splitlines()))}", soft_wrap=True)
+def _end(message: str) -> NoReturn:
+    """End the program with one line."""
+    stderr().print(f"[bold red]anisoscope:[/] {escape(' '.join(message.splitlines()))}", soft_wrap=True)
     sys.exit(1)
 
 
@@ -112,14 +112,14 @@ def stderr() -> Console:
 
 
 def _console(*, stderr: bool) -> Console:
-    """A console on which nothing that a file says can command the terminal."""
+    """A console on which no text from a file can control the terminal."""
     console = Console(stderr=stderr)
-    console.push_render_hook(_VisibleColumn())
+    console.push_render_hook(_ControlFree())
     return console
 
 
-class _VisibleColumn(RenderHook):
-    """Writes control characters out, whatever table or sentence they stand in."""
+class _ControlFree(RenderHook):
+    """Replaces control characters by visible text."""
 
     def process_renderables(self, renderables: list[ConsoleRenderable]) -> list[ConsoleRenderable]:
         return [_Written(each) for each in renderables]
@@ -131,12 +131,12 @@ class _Written:
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         for segment in console.render(self.what, options):
-            # What rich itself tells the terminal (to move the cursor) comes as control segments.
+            # Rich's own commands to the terminal (to move the cursor) are control segments.
             yield segment if segment.control else Segment(visible(segment.text), segment.style)
 
 
 class Bar:
-    """A bar on stderr: called with how much more has gone by, and told what is being done."""
+    """A progress bar on stderr: call it to advance; `say` sets its description."""
 
     def __init__(self, progress: Progress, task: TaskID) -> None:
         self._progress = progress
@@ -150,7 +150,7 @@ class Bar:
 
 
 class _Rate(ProgressColumn):
-    """How much goes by a second."""
+    """Items per second."""
 
     def render(self, task: Task) -> Text:
         return Text("" if task.speed is None else f"{task.speed:,.0f}/s", style="dim")
@@ -158,7 +158,7 @@ class _Rate(ProgressColumn):
 
 @contextmanager
 def progress_bar(what: str, total: int | None, *, shown: bool = True) -> Iterator[Bar]:
-    """A bar that shows how much has gone by, the rate and the time left; it disappears when done."""
+    """Show progress, rate and time left on stderr until the block ends."""
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), _Rate(), TimeRemainingColumn())
     with Progress(*columns, console=stderr(), transient=True, disable=not shown) as progress:
         yield Bar(progress, progress.add_task(what, total=total))

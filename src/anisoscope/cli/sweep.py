@@ -88,11 +88,11 @@ def _seeds(text: str) -> list[int]:
     try:
         return [int(seed) for seed in text.split(",")]
     except ValueError as error:
-        raise InputError(f"--seeds takes whole numbers with commas between, got {text!r}") from error
+        raise InputError(f"--seeds takes whole numbers separated by commas, got {text!r}") from error
 
 
 def _show(swept: Swept, as_json: bool) -> None:
-    """What came of the sweep: the records as JSON, or a few lines."""
+    """Print the records as JSON, or a summary."""
     from anisoscope.store.run import Run
 
     if as_json:

@@ -26,7 +26,7 @@ from anisoscope.stats.rows import bare_rows
 
 _EXTREMES = 256  # rows of largest norm per site
 _POLICIES = 2
-_REST = 1.6  # all of the evaluation over searches and spectra: 1.3 to 1.7 at widths from 256 to 1280
+_REST = 1.6  # total evaluation time over that of searches and spectra: 1.3 to 1.7 at widths from 256 to 1280
 
 
 @dataclass(frozen=True)
@@ -94,7 +94,7 @@ def _memory(width: int, rows: int) -> int:
 
 
 def _spectra(x: Tensor) -> None:
-    """What a replicate needs."""
+    """The spectra that one replicate needs."""
     moments = Moments.of(bare_rows(x))
     _ = moments.eigenvalues, moments.eigenvalues_uncentred
 

@@ -1,4 +1,4 @@
-"""The final norm: its gain and bias, and what the final states become when they are reset, zeroed or permuted."""
+"""The final norm: its gain and bias, and the final states if these are reset, zeroed or permuted."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ PERMUTATIONS = 20
 
 
 def final_norm(model: nn.Module, layout: Layout) -> nn.Module:
-    """The module of the (last) stack's final norm."""
+    """Return the final norm of the last stack."""
     path = layout.stacks[-1].final
     if path is None:
         raise InputError(f"{type(model).__name__} has no final norm after its last block")
@@ -31,20 +31,20 @@ def final_norm(model: nn.Module, layout: Layout) -> nn.Module:
 
 
 def gain_and_bias(norm: nn.Module) -> tuple[Tensor | None, Tensor | None]:
-    """The effective gain γ and bias β of a norm, (d,) each, or None where it has none.
+    """The effective gain γ and bias β of a norm, (d,) each, or None if it has none.
 
     Some norms store γ − 1: with stored weights of zero their output is not zero, which tells them apart.
     """
-    own = dict(norm.named_parameters(recurse=False))
-    stored, bias = own.get("weight"), own.get("bias")
+    parameters = dict(norm.named_parameters(recurse=False))
+    stored, bias = parameters.get("weight"), parameters.get("bias")
     gain = None if stored is None else stored.detach() + (0.0 if _multiplies(norm, stored) else 1.0)
     return gain, None if bias is None else bias.detach()
 
 
 def norm_variants(norm: nn.Module, x: Tensor, seed: int, permutations: int) -> Iterator[tuple[str, int, Tensor]]:
-    """The norm's output for rows x (n, d) with its gain and bias as they are, reset one by one, both, and permuted."""
-    own = dict(norm.named_parameters(recurse=False))
-    gain, bias = own.get("weight"), own.get("bias")
+    """Return the norm's output for rows x (n, d) with gain and bias unchanged, each reset, both reset, and permuted."""
+    parameters = dict(norm.named_parameters(recurse=False))
+    gain, bias = parameters.get("weight"), parameters.get("bias")
     neutral = None if gain is None else torch.full_like(gain, float(_multiplies(norm, gain)))
     nothing = None if bias is None else torch.zeros_like(bias)
     yield "as trained", 0, _run(norm, x, gain, bias)
@@ -75,9 +75,9 @@ def norm_effect(
     permuted: dict[tuple[str, str], list[Record]] = {}
     with torch.inference_mode():
         for name, _, y in norm_variants(norm, by_block.x, seed, PERMUTATIONS):
-            there = Rows(y, by_block.tokens)
+            rows_here = Rows(y, by_block.tokens)
             alone = name == "permuted"
-            cloud = collect(lambda there=there: [there], names)  # type: ignore[misc]
+            cloud = collect(lambda rows_here=rows_here: [rows_here], names)  # type: ignore[misc]
             for each in evaluate(
                 cloud, metrics, site=site, run=run, tokens=tokens, unit=unit, errors=errors and not alone
             ):
@@ -103,8 +103,8 @@ def _over_permutations(records: list[Record]) -> Record:
 
 
 def _run(norm: nn.Module, x: Tensor, gain: Tensor | None, bias: Tensor | None) -> Tensor:
-    given = {name: value for name, value in (("weight", gain), ("bias", bias)) if value is not None}
-    result: Tensor = functional_call(norm, given, (x,))
+    replaced = {name: value for name, value in (("weight", gain), ("bias", bias)) if value is not None}
+    result: Tensor = functional_call(norm, replaced, (x,))
     return result
 
 
@@ -113,7 +113,7 @@ def _at(values: Tensor | None, order: Tensor) -> Tensor | None:
 
 
 def _multiplies(norm: nn.Module, gain: Tensor) -> bool:
-    """Whether the stored weight is the gain itself."""
+    """Return whether the stored weight is the gain itself."""
     x = torch.linspace(-1, 1, len(gain), dtype=gain.dtype, device=gain.device)[None]
     zero = {name: torch.zeros_like(p) for name, p in norm.named_parameters(recurse=False)}
     with torch.no_grad():

@@ -1,4 +1,4 @@
-"""Tokens that the model itself produces, as batches: prompts from the text, continued, only what is new counts."""
+"""Tokens that the model generates, as batches: prompts from the text are continued, and only new tokens count."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from anisoscope.errors import InputError
 from anisoscope.models.open import Opened
 
 PROMPT = 32  # tokens of each window that the model continues
-_FIRST_DOCUMENT = 1 << 40  # continuations are documents of their own
+_FIRST_DOCUMENT = 1 << 40  # each continuation is a document
 
 
 def generated_batches(opened: Opened, batches: Iterable[Batch], new: int, *, seed: int) -> Iterator[Batch]:
-    """The windows' first tokens with `new` tokens sampled from the model (temperature 1), which alone count.
+    """Yield the beginning of each window with `new` tokens sampled from the model (temperature 1). Only those count.
 
-    Sampling is seeded and leaves the caller's random state as it was.
+    Sampling is seeded and does not change the caller's random state.
     """
     model = opened.model
     if not getattr(model, "can_generate", lambda: False)() or opened.modality != "text":
@@ -32,7 +32,7 @@ def generated_batches(opened: Opened, batches: Iterable[Batch], new: int, *, see
     device = device_of(model)
     document = _FIRST_DOCUMENT
     for number, batch in enumerate(batches):
-        whole = batch.counts[:, :PROMPT].all(1)  # windows shorter than a prompt are left out
+        whole = batch.counts[:, :PROMPT].all(1)  # windows shorter than a prompt are skipped
         if batch.counts.shape[1] < PROMPT or not bool(whole.any()):
             continue
         prompt = batch.inputs["input_ids"][:, :PROMPT][whole].to(device)
@@ -60,4 +60,4 @@ def generated_batches(opened: Opened, batches: Iterable[Batch], new: int, *, see
         inputs = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
         yield with_inputs(replace(table, counts=counts), inputs, documents_are="continuations")
     if document == _FIRST_DOCUMENT:
-        raise InputError(f"no window of the text has {PROMPT} tokens to continue; give a longer text or window")
+        raise InputError(f"no window of the text has {PROMPT} tokens to continue; use a longer text or window")

@@ -1,4 +1,4 @@
-"""What is collected of the heads of one attention layer, by block of documents; small, so all of it stays in memory."""
+"""Statistics of the heads of one attention layer, by block of documents; small, so they stay in memory."""
 
 from __future__ import annotations
 
@@ -15,38 +15,38 @@ from anisoscope.stats.collector import Part
 from anisoscope.stats.head_scores import Attention, Heads, Scores, attention_rows
 from anisoscope.stats.head_sums import HeadSums
 
-_ASKED = 16  # query positions whose largest weight and logit spread are computed: they need the whole row
+_QUERIES = 16  # query positions whose largest weight and logit spread are computed: they need the whole row
 
 
 class HeadBlocks:
-    """Statistics of heads by block; where there are more than twice the blocks wanted, neighbours are joined."""
+    """Statistics of heads by block; if there are more than twice as many blocks as wanted, neighbours are joined."""
 
     def __init__(self, level: int = 0, blocks: Mapping[int, Stats] | None = None) -> None:
         self.level = level
         self.blocks: dict[int, Stats] = dict(blocks or {})
-        self._given = blocks is not None  # from files, onto the host
+        self._on_host = blocks is not None  # loaded from files
 
     def add(self, pattern: Heads | Scores, counts: Tensor, block: Tensor) -> None:
-        """Counts one batch: `counts` (b, t) says which queries count, `block` (b,) where each sequence belongs."""
+        """Add one batch: `counts` (b, t) marks the queries that count, `block` (b,) is the block of each sequence."""
         length = counts.shape[1]
-        asked = torch.linspace(1, max(1, length - 1), min(_ASKED, length)).long().unique()
-        rows = attention_rows(pattern, counts, asked)
-        if self._given:  # layers of one model may lie on several devices: where this one's is, its rows tell
+        queries = torch.linspace(1, max(1, length - 1), min(_QUERIES, length)).long().unique()
+        rows = attention_rows(pattern, counts, queries)
+        if self._on_host:  # layers of one model may be on several devices: move to that of the rows
             self.blocks = {number: on_device(stats, rows.entropy.device) for number, stats in self.blocks.items()}
-            self._given = False
+            self._on_host = False
         for number in block.unique().tolist():
-            own = block == number
-            stats: Stats = {"Attention": Attention.of_rows(rows, counts & own[:, None])}
+            chosen = block == number
+            stats: Stats = {"Attention": Attention.of_rows(rows, counts & chosen[:, None])}
             if isinstance(pattern, Heads):
-                stats["HeadSums"] = HeadSums.of(_sequences(pattern, own), counts[own])
+                stats["HeadSums"] = HeadSums.of(_sequences(pattern, chosen), counts[chosen])
             self._join(number, stats)
 
     def part(self) -> Part:
-        """All that has been counted, as a value that another can absorb."""
+        """Return everything collected, as a value that another process can absorb."""
         return Part(self.level, tuple((n, from_arrays(to_arrays(stats))) for n, stats in self.blocks.items()))
 
     def absorb(self, part: Part) -> None:
-        """Adds what was counted elsewhere of other documents of the same stream."""
+        """Add what another process collected from other documents of the same stream."""
         self.blocks = dict(self.part().blocks)
         while self.level < part.level:
             self._halve()
@@ -61,8 +61,8 @@ class HeadBlocks:
     def _join(self, number: int, stats: Stats) -> None:
         while number >> self.level >= 2 * BLOCKS:
             self._halve()
-        place = number >> self.level
-        self.blocks[place] = join(self.blocks.get(place, {}), stats, ())
+        index = number >> self.level
+        self.blocks[index] = join(self.blocks.get(index, {}), stats, ())
 
     def _halve(self) -> None:
         self.level += 1
@@ -72,9 +72,9 @@ class HeadBlocks:
         self.blocks = halved
 
 
-def _sequences(heads: Heads, own: Tensor) -> Heads:
+def _sequences(heads: Heads, chosen: Tensor) -> Heads:
     """The queries and keys of some sequences of a batch, (b,) bool."""
-    if bool(own.all()):
+    if bool(chosen.all()):
         return heads
-    places = own.nonzero()[:, 0].to(heads.q.device)
-    return replace(heads, q=heads.q[places], k=heads.k[places], mask=None, bias=None)
+    index = chosen.nonzero()[:, 0].to(heads.q.device)
+    return replace(heads, q=heads.q[index], k=heads.k[index], mask=None, bias=None)

@@ -21,24 +21,26 @@ INPUT, OUTPUT, NORM = "weight.input", "weight.output", "weight.final_norm"
 
 
 def vocabulary_matrices(model: nn.Module) -> dict[str, Tensor]:
-    """The input and output embeddings, (vocabulary, d) each; the output only where it is a matrix of its own."""
-    found: dict[str, Tensor] = {}
-    entry = _asked(model, "get_input_embeddings")
+    """Return the input and output embeddings, (vocabulary, d) each; the output only if it is a separate matrix."""
+    matrices: dict[str, Tensor] = {}
+    entry = _module_from(model, "get_input_embeddings")
     if entry is None:
         entry = max(
             (m for m in model.modules() if isinstance(m, nn.Embedding)), key=lambda m: m.num_embeddings, default=None
         )
     if entry is not None:
-        found[INPUT] = entry.weight.detach()
-    leave = _asked(model, "get_output_embeddings")
+        matrices[INPUT] = entry.weight.detach()
+    leave = _module_from(model, "get_output_embeddings")
     if leave is None and entry is not None and not hasattr(model, "get_output_embeddings"):
         like = [m for m in model.modules() if isinstance(m, nn.Linear) and m.weight.shape == entry.weight.shape]
-        leave = like[-1] if like else None  # a plain model names none: what maps states to the vocabulary
-    if leave is not None and (INPUT not in found or leave.weight.data_ptr() != found[INPUT].data_ptr()):
-        found[OUTPUT] = leave.weight.detach()
-    if not found:
-        raise InputError(f"{type(model).__name__} has no vocabulary matrix; --weights is for models of text")
-    return found
+        leave = (
+            like[-1] if like else None
+        )  # a plain model names none: take the layer that maps states to the vocabulary
+    if leave is not None and (INPUT not in matrices or leave.weight.data_ptr() != matrices[INPUT].data_ptr()):
+        matrices[OUTPUT] = leave.weight.detach()
+    if not matrices:
+        raise InputError(f"{type(model).__name__} has no vocabulary matrix; --weights needs a model of text")
+    return matrices
 
 
 def measure_weights(
@@ -51,9 +53,9 @@ def measure_weights(
     errors: bool,
     layout: Layout | None = None,
 ) -> Iterator[list[MetricResult]]:
-    """Every measure of the vocabulary matrices (raw, centred, trained rows only) and the final norm's gain and bias.
+    """Measure the vocabulary matrices (raw, centred, trained rows only) and the final norm's gain and bias.
 
-    `vocabulary` is how many ids the tokenizer has: rows beyond it pad the matrix and were never trained.
+    `vocabulary` is the number of ids of the tokenizer: rows beyond it pad the matrix and were never trained.
     """
     chosen = [m for m in choose_metrics(metrics, set()) if metrics is not None or not m.slow]
     for site, matrix in vocabulary_matrices(model).items():
@@ -67,7 +69,7 @@ def measure_weights(
 
 
 def weight_metrics() -> list[Metric]:
-    """The metrics that `measure_weights` may record, for the run's cards."""
+    """Return the metrics that `measure_weights` may record, for the run's cards."""
     return [m for m in choose_metrics(None, {"norm"}) if not m.slow]
 
 
@@ -81,7 +83,7 @@ def _versions(matrix: Tensor, vocabulary: int | None) -> dict[str, Tensor]:
 
 
 def _trained(matrix: Tensor, vocabulary: int | None) -> Tensor:
-    """Which rows training can have moved: inside the tokenizer's vocabulary, not zero, and no copy of another row."""
+    """Which rows training can have changed: in the tokenizer's vocabulary, not zero, and no copy of another row."""
     _, inverse, count = torch.unique(matrix, dim=0, return_inverse=True, return_counts=True)
     alone = (count[inverse] == 1) & (matrix != 0).any(1)
     if vocabulary is not None:
@@ -102,7 +104,7 @@ def _measure_matrix(
 
 
 def _norm_entries(model: nn.Module, layout: Layout | None, run: str) -> list[MetricResult]:
-    """Gain and bias as clouds of one-dimensional rows, so that they are metrics like all others."""
+    """Gain and bias as clouds of one-dimensional rows, so that ordinary metrics apply."""
     try:
         norm = final_norm(model, find_layout(model) if layout is None else layout)
     except AnisoscopeError:
@@ -116,11 +118,11 @@ def _norm_entries(model: nn.Module, layout: Layout | None, run: str) -> list[Met
     return out
 
 
-def _asked(model: nn.Module, method: str) -> Any:
-    """What a Hugging Face model answers, or None for a model that does not know or does not have it."""
-    ask = getattr(model, method, None)
+def _module_from(model: nn.Module, method: str) -> Any:
+    """The module that a method of a Hugging Face model returns, or None if it has none."""
+    getter = getattr(model, method, None)
     try:
-        found = ask() if ask is not None else None
+        module = getter() if getter is not None else None
     except NotImplementedError:
         return None
-    return found if isinstance(getattr(found, "weight", None), Tensor) else None
+    return module if isinstance(getattr(module, "weight", None), Tensor) else None

@@ -1,4 +1,4 @@
-"""A new metric on an old run, from the statistics that it keeps."""
+"""New metrics of an existing run, computed from the statistics that it keeps."""
 
 from __future__ import annotations
 
@@ -19,13 +19,22 @@ from anisoscope.store.run import Run
 
 
 def recompute(run: str | Path | Run, metrics: Sequence[str]) -> list[Record]:
-    """Metrics of an old run from the statistics it keeps; the new records are added to it.
+    """Compute metrics of an existing run from the statistics it keeps, and append the records to it.
 
-    Error bars need the statistics of the blocks (`keep_blocks`, `--keep-blocks`).
+    Args:
+        run: A run or its folder.
+        metrics: Metrics by name.
+
+    Returns:
+        The new records. They have error bars only if the run keeps block statistics (`keep_blocks`).
+
+    Raises:
+        InputError: The run keeps no statistics.
+        MetricError: A metric needs a statistic that the run does not keep.
     """
     path = run.path if isinstance(run, Run) else Path(run)
     chosen = find(metrics)
-    Run.open(path)  # a folder that is no run is refused before anything is written to it
+    Run.open(path)  # refuse a folder that is not a run before writing to it
     with Run.create(path, resume=True) as writer:
         addresses = writer.statistics()
         whole = [(step, site, tokens) for step, site, tokens, block in addresses if block is None]
@@ -41,7 +50,7 @@ def recompute(run: str | Path | Run, metrics: Sequence[str]) -> list[Record]:
                 if missing:
                     needed = f"the run keeps no {', '.join(missing)} at {site}"
                     raise MetricError(metric.name, needed, "measure again with this metric")
-            # Arrays of the right names may still have shapes or numbers that no measuring leaves.
+            # Arrays of the right names may still have impossible shapes or values.
             with understood(f"{path}, the statistics of {site} at step {step}", "measure this step again", StoreError):
                 out += evaluate(
                     cloud, chosen, site=site, run=writer.name, step=step, tokens=tokens, unit=unit, errors=bool(blocks)

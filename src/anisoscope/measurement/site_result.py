@@ -1,4 +1,4 @@
-"""What a survey says of one site."""
+"""The result of one site."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from anisoscope.stats.cloud import Cloud
 
 @dataclass(frozen=True)
 class SiteResult:
-    """One site's clouds by token policy, their numbers, and the massive tokens that were first seen here."""
+    """One site's clouds by token policy, their metrics, and the tokens that were massive here for the first time."""
 
     site: Site
     clouds: dict[str, Cloud]

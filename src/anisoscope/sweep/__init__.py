@@ -1,4 +1,4 @@
-"""Many models and checkpoints on many workers, restartable, with the numbers of one process."""
+"""Many models and checkpoints on many workers; resumable, with the numbers of one process."""
 
 from anisoscope.sweep.driver import Swept, sweep
 from anisoscope.sweep.engines import engine

@@ -1,4 +1,4 @@
-"""Where jobs are done: in this process, by a pool of processes, on a Ray cluster. All three give the same answers.
+"""Where jobs run: in this process, in a pool of processes, or on a Ray cluster. All give the same answers.
 
 An engine takes jobs one at a time from `pull` (None: no more for now) when it has room, and yields outcomes as they
 come, so that the driver holds no more than what is in flight. A worker that dies costs its own job only.
@@ -28,20 +28,20 @@ Engine = Callable[[Pull], Iterator["Outcome"]]
 
 @dataclass(frozen=True)
 class Outcome:
-    """A job and its answer; a worker that died leaves an answer that says so."""
+    """A job and its answer; if the worker died, the answer is an error."""
 
     job: Job
     answer: Answer
 
 
 def in_process(pull: Pull) -> Iterator[Outcome]:
-    """One job after another, here."""
+    """Run one job after another in this process."""
     while (job := pull()) is not None:
         yield Outcome(job, work(job))
 
 
 def in_pool(pull: Pull, *, workers: int, threads: int | None = None) -> Iterator[Outcome]:
-    """As many jobs at a time as there are worker processes, which share the cores of this machine evenly.
+    """Run as many jobs at a time as available are worker processes, which share the cores of this machine evenly.
 
     `threads` gives each worker so many cores instead.
     """
@@ -54,7 +54,7 @@ def in_pool(pull: Pull, *, workers: int, threads: int | None = None) -> Iterator
                 worker = idle.pop()
                 try:
                     future = worker.pool.submit(work, job)
-                except BrokenProcessPool:  # it died while it had nothing to do
+                except BrokenProcessPool:  # it died while idle
                     worker = Worker(threads)
                     future = worker.pool.submit(work, job)
                 running[future] = job, worker
@@ -75,7 +75,7 @@ def in_pool(pull: Pull, *, workers: int, threads: int | None = None) -> Iterator
 
 
 def on_ray(pull: Pull, *, address: str | None = None, cpus: float = 1, gpus: float = 0) -> Iterator[Outcome]:
-    """As many jobs at a time as the cluster has room for, each with its share of processors and GPUs.
+    """Run as many jobs at a time as the cluster has room for, each with its share of CPUs and GPUs.
 
     `address` is that of a running cluster ("auto": the one of this machine); without it Ray is started here.
     """
@@ -109,26 +109,26 @@ def on_ray(pull: Pull, *, address: str | None = None, cpus: float = 1, gpus: flo
 def engine(
     name: str, *, workers: int | None = None, address: str | None = None, cpus: float = 1, gpus: float = 0
 ) -> Engine:
-    """The engine of this name: "process", "pool" or "ray"."""
+    """Return the engine of this name: "process", "pool" or "ray"."""
     if name == "process":
         return in_process
     if name == "pool":
         return partial(in_pool, workers=workers or os.cpu_count() or 1)
     if name == "ray":
-        _ray()  # a sweep that cannot run says so before anything is read
+        _ray()  # fail before anything is read
         return partial(on_ray, address=address, cpus=cpus, gpus=gpus)
-    raise InputError(f"no engine is called {name!r}; there are process, pool and ray")
+    raise InputError(f"no engine is called {name!r}; choose process, pool or ray")
 
 
 class Worker:
-    """A pool of one process: when it dies, one knows whose job it had."""
+    """A pool of one process: if it dies, its job is known."""
 
     def __init__(self, threads: int) -> None:
         self.pool = ProcessPoolExecutor(1, mp_context=get_context("spawn"), initializer=_begin, initargs=(threads,))
         self._pid = self.pool.submit(os.getpid)
 
     def end(self) -> None:
-        """Ends the process at once: what it is doing is done again by whoever restarts the sweep."""
+        """End the process at once; its job is done again when the sweep is resumed."""
         if self._pid.done() and self._pid.exception() is None:
             with suppress(ProcessLookupError):
                 os.kill(self._pid.result(), signal.SIGTERM)
@@ -136,7 +136,7 @@ class Worker:
 
 
 def _begin(threads: int) -> None:
-    """In a new worker: its share of the cores; the interrupt key is the driver's to answer; it ends with the driver."""
+    """Prepare a new worker: its share of the cores, no reaction to Ctrl-C, and it ends with the driver."""
     import torch
 
     torch.set_num_threads(threads)
@@ -152,25 +152,25 @@ def _end_with(parent: Any) -> None:
 def _answer(ray: Any, reference: Any) -> Answer:
     try:
         answer: Answer = ray.get(reference)
-    except ray.exceptions.RayError as error:  # the worker or its machine died, or the answer was lost with it
+    except ray.exceptions.RayError as error:  # the worker or its machine died, or the answer was lost
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         return Answer(error=f"its Ray worker died ({type(error).__name__}: {reason})")
     return answer
 
 
 def _slots(ray: Any, cpus: float, gpus: float) -> int:
-    """How many jobs the cluster has room for now."""
-    there = ray.cluster_resources()
+    """How many jobs the cluster has room for."""
+    available = ray.cluster_resources()
     wanted = {"CPU": cpus, "GPU": gpus}
-    slots = [int(there.get(name, 0) / amount) for name, amount in wanted.items() if amount]
+    slots = [int(available.get(name, 0) / amount) for name, amount in wanted.items() if amount]
     if slots and min(slots) < 1:
         lacking = ", ".join(f"{amount:g} {name}" for name, amount in wanted.items() if amount)
-        raise InputError(f"no machine of the Ray cluster has {lacking} a task; it has {_told(there)}")
+        raise InputError(f"no machine of the Ray cluster has {lacking} per task; it has {_described(available)}")
     return min(slots, default=1)
 
 
-def _told(there: dict[str, float]) -> str:
-    return ", ".join(f"{there.get(name, 0):g} {name}" for name in ("CPU", "GPU"))
+def _described(available: dict[str, float]) -> str:
+    return ", ".join(f"{available.get(name, 0):g} {name}" for name in ("CPU", "GPU"))
 
 
 def _ray() -> Any:

@@ -51,10 +51,10 @@ class ModelRun:
     failed: dict[str, str] = field(default_factory=dict)
     _queued: set[str] = field(default_factory=set)  # keys of comparisons that are waiting or running
 
-    # --- what is to be done ---------------------------------------------------------------------------------------
+    # --- what is left to do ----------------------------------------------------------------------------------------
 
     def todo(self) -> list[Entry]:
-        """What is not done yet, the reference step first: everything is compared with it."""
+        """Return what is left to do, the reference step first: everything is compared with it."""
         steps = sorted(self.tasks, key=lambda step: (step != self.reference, step))
         entries = self._left_comparisons(steps)
         for step in steps:
@@ -65,11 +65,11 @@ class ModelRun:
 
     @property
     def skipped(self) -> int:
-        """How many steps were measured before."""
+        """How many steps were measured earlier."""
         return sum(task.key in self.ledger.done for task in self.tasks.values())
 
     def job(self, entry: Entry, upcoming: Checkpoint | None) -> Job:
-        """The job of an entry, made when a worker is free: what it needs is loaded only then."""
+        """Return the job of an entry; called when a worker is free, since it loads what the job needs."""
         if isinstance(entry, Comparison):
             now, then = (load_kept(self._kept(step)) for step in (entry.step, entry.other))
             return Compare(entry.step, now, then, entry.against)
@@ -78,7 +78,7 @@ class ModelRun:
     # --- what has been done ---------------------------------------------------------------------------------------
 
     def write(self, entry: Entry, answer: Answer) -> list[Entry]:
-        """Puts an answer into the run; what can be done now that could not before."""
+        """Write an answer into the run; return entries that can be done now."""
         if isinstance(entry, Comparison):
             self._append(entry.step, answer)
             self.ledger.add(entry.key, compared=[entry.step, entry.other], seconds=round(answer.seconds, 3))
@@ -89,11 +89,11 @@ class ModelRun:
         return self._comparisons(entry.checkpoint.step)
 
     def fail(self, entry: Entry, reason: str) -> None:
-        """Notes that something was tried for the last time."""
+        """Record a final failure."""
         self.failed[describe(entry)] = reason
 
     def finish(self) -> None:
-        """What is known only at the end: steps out of order, what failed."""
+        """Write what is known only at the end: steps out of order, failures."""
         self.findings += series.out_of_order(self.ledger.sketches())
         done = all(task.key in self.ledger.done for task in self.tasks.values())
         self.run.update_info(
@@ -122,7 +122,7 @@ class ModelRun:
         self.ledger.add(task.key, **facts, worker=answer.worker, sketch=answer.sketch)
 
     def _same_weights(self, task: Task, digest: str) -> Checkpoint | None:
-        """Another step whose weights are these: a hub tells only after the download."""
+        """Another step with the same weights, which a hub shows only after the download."""
         for step, other in self.tasks.items():
             facts = self.ledger.done.get(other.key, {})
             if step != task.checkpoint.step and facts.get("digest") == digest and "copy_of" not in facts:
@@ -136,7 +136,7 @@ class ModelRun:
     # --- comparisons between steps --------------------------------------------------------------------------------
 
     def _comparisons(self, step: int) -> list[Entry]:
-        """The comparisons that this step takes part in and that can be made now."""
+        """The comparisons of this step that can be made now."""
         found: list[Entry] = []
         for each in self._involving(step):
             new = each.key not in self.ledger.done and each.key not in self._queued
@@ -146,14 +146,14 @@ class ModelRun:
         return found
 
     def _left_comparisons(self, steps: Sequence[int]) -> list[Entry]:
-        """The comparisons that a kill prevented, in the order in which they would have been made.
+        """The comparisons that an interruption prevented, in the order in which they would have been made.
 
-        Each was possible once the later of its two steps was measured; of those, the last found came first.
+        Each was possible once the later of its two steps was measured; of those, the last came first.
         """
         left = {entry.key for step in steps for entry in self._comparisons(step) if isinstance(entry, Comparison)}
         found: list[Entry] = []
-        for place, step in enumerate(steps):
-            known = steps[: place + 1]
+        for index, step in enumerate(steps):
+            known = steps[: index + 1]
             involved = [each for each in self._involving(step) if each.step in known and each.other in known]
             found += [each for each in reversed(involved) if each.key in left]
         return found
@@ -162,28 +162,28 @@ class ModelRun:
         steps = [each for each, task in self.tasks.items() if "copy_of" not in self.ledger.done.get(task.key, {})]
         if step not in steps:
             return
-        place = steps.index(step)
+        index = steps.index(step)
         yield self._comparison(step, self.reference, None)
         if step == self.reference:
             yield from (self._comparison(other, step, None) for other in steps if other != step)
-        if place:
-            yield self._comparison(step, steps[place - 1], PREVIOUS)
-        if place + 1 < len(steps):
-            yield self._comparison(steps[place + 1], step, PREVIOUS)
+        if index:
+            yield self._comparison(step, steps[index - 1], PREVIOUS)
+        if index + 1 < len(steps):
+            yield self._comparison(steps[index + 1], step, PREVIOUS)
 
     def _comparison(self, step: int, other: int, against: str | None) -> Comparison:
         key = f"{self.tasks[step].key}:{self.tasks[other].key}:{against or 'reference'}"
         return Comparison(step, other, against, key)
 
     def _is_kept(self, step: int) -> bool:
-        """Whether the rows of a step are there and are those of its weights as they are now."""
+        """Whether the rows of a step are stored and belong to its current weights."""
         return self.tasks[step].key in self.ledger.done and self._kept(step).is_file()
 
     def _kept(self, step: int) -> Path:
         return self.run.path / _KEPT / f"{step}.safetensors"
 
     def _drop_kept(self) -> None:
-        """Removes kept rows that nothing will be compared with; a longer series may need the reference and the last."""
+        """Delete rows that nothing will be compared with; a longer series may need the reference and the last step."""
         stay = {self.reference, next(reversed(self.tasks))}
         for step in self.tasks:
             file = self._kept(step)
@@ -231,7 +231,7 @@ def open_model_run(
     run = Run.create(folder, info, command=command, resume=True)
     try:
         ledger = Ledger(run.path)
-        findings += _found_before(run, ledger, tasks)
+        findings += _earlier_problems(run, ledger, tasks)
         chosen = _reference(run, tasks, reference, model.name)
         run.update_info(reference=chosen, integrity=[finding.text for finding in findings])
         downloads = [c for c, _ in found if is_remote(c.source) and not is_cached(c.source, c.revision)]
@@ -242,8 +242,8 @@ def open_model_run(
         raise
 
 
-def _found_before(run: Run, ledger: Ledger, tasks: Mapping[int, Task]) -> list[SeriesProblem]:
-    """What measuring has shown of steps that are not measured again."""
+def _earlier_problems(run: Run, ledger: Ledger, tasks: Mapping[int, Task]) -> list[SeriesProblem]:
+    """Problems that were found when steps were measured earlier."""
     about = run.info.get("checkpoints", {})
     found: list[SeriesProblem] = []
     for step, task in tasks.items():
@@ -257,13 +257,15 @@ def _found_before(run: Run, ledger: Ledger, tasks: Mapping[int, Task]) -> list[S
     return found
 
 
-def _reference(run: Run, tasks: Mapping[int, Task], asked: int | None, name: str) -> int:
-    """The step that drift is measured from: as asked, as before, or the first."""
+def _reference(run: Run, tasks: Mapping[int, Task], requested: int | None, name: str) -> int:
+    """The step that drift is measured from: as requested, as before, or the first."""
     before = run.info.get("reference")
     usual = before if isinstance(before, int) and before in tasks else min(tasks)
-    chosen = usual if asked is None else asked
+    chosen = usual if requested is None else requested
     if chosen not in tasks:
         raise InputError(f"{name} has no step {chosen} to measure drift from; it has {', '.join(map(str, tasks))}")
     if before is not None and before != chosen:
-        raise StoreError(f"{run.path} measures drift from step {before}; choose another --out for step {chosen}")
+        raise StoreError(
+            f"{run.path} measures drift from step {before}, not {chosen}. Choose another folder, or use --overwrite"
+        )
     return chosen

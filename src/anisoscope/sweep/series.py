@@ -1,4 +1,4 @@
-"""A series of checkpoints: whether it is what it says, and the next one fetched while this one is measured."""
+"""A series of checkpoints: its problems, and downloading the next one while this one is measured."""
 
 from __future__ import annotations
 
@@ -18,20 +18,20 @@ from anisoscope.errors import AnisoscopeError
 from anisoscope.models.checkpoints import Checkpoint
 from anisoscope.models.downloads import fetch
 
-_SKETCH = 512  # numbers of a model that tell how far it has moved
+_SKETCH = 512  # weights of a model that show how far it has moved
 _NEARER = 0.75  # of a squared distance: in a walk without memory, two steps on is twice as far as one
 
 
 @dataclass(frozen=True)
 class SeriesProblem:
-    """Something that is wrong with a series, in words; `left_out` is the checkpoint that is not measured for it."""
+    """A problem of a series, as text; `left_out` is the checkpoint that is not measured because of it."""
 
     text: str
     left_out: Checkpoint | None = None
 
 
 def broken(series: Sequence[Checkpoint]) -> list[SeriesProblem]:
-    """Checkpoints that cannot be opened: a shard that is missing, a file that is cut short."""
+    """Return the checkpoints that cannot be opened: a missing shard, a truncated file."""
     return [
         SeriesProblem(f"step {c.step} ({c.label}) is left out: {c.problem}", left_out=c)
         for c in series
@@ -40,8 +40,8 @@ def broken(series: Sequence[Checkpoint]) -> list[SeriesProblem]:
 
 
 def repeated(series: Sequence[Checkpoint], contents: Sequence[str | None]) -> list[SeriesProblem]:
-    """Steps that are there twice, and steps whose weights are those of an earlier one: no plateau, a copy."""
-    found: list[SeriesProblem] = []
+    """Return steps that occur twice, and steps whose weights equal those of an earlier one: a copy, not a plateau."""
+    problems: list[SeriesProblem] = []
     steps: dict[int, Checkpoint] = {}
     weights: dict[str, Checkpoint] = {}
     for checkpoint, content in zip(series, contents, strict=True):
@@ -50,74 +50,74 @@ def repeated(series: Sequence[Checkpoint], contents: Sequence[str | None]) -> li
         name = f"step {checkpoint.step} ({checkpoint.label})"
         if checkpoint.step in steps:
             why = f"{steps[checkpoint.step].label} is step {checkpoint.step} too"
-            found.append(SeriesProblem(f"{name} is left out: {why}", left_out=checkpoint))
+            problems.append(SeriesProblem(f"{name} is left out: {why}", left_out=checkpoint))
         elif content in weights:
-            found.append(copied(checkpoint, weights[content]))
+            problems.append(copied(checkpoint, weights[content]))
         steps.setdefault(checkpoint.step, checkpoint)
         weights.setdefault(content, checkpoint)
-    return found
+    return problems
 
 
 def copied(checkpoint: Checkpoint, earlier: Checkpoint) -> SeriesProblem:
-    """What is said of a checkpoint that holds the weights of another one."""
+    """Describe a checkpoint that holds the weights of another one."""
     name = f"step {checkpoint.step} ({checkpoint.label})"
-    text = f"{name} is left out: its weights are those of step {earlier.step} ({earlier.label}), to the bit"
+    text = f"{name} is left out: its weights are those of step {earlier.step} ({earlier.label}), bit for bit"
     return SeriesProblem(text, left_out=checkpoint)
 
 
 def not_finite(checkpoint: Checkpoint, where: Mapping[str, Any]) -> SeriesProblem:
-    """What is said of a checkpoint whose activations are no numbers from some site on."""
-    said = f"from {where['site']} on, {where['rows']} tokens hold NaN or Inf, so these layers have no values"
-    return SeriesProblem(f"step {checkpoint.step} ({checkpoint.label}): {said}")
+    """Describe a checkpoint whose activations are not numbers from some site on."""
+    reason = f"from {where['site']} on, {where['rows']} tokens hold NaN or Inf, so these layers have no values"
+    return SeriesProblem(f"step {checkpoint.step} ({checkpoint.label}): {reason}")
 
 
 def gaps(series: Sequence[Checkpoint]) -> list[SeriesProblem]:
-    """Steps that are missing from a regular series: a gap of k times the spacing that holds on both its sides.
+    """Return the missing steps of a regular series: a gap of k times the spacing on both of its sides.
 
     Spacing is a difference (1000, 2000, 4000, 5000 lacks 3000) or a ratio (1, 2, 8, 16 lacks 4).
     """
     steps = sorted({checkpoint.step for checkpoint in series})
-    found = []
-    for place in range(len(steps) - 1):
-        missing = _missing(steps, place) or _missing_ratio(steps, place)
+    problems = []
+    for index in range(len(steps) - 1):
+        missing = _missing(steps, index) or _missing_ratio(steps, index)
         if missing:
             names = ", ".join(map(str, missing[:4])) + (" and more" if len(missing) > 4 else "")
-            between = f"between steps {steps[place]} and {steps[place + 1]}"
-            found.append(SeriesProblem(f"{between} a regular series would have {names}: missing"))
-    return found
+            between = f"between steps {steps[index]} and {steps[index + 1]}"
+            problems.append(SeriesProblem(f"{between} a regular series would have {names}: missing"))
+    return problems
 
 
 def misnumbered(series: Sequence[Checkpoint]) -> list[SeriesProblem]:
-    """Checkpoints whose own account of their step (trainer_state.json, a lab's config.json) is not their name's."""
-    found = []
+    """Return checkpoints whose recorded step (trainer_state.json, config.json) differs from that in their name."""
+    problems = []
     for checkpoint in series:
-        said = _said_step(Path(checkpoint.source))
-        if said is not None and said != checkpoint.step and len(series) > 1:
-            text = f"{checkpoint.label} says of itself that it is step {said}; it is measured as step {checkpoint.step}"
-            found.append(SeriesProblem(text))
-    return found
+        recorded = _recorded_step(Path(checkpoint.source))
+        if recorded is not None and recorded != checkpoint.step and len(series) > 1:
+            text = f"{checkpoint.label} records step {recorded}; it is measured as step {checkpoint.step}"
+            problems.append(SeriesProblem(text))
+    return problems
 
 
 def out_of_order(sketches: Mapping[int, Sequence[float]]) -> list[SeriesProblem]:
-    """Steps that lie farther from the step before than the step after does: two were swapped, or one is another's.
+    """Return steps farther from the previous step than the next one is: swapped, or from another model.
 
     Training moves away: ‖w(i+2) − w(i)‖ is larger than ‖w(i+1) − w(i)‖, on a sample of the weights as well.
     """
     steps = sorted(sketches)
     points = [torch.tensor(sketches[step], dtype=torch.float64) for step in steps]
-    found = []
+    problems = []
     for a, b, c in zip(range(len(steps)), range(1, len(steps)), range(2, len(steps)), strict=False):
         if points[a].shape != points[b].shape or points[a].shape != points[c].shape:
             continue
         near, far = _square(points[a], points[b]), _square(points[a], points[c])
         if far < _NEARER * near:
-            text = f"the weights of step {steps[b]} lie farther from step {steps[a]} than those of step {steps[c]} do"
-            found.append(SeriesProblem(f"{text}: steps may be out of order, or one may be another model's"))
-    return found
+            text = f"the weights of step {steps[b]} are farther from step {steps[a]} than those of step {steps[c]}"
+            problems.append(SeriesProblem(f"{text}: steps may be out of order, or one may be from another model"))
+    return problems
 
 
 def sketch(model: nn.Module) -> list[float]:
-    """A few hundred of a model's weights, the same ones at every checkpoint: enough to tell how far it has moved."""
+    """Return a few hundred weights, the same ones at every checkpoint: enough to see how far the model has moved."""
     weights = [p.detach() for p in model.parameters() if p.is_floating_point() and p.numel()]
     each = max(1, _SKETCH // max(1, len(weights)))
     numbers: list[float] = []
@@ -129,7 +129,7 @@ def sketch(model: nn.Module) -> list[float]:
 
 @contextmanager
 def fetching(checkpoint: Checkpoint | None, opening: Mapping[str, Any]) -> Iterator[None]:
-    """Meanwhile the next checkpoint is downloaded and its weights are read into the system's cache of files.
+    """Download the next checkpoint meanwhile, and read its weights into the system's file cache.
 
     Files, not the model itself: opening a model changes settings of the whole process (its default dtype among them),
     which the measurement that is running would see.
@@ -143,7 +143,7 @@ def fetching(checkpoint: Checkpoint | None, opening: Mapping[str, Any]) -> Itera
         try:
             fetch(checkpoint.source, checkpoint.revision, **options)
         except (AnisoscopeError, OSError):
-            return  # whoever measures that checkpoint will say what is wrong with it
+            return  # measuring that checkpoint will report the problem
 
     thread = threading.Thread(target=work, name="anisoscope-fetch", daemon=True)
     thread.start()
@@ -153,47 +153,47 @@ def fetching(checkpoint: Checkpoint | None, opening: Mapping[str, Any]) -> Itera
         thread.join()
 
 
-def _missing(steps: Sequence[int], place: int) -> list[int]:
-    spacing = _shared([b - a for a, b in pairwise(steps)], place)
-    gap = steps[place + 1] - steps[place]
+def _missing(steps: Sequence[int], index: int) -> list[int]:
+    spacing = _shared([b - a for a, b in pairwise(steps)], index)
+    gap = steps[index + 1] - steps[index]
     if spacing is None or gap == spacing or gap % spacing:
         return []
-    return list(range(steps[place] + spacing, steps[place + 1], spacing))
+    return list(range(steps[index] + spacing, steps[index + 1], spacing))
 
 
-def _missing_ratio(steps: Sequence[int], place: int) -> list[int]:
+def _missing_ratio(steps: Sequence[int], index: int) -> list[int]:
     ratios = [b // a if a > 0 and b % a == 0 else 0 for a, b in pairwise(steps)]
-    ratio = _shared(ratios, place)
-    if ratio is None or ratio < 2 or ratios[place] in (0, ratio):  # 0: no whole ratio, as after step 0
+    ratio = _shared(ratios, index)
+    if ratio is None or ratio < 2 or ratios[index] in (0, ratio):  # 0: no whole ratio, as after step 0
         return []
-    missing, step = [], steps[place] * ratio
-    while step < steps[place + 1]:
+    missing, step = [], steps[index] * ratio
+    while step < steps[index + 1]:
         missing.append(step)
         step *= ratio
-    return missing if step == steps[place + 1] else []
+    return missing if step == steps[index + 1] else []
 
 
-def _shared(gaps: Sequence[int], place: int) -> int | None:
-    """The spacing on both sides of a gap, or of the two gaps behind (before) it where it is the first (the last)."""
-    sides = [place - 1, place + 1]
-    if place == 0:
+def _shared(gaps: Sequence[int], index: int) -> int | None:
+    """The spacing on both sides of a gap, or of the two gaps after (before) it if it is the first (the last)."""
+    sides = [index - 1, index + 1]
+    if index == 0:
         sides = [1, 2]
-    elif place == len(gaps) - 1:
-        sides = [place - 2, place - 1]
+    elif index == len(gaps) - 1:
+        sides = [index - 2, index - 1]
     if not all(0 <= side < len(gaps) for side in sides):
         return None
     first, second = (gaps[side] for side in sides)
     return first if first == second and first > 0 else None
 
 
-def _said_step(place: Path) -> int | None:
+def _recorded_step(index: Path) -> int | None:
     for name, field in (("trainer_state.json", "global_step"), ("config.json", "step")):
         try:
-            said = json.loads((place / name).read_text()).get(field)
+            recorded = json.loads((index / name).read_text()).get(field)
         except (OSError, ValueError, AttributeError):
             continue
-        if type(said) is int:
-            return said
+        if type(recorded) is int:
+            return recorded
     return None
 
 

@@ -1,4 +1,4 @@
-"""What changes along a series: drift from a reference step, step to step, layer to layer, on the same tokens."""
+"""Changes along a series, on the same tokens: drift from a reference step, between steps, between layers."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ from anisoscope.stats.pairs import beside
 from anisoscope.stats.sample import Sample
 from anisoscope.store.files import explained, replacing, sweep_temporaries, understood
 
-ROWS = 1024  # sampled tokens a site that are compared between steps: the same ones at every site and step
+ROWS = 1024  # sampled tokens per site that are compared between steps: the same at every site and step
 DRIFT = ("mean_direction_drift", "subspace_angle", "cka", "neighbour_overlap")
 SIMILARITY = ("cka", "neighbour_overlap")
 HEAD_DRIFT = ("q_direction_drift", "k_direction_drift")
-AGAINST = "against"  # the variant that says what a step or layer is compared with; drift from the reference has none
+AGAINST = "against"  # the variant that names what a step or layer is compared with; drift from the reference has none
 PREVIOUS, BEFORE = "previous step", "layer before"
 
 Arrays = dict[str, np.ndarray[Any, Any]]
@@ -35,38 +35,38 @@ Arrays = dict[str, np.ndarray[Any, Any]]
 
 @dataclass(frozen=True)
 class KeptRows:
-    """What is kept of one site for comparing it: sampled rows, or queries and keys of its heads."""
+    """What is kept of one site for comparisons: sampled rows, or queries and keys of its heads."""
 
     site: str
     tokens: str  # the policy they were taken under
-    arrays: Arrays  # as numpy: they travel between processes, and wait on the disk
+    arrays: Arrays  # numpy: they travel between processes and are stored on disk
 
     @property
     def cloud(self) -> Cloud:
         return Cloud(from_arrays({name: torch.from_numpy(array) for name, array in self.arrays.items()}))
 
 
-def keep(done: SiteResult, rows: int = ROWS) -> KeptRows | None:
-    """What to keep of an evaluated site: its first sampled rows by key, without sinks where there are any."""
-    if not done.clouds:
+def keep(result: SiteResult, rows: int = ROWS) -> KeptRows | None:
+    """Return what to keep of a site: its first sampled rows by key, without sinks if there are any."""
+    if not result.clouds:
         return None
-    tokens = "no-sink" if "no-sink" in done.clouds else next(iter(done.clouds))
-    cloud = done.clouds[tokens]
+    tokens = "no-sink" if "no-sink" in result.clouds else next(iter(result.clouds))
+    cloud = result.clouds[tokens]
     if tokens not in ("all", "no-sink"):  # generated tokens differ from step to step
         return None
     stats: Stats
-    if done.site.kind == "pattern":
+    if result.site.kind == "pattern":
         stats = {"HeadSums": cloud.get(HeadSums)} if cloud.has(HeadSums) else {}
     else:
         sample = cloud.get(Sample)
         stats = {"Sample": Sample(min(rows, sample.size), sample.seen, sample.x[:rows].float(), sample.table[:rows])}
     if not stats:
         return None
-    return KeptRows(str(done.site), tokens, {name: value.numpy() for name, value in to_arrays(stats).items()})
+    return KeptRows(str(result.site), tokens, {name: value.numpy() for name, value in to_arrays(stats).items()})
 
 
 def save_kept(path: Path, kept: Iterable[KeptRows]) -> None:
-    """Writes what was kept of one step; all of it or nothing."""
+    """Write what was kept of one step, completely or not at all."""
     arrays = {f"{each.site}~{each.tokens}~{name}": array for each in kept for name, array in each.arrays.items()}
     with explained("write", path):
         path.parent.mkdir(exist_ok=True)
@@ -76,7 +76,7 @@ def save_kept(path: Path, kept: Iterable[KeptRows]) -> None:
 
 
 def load_kept(path: Path) -> tuple[KeptRows, ...]:
-    """The inverse of `save_kept`."""
+    """Read what `save_kept` wrote."""
     grouped: dict[tuple[str, str], Arrays] = {}
     with explained("read", path), understood(path, "delete it, and its step is measured again", StoreError):
         for address, array in load_file(path).items():
@@ -88,33 +88,33 @@ def load_kept(path: Path) -> tuple[KeptRows, ...]:
 def moved(
     now: Iterable[KeptRows], then: Iterable[KeptRows], *, step: int, against: str | None = None
 ) -> list[MetricResult]:
-    """How every site differs from itself at another step; `against` names a step that is not the reference."""
+    """Compare every site with itself at another step; `against` names a step that is not the reference."""
     before = {kept.site: kept for kept in then}
-    found: list[MetricResult] = []
+    results: list[MetricResult] = []
     for kept in now:
         if kept.site not in before:
             continue
         names = HEAD_DRIFT if Site.parse(kept.site).kind == "pattern" else DRIFT
-        found += _compared(kept, before[kept.site], find(names), step, against)
-    return found
+        results += _compared(kept, before[kept.site], find(names), step, against)
+    return results
 
 
 def between_layers(kept: Sequence[KeptRows], *, step: int) -> list[MetricResult]:
-    """How every layer differs from the one before it."""
-    found: list[MetricResult] = []
+    """Compare every layer with the one before it."""
+    results: list[MetricResult] = []
     last: dict[str, KeptRows] = {}  # by stack
     for each in sorted(kept, key=lambda kept: Site.parse(kept.site)):
         site = Site.parse(each.site)
         if site.kind not in STREAM:
             continue
         if site.stack in last:
-            found += _compared(each, last[site.stack], find(SIMILARITY), step, BEFORE)
+            results += _compared(each, last[site.stack], find(SIMILARITY), step, BEFORE)
         last[site.stack] = each
-    return found
+    return results
 
 
 def cards() -> dict[str, dict[str, Any]]:
-    """The cards of the metrics that are written here."""
+    """Return the cards of the metrics of comparisons."""
     return {metric.name: metric.card() for metric in find((*DRIFT, *HEAD_DRIFT))}
 
 
@@ -122,8 +122,8 @@ def _compared(
     now: KeptRows, then: KeptRows, metrics: Sequence[Metric], step: int, against: str | None
 ) -> list[MetricResult]:
     pair = beside(now.cloud, then.cloud)
-    found = evaluate(pair, metrics, site=now.site, step=step, tokens=now.tokens, errors=False)
-    return found if against is None else [_against(measured, against) for measured in found]
+    results = evaluate(pair, metrics, site=now.site, step=step, tokens=now.tokens, errors=False)
+    return results if against is None else [_against(measured, against) for measured in results]
 
 
 def _against(measured: MetricResult, what: str) -> MetricResult:
