@@ -208,9 +208,9 @@ def many_texts(path: Path) -> None:
 BOMBS: dict[str, tuple[Callable[[Path], None], str]] = {
     "text.parquet": (lambda path: repeated(path, "text"), "50000000"),
     "text.jsonl": (one_line, "refused: text.jsonl, line 1"),
-    "v.parquet": (one_row, "refused: v.parquet: v claims"),
+    "v.parquet": (one_row, "refused: v.parquet: v would expand"),
     "d.parquet": (many_texts, "20000 2 20000"),
-    "v.pt": (packed_pickle, "refused: v.pt is packed"),
+    "v.pt": (packed_pickle, "refused: v.pt is damaged"),
 }
 
 

@@ -114,7 +114,7 @@ def test_arrays_of_more_dimensions_are_rows_with_a_note(tmp_path: Path, kind: st
     save(tmp_path / f"v{suffix}", x)
     source = open_vectors(tmp_path / f"v{suffix}")
     assert torch.equal(rows(source, 4), torch.from_numpy(x.reshape(6, 4)))
-    assert source.info["notes"] == ["an array (2, 3, 4) taken as 6 rows of 4"]
+    assert source.info["notes"] == ["array (2, 3, 4) read as 6 rows of 4"]
 
 
 @pytest.mark.parametrize("kind", ["npy", "npz", "packed npz", "safetensors", "pt"])
@@ -122,7 +122,7 @@ def test_one_row_of_numbers_is_not_a_cloud(tmp_path: Path, kind: str) -> None:
     suffix, save = WRITERS[kind]
     for x in (np.ones(5, dtype=np.float32), np.array(3.0)):
         save(tmp_path / f"v{suffix}", x)
-        with pytest.raises(InputError, match=r"has shape \(5?,?\); vectors are rows and columns"):
+        with pytest.raises(InputError, match=r"has shape \(5?,?\)\. Vectors need rows and columns"):
             open_vectors(tmp_path / f"v{suffix}")
 
 
@@ -197,7 +197,7 @@ def test_fortran_order_that_cannot_be_streamed_says_what_to_do(tmp_path: Path) -
     [
         (np.ones((2, 2), complex), "holds complex128"),
         (np.array([["a"]]), "holds <U1"),
-        (np.zeros((2, 2), "V2"), "bfloat16 is kept by .safetensors"),
+        (np.zeros((2, 2), "V2"), "For bfloat16 use .safetensors"),
         (np.zeros((2, 2), [("a", "f4")]), "not plain numbers"),
         (np.zeros((2, 2), "M8[s]"), "not plain numbers"),
     ],
@@ -251,7 +251,7 @@ def test_several_arrays_are_listed_with_their_shapes_and_chosen_by_name(tmp_path
         source = open_vectors(path, tensor="wpe")
         assert source.name == f"{name}:wpe"
         assert torch.equal(rows(source), torch.from_numpy(X[:10]))
-        with pytest.raises(InputError, match="did you mean wte"):
+        with pytest.raises(InputError, match=r"(?i)did you mean .?wte"):
             open_vectors(path, tensor="wtf")
         with pytest.raises(InputError, match=r"bias has shape \(6,\)"):
             open_vectors(path, tensor="bias")
@@ -266,16 +266,16 @@ def test_the_only_array_of_rows_and_columns_is_found_among_others(tmp_path: Path
 
 def test_a_file_without_rows_and_columns_says_what_it_holds(tmp_path: Path) -> None:
     np.savez(tmp_path / "v.npz", a=X[0], b=X[1])
-    with pytest.raises(InputError, match=r"no array of rows and columns; it holds a \(6,\), b \(6,\)"):
+    with pytest.raises(InputError, match=r"no two-dimensional array; it holds a \(6,\), b \(6,\)"):
         open_vectors(tmp_path / "v.npz")
     torch.save({"step": 3}, tmp_path / "v.pt")
-    with pytest.raises(InputError, match="it holds nothing"):
+    with pytest.raises(InputError, match="it holds no array"):
         open_vectors(tmp_path / "v.pt")
 
 
 def test_a_npy_file_has_no_names(tmp_path: Path) -> None:
     np.save(tmp_path / "v.npy", X)
-    with pytest.raises(InputError, match="leave out --tensor"):
+    with pytest.raises(InputError, match="Leave out --tensor"):
         open_vectors(tmp_path / "v.npy", tensor="x")
 
 
@@ -312,9 +312,9 @@ def test_documents_that_do_not_fit_are_refused_when_named_and_ignored_when_not(t
     np.savez(tmp_path / "v.npz", x=X, documents=IDS[:7], weights=X[:, 0])
     assert open_vectors(tmp_path / "v.npz").documents is None
     for name, seen in (("documents", r"int64 \(7,\)"), ("weights", "float32")):
-        with pytest.raises(InputError, match=rf"{seen}.*one whole number a row, shape \(50,\)"):
+        with pytest.raises(InputError, match=rf"{seen}.*one integer per row, shape \(50,\)"):
             open_vectors(tmp_path / "v.npz", documents=name)
-    with pytest.raises(InputError, match="did you mean documents"):
+    with pytest.raises(InputError, match=r"(?i)did you mean .?documents"):
         open_vectors(tmp_path / "v.npz", documents="document")
 
 
@@ -367,7 +367,10 @@ def test_code_in_a_file_is_never_run(tmp_path: Path, monkeypatch: pytest.MonkeyP
     for name in ("v.pt", "v.pth", "v.npy", "v.npz"):
         with pytest.raises(InputError, match=name):
             open_vectors(name)
-    for name, reason in (("v.pt", "would run code.*save the tensors alone"), ("v.npy", "only unpickling could read")):
+    for name, reason in (
+        ("v.pt", "code that would run.*Save the tensors alone"),
+        ("v.npy", "holds Python objects"),
+    ):
         with pytest.raises(InputError, match=reason):
             open_vectors(name)
     assert not Path("boom").exists()
@@ -375,7 +378,7 @@ def test_code_in_a_file_is_never_run(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
 def test_torch_files_of_the_old_format_are_refused(tmp_path: Path) -> None:
     torch.save(torch.ones(3, 2), tmp_path / "v.pt", _use_new_zipfile_serialization=False)
-    with pytest.raises(InputError, match=r"torch\.save it again"):
+    with pytest.raises(InputError, match=r"Save it again with torch\.save"):
         open_vectors(tmp_path / "v.pt")
 
 
@@ -414,12 +417,12 @@ def test_the_vector_column_is_found_or_chosen(tmp_path: Path) -> None:
     pq.write_table(one, tmp_path / "one.parquet")
     assert open_vectors(tmp_path / "one.parquet").name == "one.parquet:x"
     pq.write_table(one.append_column("y", one["x"]), tmp_path / "two.parquet")
-    with pytest.raises(InputError, match=r"x \(50, 6\), y \(50, 6\); choose one with --column NAME"):
+    with pytest.raises(InputError, match=r"x \(50, 6\), y \(50, 6\)\. Choose one with --column NAME"):
         open_vectors(tmp_path / "two.parquet")
     assert torch.equal(rows(open_vectors(tmp_path / "two.parquet", column="y")), torch.from_numpy(X))
     with pytest.raises(InputError, match="--column NAME"):
         open_vectors(tmp_path / "two.parquet", tensor="y")
-    with pytest.raises(InputError, match="no column is called 'z'"):
+    with pytest.raises(InputError, match=r"(?i)no column .*'z'"):
         open_vectors(tmp_path / "two.parquet", column="z")
 
 
@@ -434,7 +437,7 @@ def test_tensors_of_arrow_and_large_lists_are_vectors(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("odd", "seen"),
-    [([1.0], "row 5 has 1 numbers where 2"), (None, "row 5 has no vector"), ([1.0, None], "lacks values")],
+    [([1.0], "row 5 has 1 numbers, expected 2"), (None, "row 5 has no vector"), ([1.0, None], "missing values")],
 )
 def test_a_row_of_another_length_is_named(tmp_path: Path, odd: Any, seen: str) -> None:
     column = pa.array([[1.0, 2.0]] * 5 + [odd] + [[1.0, 2.0]] * 3, pa.list_(pa.float32()))
@@ -452,11 +455,11 @@ def test_a_footer_that_lies_about_the_rows_is_found_out(tmp_path: Path, claim: i
     data = path.read_bytes()
     assert data.count(honest) == 1
     path.write_bytes(data.replace(honest, lie))
-    with pytest.raises(InputError, match="rows announced"):
+    with pytest.raises(InputError, match="rows in the footer"):
         open_vectors(path)
     pq.write_table(pa.table({"x": list(X)}), path, row_group_size=13)
     path.write_bytes(path.read_bytes().replace(honest, lie))
-    with pytest.raises(InputError, match="rows announced"):
+    with pytest.raises(InputError, match="rows in the footer"):
         rows(open_vectors(path))
 
 
@@ -468,12 +471,12 @@ def test_what_is_no_file_of_vectors_is_refused(tmp_path: Path) -> None:
     (tmp_path / "text.txt").write_text("1 2 3")
     os.mkfifo(tmp_path / "pipe.npy")
     for name, reason in {
-        "missing.npy": "no such file",
+        "missing.npy": "No such file",
         "empty.npy": "is empty",
         "text.txt": r"formats are \.npy, \.npz, \.safetensors, \.parquet, \.pt, \.pth, \.bin",
-        "pipe.npy": "not a plain file",
-        ".": "is a folder, that is a model",
-        "a\0b": "no such file",
+        "pipe.npy": "not a regular file",
+        ".": "is a folder",
+        "a\0b": "No such file",
     }.items():
         with pytest.raises(InputError, match=reason):
             open_vectors(tmp_path / name)
@@ -520,7 +523,7 @@ def test_a_stored_member_that_claims_the_next_ones_bytes_is_refused(tmp_path: Pa
     with zipfile.ZipFile(tmp_path / "v.npz", "w") as archive:
         archive.writestr("x.npy", npy_bytes(X)[:-1000])
         archive.writestr("y.npy", npy_bytes(X))
-    with pytest.raises(InputError, match="cut or damaged"):
+    with pytest.raises(InputError, match="truncated or damaged"):
         open_vectors(tmp_path / "v.npz", tensor="x")
     assert open_vectors(tmp_path / "v.npz").name == "v.npz:y"
 
@@ -529,11 +532,11 @@ def test_a_packed_member_that_claims_too_much_is_refused(tmp_path: Path) -> None
     data = npy_claiming("{'descr': '<f4', 'fortran_order': False, 'shape': (1000000000000000, 8), }")
     with zipfile.ZipFile(tmp_path / "v.npz", "w", zipfile.ZIP_DEFLATED) as archive:
         archive.writestr("x.npy", data)
-    with pytest.raises(InputError, match=r"more than its .* bytes hold"):
+    with pytest.raises(InputError, match=r"does not fit into its .* bytes"):
         open_vectors(tmp_path / "v.npz")
     with zipfile.ZipFile(tmp_path / "v.npz", "w", zipfile.ZIP_BZIP2) as archive:
         archive.writestr("x.npy", npy_bytes(X))
-    with pytest.raises(InputError, match="unusual way"):
+    with pytest.raises(InputError, match="unsupported way"):
         open_vectors(tmp_path / "v.npz")
 
 
@@ -709,10 +712,10 @@ def test_rows_that_were_not_announced_leave_no_file(tmp_path: Path) -> None:
                 write(batch)
 
     for batches, message in (
-        ([torch.ones(2, 2)], "3 rows were announced, 2 written"),
+        ([torch.ones(2, 2)], "expected 3 rows, got 2"),
         ([torch.ones(2, 2), torch.ones(2, 2)], r"got \(2, 2\) after 2 rows"),
-        ([torch.ones(3, 3)], "3 rows of 2 were announced"),
-        ([torch.ones(2)], "3 rows of 2 were announced"),
+        ([torch.ones(3, 3)], "expected 3 rows of 2"),
+        ([torch.ones(2)], "expected 3 rows of 2"),
     ):
         with pytest.raises(InputError, match=message):
             write_batches(*batches)

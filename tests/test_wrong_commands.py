@@ -62,7 +62,7 @@ WRONG = [
     (["measure", "empty.npy"], "empty.npy is empty"),
     (["measure", "v.npy", "-m", "isoscor"], "did you mean isoscore"),
     (["measure", "v.npy", "-m", ","], "no metric was asked for"),
-    (["measure", "v.npy", "--tensor", "a"], "leave out --tensor"),
+    (["measure", "v.npy", "--tensor", "a"], "Leave out --tensor"),
     (["measure", "v.npy", "--documents", "text.txt"], "known: none"),
     (["measure", "pointer.npy"], "git lfs pull"),
     (["measure", "page.safetensors"], "web page"),

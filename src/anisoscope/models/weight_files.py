@@ -39,7 +39,7 @@ _CODES = {dtype: code for code, dtype in _DTYPES.items()}
 
 
 @dataclass(frozen=True)
-class Stored:
+class StoredTensor:
     """A tensor in a safetensors file: its dtype as the format spells it, its shape, and where its bytes are."""
 
     dtype: str
@@ -83,7 +83,7 @@ def weight_files(place: Path, *, allow_pickle: bool = False) -> list[Path]:
     return [place / name for name in weight_names(names, str(place), allow_pickle=allow_pickle)]
 
 
-def stored_tensors(file: Path) -> dict[str, Stored]:
+def stored_tensors(file: Path) -> dict[str, StoredTensor]:
     """The tensors of a safetensors file by name, from its header; a file that is cut short is an InputError."""
     size = file.stat().st_size
     with file.open("rb") as stream:
@@ -103,12 +103,12 @@ def stored_tensors(file: Path) -> dict[str, Stored]:
     return tensors
 
 
-def _stored(row: Mapping[str, Any], offset: int) -> Stored:
+def _stored(row: Mapping[str, Any], offset: int) -> StoredTensor:
     """A tensor as the header describes it; what no tensor can be is a ValueError."""
     dtype, shape, (begin, end) = row["dtype"], tuple(row["shape"]), row["data_offsets"]
     if not isinstance(dtype, str) or not all(type(x) is int and x >= 0 for x in (*shape, begin, end)) or begin > end:
         raise ValueError(f"no tensor is {dtype!r} {shape!r} between {begin!r} and {end!r}")
-    return Stored(dtype, shape, offset + begin, offset + end)
+    return StoredTensor(dtype, shape, offset + begin, offset + end)
 
 
 def weights_problem(place: Path) -> str | None:
@@ -177,13 +177,13 @@ def _module_parts(module: torch.nn.Module) -> Iterator[tuple[str, list[bytes]]]:
 
 def _file_parts(files: list[Path]) -> Iterator[tuple[str, list[bytes]]]:
     """Tensors in the order of their names, whichever shard holds them: resharding leaves the digest as it is."""
-    tensors: list[tuple[str, Path, Stored]] = []
+    tensors: list[tuple[str, Path, StoredTensor]] = []
     for file in files:
         if file.suffix == ".safetensors":
             tensors += [(name, file, tensor) for name, tensor in stored_tensors(file).items()]
         else:
             size = file.stat().st_size
-            tensors.append((file.suffix, file, Stored("bytes", (size,), 0, size)))
+            tensors.append((file.suffix, file, StoredTensor("bytes", (size,), 0, size)))
     for name, file, tensor in sorted(tensors, key=lambda entry: entry[0]):
         length = tensor.end - tensor.begin
         blocks: list[bytes] = []
