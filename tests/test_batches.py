@@ -21,8 +21,9 @@ from PIL import Image
 from anisoscope.data.audio import audio_batches, resample
 from anisoscope.data.batches import model_batches
 from anisoscope.data.images import image_batches
-from anisoscope.data.text import text_batches, text_documents, text_pieces
-from anisoscope.data.token_table import Batch, TokenTable, table_at
+from anisoscope.data.text import text_batches
+from anisoscope.data.text_sources import TextDocuments, text_documents, text_pieces
+from anisoscope.data.token_table import Batch, TokenTable, table_of_length
 from anisoscope.errors import InputError
 from anisoscope.models.open import open_model
 from tests import model_folders as made
@@ -119,9 +120,7 @@ def test_cutting_a_text_into_pieces_leaves_its_tokens_as_they_are(tokenizer: Any
 
 
 def _as_one_text(pieces: list[str]) -> Any:
-    from anisoscope.data.text import TextDocuments
-
-    return TextDocuments(lambda: iter(pieces), are="windows")
+    return TextDocuments(lambda: iter(pieces), unit="windows")
 
 
 def test_pieces_do_not_depend_on_how_the_file_was_read() -> None:
@@ -139,7 +138,7 @@ def test_every_window_of_an_unmarked_file_is_a_document(tmp_path: Path) -> None:
     file = tmp_path / "text.txt"
     file.write_text(made.WORDS)
     batches = list(text_batches(made.byte_pairs(), text_documents(file), window=16, batch=3))
-    assert {batch.documents_are for batch in batches} == {"windows"}
+    assert {batch.unit for batch in batches} == {"windows"}
     rows = seen(batches)
     assert [row[0].document for row in rows] == list(range(len(rows)))
     assert all([t.position for t in row] == list(range(len(row))) for row in rows)
@@ -201,21 +200,21 @@ def test_a_folder_gives_a_document_a_file_in_the_order_of_paths(tmp_path: Path) 
     (tmp_path / ".hidden.txt").write_text("hidden")
     documents = text_documents(tmp_path)
     assert list(documents) == ["first", "second", "third"]
-    assert documents.are == "documents"
+    assert documents.unit == "documents"
 
 
 def test_a_folder_of_one_text_is_that_text(tmp_path: Path) -> None:
     (tmp_path / "only.txt").write_text(made.WORDS)
-    assert text_documents(tmp_path).are == "windows"
+    assert text_documents(tmp_path).unit == "windows"
 
 
 def test_marks_part_documents_however_the_file_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file = tmp_path / "marked.txt"
     file.write_text("one\n<doc>\ntwo\nlines\n<doc>\nthree")
     for size in (1, 4, 1000):
-        monkeypatch.setattr("anisoscope.data.text.PIECE", size)
+        monkeypatch.setattr("anisoscope.data.text_sources.PIECE", size)
         assert list(text_documents(file, mark="<doc>")) == ["one", "two\nlines", "three"]
-    assert text_documents(file, mark="<doc>").are == "documents"
+    assert text_documents(file, mark="<doc>").unit == "documents"
 
 
 def test_standard_input_is_a_text_marked_texts_or_rows(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -224,7 +223,7 @@ def test_standard_input_is_a_text_marked_texts_or_rows(monkeypatch: pytest.Monke
 
     piped("plain text")
     assert list(text_documents("-")) == ["plain text"]
-    assert text_documents("-").are == "windows"
+    assert text_documents("-").unit == "windows"
     piped("one\ftwo")
     assert list(text_documents("-", mark="\f")) == ["one", "two"]
     piped('{"body": "row"}\n')
@@ -239,7 +238,7 @@ def test_rows_of_jsonl_and_parquet_are_documents(tmp_path: Path) -> None:
     pd.DataFrame({"body": ["first", None, "last"], "other": [1, 2, 3]}).to_parquet(tmp_path / "rows.parquet")
     assert list(text_documents(tmp_path / "rows.jsonl", field="body")) == ["first", "second \ufffd", "dritter Text"]
     assert list(text_documents(tmp_path / "rows.parquet", field="body")) == ["first", "last"]
-    with pytest.raises(InputError, match=r"no column 'text'; its columns are body, other"):
+    with pytest.raises(InputError, match=r"no column 'text'\. Its columns are body, other"):
         list(text_documents(tmp_path / "rows.parquet"))
 
 
@@ -288,7 +287,7 @@ def test_bytes_that_are_no_text_are_an_error(tmp_path: Path) -> None:
 
 def test_a_missing_text_suggests_its_neighbours(tmp_path: Path) -> None:
     (tmp_path / "corpus.txt").write_text("words")
-    with pytest.raises(InputError, match=r"did you mean .*corpus\.txt"):
+    with pytest.raises(InputError, match=r"(?i)did you mean .*corpus\.txt"):
         text_documents(tmp_path / "corpsu.txt")
     with pytest.raises(InputError, match=r"has no \.txt"):
         text_documents(_made(tmp_path / "empty"))
@@ -302,7 +301,7 @@ def _made(folder: Path) -> Path:
 def test_options_that_cannot_be_are_refused() -> None:
     with pytest.raises(InputError, match="window is 0"):
         text_batches(CLS_TOKENIZER, ["a"], window=0)
-    with pytest.raises(InputError, match="no room for text beside 2 special tokens"):
+    with pytest.raises(InputError, match="cannot hold text and 2 special tokens"):
         text_batches(CLS_TOKENIZER, ["a"], window=2)
     with pytest.raises(InputError, match="no tokenizer"):
         text_batches(None, ["a"])
@@ -324,7 +323,7 @@ def test_a_pooled_position_counts_when_all_that_it_covers_counts(counts: list[bo
     T = len(counts)
     column = torch.zeros(1, T, dtype=torch.int64)
     table = TokenTable(column + 5, column, column, column, torch.tensor([counts]), torch.zeros(1, T, dtype=torch.bool))
-    pooled = table_at(table, length)
+    pooled = table_of_length(table, length)
     expected = []
     for t in range(length):
         covered = [i for i in range(T) if i * length < (t + 1) * T and (i + 1) * length > t * T]
@@ -355,7 +354,7 @@ def test_images_without_a_processor_are_resized_and_scaled(pictures: Path) -> No
     expected = (resized / 255 - 0.5) / 0.5  # (h, w, c)
     assert np.allclose(batches[0].inputs["pixel_values"][0].permute(1, 2, 0).numpy(), expected, atol=1e-6)
     assert [b.document.flatten().tolist() for b in batches] == [[0, 1], [2]]
-    assert {b.documents_are for b in batches} == {"images"}
+    assert {b.unit for b in batches} == {"images"}
     assert all((b.token == -1).all() and b.counts.all() for b in batches)
 
 
@@ -375,7 +374,7 @@ def test_a_vision_model_reads_a_folder_of_images(tmp_path: Path, pictures: Path)
         assert opened.modality == "image"
         (batch,) = model_batches(opened, pictures)
         states = opened.model(**batch.inputs).last_hidden_state  # (3, 5, 16): four patches and [CLS]
-        assert table_at(batch, states.shape[1]).counts.sum() == 15
+        assert table_of_length(batch, states.shape[1]).counts.sum() == 15
 
 
 # Sound
@@ -418,7 +417,7 @@ def test_recordings_are_cut_into_clips_and_never_padded(recordings: Path) -> Non
     batches = list(audio_batches(None, recordings, batch=4, seconds=1))
     assert [tuple(b.inputs["input_values"].shape) for b in batches] == [(1, 8_000), (2, 16_000), (1, 4_000)]
     assert [b.document.flatten().tolist() for b in batches] == [[0], [1, 2], [3]]
-    assert {b.documents_are for b in batches} == {"clips"}
+    assert {b.unit for b in batches} == {"clips"}
     for batch in batches:
         values = batch.inputs["input_values"]
         assert torch.allclose(values.mean(dim=1), torch.zeros(len(values)), atol=1e-5)
@@ -435,7 +434,7 @@ def test_a_raw_sound_model_reads_recordings_with_and_without_its_extractor(tmp_p
     ):
         assert torch.allclose(ours.inputs["input_values"], theirs.inputs["input_values"], atol=1e-4)
         states = fitted.model(**theirs.inputs).last_hidden_state
-        assert table_at(theirs, states.shape[1]).counts.all()
+        assert table_of_length(theirs, states.shape[1]).counts.all()
 
 
 def test_the_silence_that_fills_a_fixed_length_does_not_count(tmp_path: Path, recordings: Path) -> None:
@@ -448,7 +447,7 @@ def test_the_silence_that_fills_a_fixed_length_does_not_count(tmp_path: Path, re
     assert first.counts.shape == (1, 100)
     assert int(first.counts.sum()) == 50  # half a second of the fixed one
     outputs = opened.model(**first.inputs)
-    assert int(table_at(first, outputs.encoder_last_hidden_state.shape[1]).counts.sum()) == 25
+    assert int(table_of_length(first, outputs.encoder_last_hidden_state.shape[1]).counts.sum()) == 25
     assert first.decoder is not None
     assert first.decoder.token[0].tolist() == [1, *bare(words, "the fox")]
     assert first.decoder.special[0].tolist() == [True] + [False] * (first.decoder.token.shape[1] - 1)

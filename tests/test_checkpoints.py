@@ -45,7 +45,7 @@ def test_the_folders_of_a_run_come_by_step(run: Path) -> None:
 def test_patterns_choose_among_folders(run: Path) -> None:
     assert [c.step for c in checkpoints(run, "checkpoint-1*")] == [100, 1000]
     assert [c.step for c in checkpoints(run, ["checkpoint-1000", "checkpoint-50"])] == [50, 1000]
-    with pytest.raises(InputError, match=r"no checkpoints that match step\*; seen: checkpoint-0,"):
+    with pytest.raises(InputError, match=r"no checkpoints that match step\*\. It holds checkpoint-0,"):
         checkpoints(run, "step*")
 
 
@@ -68,9 +68,9 @@ def test_half_written_checkpoints_are_named_not_dropped(run: Path) -> None:
     (run / "checkpoint-100" / "model.safetensors.index.json").write_text(json.dumps(index))
     (run / "checkpoint-1000" / "config.json").unlink()
     problems = {c.step: c.problem or "" for c in checkpoints(run)}
-    assert "no weights" in problems[0]
-    assert "is not whole" in problems[50]
-    assert "names model-00002-of-00002.safetensors, which is not there" in problems[100]
+    assert "has no model.safetensors" in problems[0]
+    assert "is incomplete" in problems[50]
+    assert "names model-00002-of-00002.safetensors, which does not exist" in problems[100]
     assert "no config.json" in problems[1000]
     (run / "checkpoint-100" / "model.safetensors.index.json").write_text("{")
     assert "cannot be read" in (checkpoints(run, "checkpoint-100")[0].problem or "")
@@ -96,10 +96,10 @@ def test_a_list_file_names_sources_and_revisions(run: Path) -> None:
 def test_a_list_file_that_is_wrong_is_named_by_line(run: Path) -> None:
     listed = run.parent / "list.txt"
     listed.write_text("run/checkpoint-0\n./run/checkpiont-50\n")
-    with pytest.raises(InputError, match=r"line 2: no model at .*did you mean .*checkpoint-50"):
+    with pytest.raises(InputError, match=r"(?i)line 2: no model at .*did you mean .*checkpoint-50"):
         checkpoints(listed)
     listed.write_text("one two three\n")
-    with pytest.raises(InputError, match="line 1: expected a source and perhaps a revision"):
+    with pytest.raises(InputError, match=r"line 1 is .*Write a source and optionally a revision"):
         checkpoints(listed)
     listed.write_text("# nothing\n")
     with pytest.raises(InputError, match="lists no checkpoints"):
@@ -124,7 +124,7 @@ def test_patterns_are_looked_up_on_the_hub(monkeypatch: pytest.MonkeyPatch) -> N
         (step, f"step{step}", "org/model") for step in (0, 512, 1000, 2000)
     ]
     assert [c.step for c in checkpoints("org/model", "step1*,step0,step1000")] == [0, 1000]
-    with pytest.raises(InputError, match=r"no revision of org/model is called 'stpe\*'; did you mean"):
+    with pytest.raises(InputError, match=r"(?i)no revision of org/model .*'stpe\*'.*did you mean"):
         checkpoints("org/model", "stpe*")
 
 
@@ -146,7 +146,7 @@ def test_without_network_patterns_are_looked_up_in_the_cache(monkeypatch: pytest
 
 
 def test_missing_sources_suggest_their_neighbours(run: Path) -> None:
-    with pytest.raises(InputError, match=r"did you mean .*/run"):
+    with pytest.raises(InputError, match=r"(?i)did you mean .*/run"):
         checkpoints(run.parent / "rnu")
     with pytest.raises(InputError, match="holds no checkpoints such as"):
         checkpoints(run / "logs")

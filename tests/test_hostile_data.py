@@ -24,7 +24,7 @@ from PIL import Image
 
 from anisoscope.data.audio import audio_batches
 from anisoscope.data.images import image_batches
-from anisoscope.data.text import text_documents, text_pieces
+from anisoscope.data.text_sources import text_documents, text_pieces
 from anisoscope.errors import AnisoscopeError, InputError
 from tests.damage import LONG, SHORT, damages
 
@@ -157,7 +157,7 @@ def test_much_damaged_data_is_read_or_refused(
 BOUNDED = """
 import resource, sys
 from itertools import islice
-import anisoscope.data.text, anisoscope.data.vectors, pyarrow.parquet, pyarrow.compute
+import anisoscope.data.text_sources, anisoscope.data.vectors, pyarrow.parquet, pyarrow.compute
 from anisoscope.errors import AnisoscopeError
 pages = int(open("/proc/self/statm").read().split()[0])
 bound = pages * resource.getpagesize() + (1 << 30)
@@ -165,7 +165,7 @@ resource.setrlimit(resource.RLIMIT_AS, (bound, bound))
 for name in sys.argv[1:]:
     try:
         if name.rpartition("/")[2].startswith("text"):
-            print(sum(map(len, islice(anisoscope.data.text.text_documents(name), 50))))
+            print(sum(map(len, islice(anisoscope.data.text_sources.text_documents(name), 50))))
         else:
             vectors = anisoscope.data.vectors.open_vectors(name)
             print(vectors.n, vectors.d, len(vectors.documents), next(vectors.batches(16)).shape)
@@ -255,5 +255,5 @@ def test_documents_between_marks_are_found_wherever_chunks_end(tmp_path: Path, m
     text = "one<|>two<|><|>four" + "x" * 50 + "<|>five<|"
     (tmp_path / "a.txt").write_text(text)
     for size in (1, 2, 3, 7, 1000):
-        monkeypatch.setattr("anisoscope.data.text.PIECE", size)
+        monkeypatch.setattr("anisoscope.data.text_sources.PIECE", size)
         assert list(text_documents(tmp_path / "a.txt", mark="<|>")) == text.split("<|>")

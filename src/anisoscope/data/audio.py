@@ -12,7 +12,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from anisoscope.data.token_table import Batch, TokenTable, item_table, require_positive, runs, window_table, with_inputs
+from anisoscope.data.token_table import (
+    Batch,
+    TokenTable,
+    group_consecutive,
+    make_batch,
+    require_positive,
+    table_without_ids,
+    window_table,
+)
 from anisoscope.errors import InputError
 from anisoscope.models.sources import named_files
 from anisoscope.store.files import understood
@@ -77,7 +85,7 @@ def audio_batches(
     rate = DEFAULT_RATE if extractor is None else int(extractor.sampling_rate)
     files = named_files(source, AUDIO_SUFFIXES)
     clips = _clips(files, rate, seconds or longest or 10.0)
-    groups = runs(clips, batch, key=lambda clip: len(clip.sound))
+    groups = group_consecutive(clips, batch, key=lambda clip: len(clip.sound))
     return (_batch(group, extractor, tokenizer, decoder_start, decoder_window) for group in groups)
 
 
@@ -150,12 +158,12 @@ def _batch(clips: list[Clip], extractor: Any, tokenizer: Any, decoder_start: int
     document = torch.tensor([clip.number for clip in clips])  # (b,)
     sounds = torch.stack([clip.sound for clip in clips])  # (b, samples)
     inputs, counts = _plain_inputs(sounds) if extractor is None else _extracted(extractor, sounds)
-    table = item_table(document, counts)
+    table = table_without_ids(document, counts)
     if decoder_start is None:
-        return with_inputs(table, inputs, "clips")
+        return make_batch(table, inputs, "clips")
     decoder, ids = _decoder(clips, document, tokenizer, decoder_start, decoder_window)
     inputs |= {"decoder_input_ids": ids, "decoder_attention_mask": decoder.counts.long()}
-    return with_inputs(table, inputs, "clips", decoder)
+    return make_batch(table, inputs, "clips", decoder)
 
 
 def _plain_inputs(sounds: Tensor) -> tuple[dict[str, Tensor], Tensor]:

@@ -150,7 +150,7 @@ class Engine:
     def _feed(self, given: Any) -> int:
         """One batch through the model, or the share of it; how many tokens it holds."""
         batch = as_batch(given, self._first_document)
-        self.unit = batch.documents_are
+        self.unit = batch.unit
         self._first_document += len(batch.document)
         counts = counted(batch, self._special)
         block = blocks_of(batch, counts, self._block_numbers(counts))  # (b,)
