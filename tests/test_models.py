@@ -7,6 +7,7 @@ import json
 import random
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -458,11 +459,68 @@ def test_what_the_hub_says_is_passed_on_in_a_line(monkeypatch: pytest.MonkeyPatc
     for kind, line in {
         errors.RepositoryNotFoundError: "No model 'org/model' on the hub",
         errors.RevisionNotFoundError: "has no revision 'step9'",
-        errors.GatedRepoError: "is gated: ask for access",
+        errors.GatedRepoError: r"is gated\. Request access",
     }.items():
         reach(monkeypatch, Hub(None, kind("404 Client Error", response=response)))
         with pytest.raises(InputError, match=line):
             open_model("org/model", revision="step9")
+
+
+# Openers of other packages
+
+
+def install(folder: Path, package: str, opener: str) -> None:
+    """Put the metadata of a package that registers an opener for models of type "theirs" into a folder."""
+    info = folder / f"{package}-1.0.dist-info"
+    info.mkdir(parents=True)
+    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {package}\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text(f"[anisoscope.models]\ntheirs = {opener}\n")
+
+
+@pytest.fixture
+def their_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder that only another package can open; the package is on the path but not yet installed."""
+    packages = tmp_path / "packages"
+    packages.mkdir()
+    (packages / "their_folders.py").write_text(
+        "import transformers\n"
+        "def open_folder(folder, dtype, device):\n"
+        "    config = transformers.GPT2Config(vocab_size=256, n_embd=16, n_layer=1, n_head=2, n_positions=32)\n"
+        "    model = transformers.GPT2Model(config).to(device, dtype)\n"
+        "    return model, None, {'modality': 'text', 'embedding_rows': 256, 'max_positions': 32}\n"
+        "def open_without_modality(folder, dtype, device):\n"
+        "    return None, None, {}\n"
+    )
+    monkeypatch.syspath_prepend(str(packages))
+    monkeypatch.delitem(sys.modules, "their_folders", raising=False)
+    folder = tmp_path / "model"
+    folder.mkdir()
+    (folder / "config.json").write_text('{"model_type": "theirs"}')
+    return folder
+
+
+def test_an_entry_point_of_another_package_opens_its_folders(their_model: Path, tmp_path: Path) -> None:
+    with pytest.raises(InputError):
+        open_model(their_model)
+    install(tmp_path / "packages", "their_package", "their_folders:open_folder")
+    opened = open_model(their_model, dtype="float64")
+    assert (opened.modality, opened.info["source"], opened.info["dtype"]) == ("text", str(their_model), "float64")
+    assert not opened.model.training
+    (batch,) = model_batches(opened, ["some text"], tokenizer="bytes")
+    assert opened.model(**batch.inputs).last_hidden_state.shape == (1, 9, 16)
+
+
+def test_two_packages_that_open_the_same_model_type_are_refused(their_model: Path, tmp_path: Path) -> None:
+    install(tmp_path / "packages", "their_package", "their_folders:open_folder")
+    install(tmp_path / "packages", "another_package", "another:open_folder")
+    with pytest.raises(InputError, match="installed packages open models of type 'theirs': another:open_folder"):
+        open_model(their_model)
+
+
+def test_an_opener_that_returns_no_modality_is_refused(their_model: Path, tmp_path: Path) -> None:
+    install(tmp_path / "packages", "their_package", "their_folders:open_without_modality")
+    with pytest.raises(InputError, match="returned no modality"):
+        open_model(their_model)
 
 
 # Real weights

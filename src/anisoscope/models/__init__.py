@@ -1,7 +1,7 @@
 """Open models: hub ids, folders, GGUF files, adapters and series of checkpoints.
 
 These are the public names. Inside the library, import them from their modules. Other packages can register a function
-that opens their own folders with the entry point group `anisoscope.models`, see docs/howto/add-a-model.md.
+that opens their own folders with the entry point group `anisoscope.models`, see CONTRIBUTING.md.
 """
 
 from anisoscope.models.checkpoints import Checkpoint, checkpoints

@@ -22,7 +22,8 @@ from anisoscope.models.sources import Located, locate
 from anisoscope.models.weight_files import PICKLES, stored_dtype, weight_files, weights_digest
 from anisoscope.store.files import read_json
 
-# What an entry point of the group `anisoscope.models` refers to: (folder, dtype, device) -> (model, processor, info)
+# What an entry point of the group `anisoscope.models` refers to: (folder, dtype, device) -> (model, processor, info).
+# `info` needs "modality" and may set any other key of `Opened.info`.
 Opener = Callable[[Path, torch.dtype | None, torch.device], tuple[Any, Any, dict[str, Any]]]
 
 # The modality of a model by the name of its main input.
@@ -197,8 +198,25 @@ def _open_registered(options: OpenOptions, located: Located, opener: Opener) -> 
             f"The opener of {options.source} returned no modality. "
             "Its info needs 'modality': 'text', 'image', 'audio' or 'other'."
         )
-    about = {"source": options.source, "revision": None, "device": str(options.device), **info}
-    return Opened(model, processor, str(info["modality"]), about)
+    defaults: dict[str, Any] = {
+        "source": options.source,
+        "revision": options.revision,
+        "commit": located.commit,
+        "model_type": None,
+        "head": False,
+        "processor": processor_name(processor, info["modality"]),
+        "stored_dtype": None,
+        "device": str(options.device),
+        "digest": None,
+        "random_weights": [],
+        "quantization": None,
+        "adapter": None,
+        "embedding_rows": None,
+        "max_positions": None,
+        "decoder_start": None,
+        "libraries": {"torch": version("torch")},
+    }
+    return Opened(model.eval(), processor, info["modality"], defaults | _module_info(model) | info)
 
 
 def _module_info(model: Any) -> dict[str, Any]:
@@ -206,7 +224,7 @@ def _module_info(model: Any) -> dict[str, Any]:
     return {
         "architecture": type(model).__name__,
         "dtype": _dtype_name(next((p.dtype for p in model.parameters() if p.is_floating_point()), None)),
-        "attention": getattr(model.config, "_attn_implementation", None),
+        "attention": getattr(getattr(model, "config", None), "_attn_implementation", None),
         "parameters": sum(p.numel() for p in model.parameters()),
     }
 
