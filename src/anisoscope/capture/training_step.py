@@ -25,7 +25,7 @@ from anisoscope.capture import Layout, Stack
 from anisoscope.capture.invisible import draw_again, drawn_so_far, side_effect_free
 from anisoscope.capture.tensors import eager, hidden_state, rows_of
 from anisoscope.data.inputs import device_of
-from anisoscope.data.token_table import Batch, table_at
+from anisoscope.data.token_table import Batch, table_of_length
 from anisoscope.data.windows import as_inputs, digests, windows_of
 from anisoscope.errors import CaptureError
 from anisoscope.records import Site
@@ -50,7 +50,7 @@ class Forward:
     def places(self, stack: str, items: int, length: int) -> Tensor | None:
         """The flat places of the tokens that count among items × length; None: all of them."""
         whole = self.batch.decoder if stack == "dec" and self.batch.decoder is not None else self.batch
-        counts = table_at(whole, length).counts  # (b, T)
+        counts = table_of_length(whole, length).counts  # (b, T)
         return None if counts.shape != (items, length) or bool(counts.all()) else counts.flatten().nonzero()[:, 0]
 
 

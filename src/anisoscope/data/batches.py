@@ -1,4 +1,4 @@
-"""Batches for an opened model: its modality, limits and start tokens filled in."""
+"""Batches for an opened model, according to its modality and its limits."""
 
 from __future__ import annotations
 
@@ -10,16 +10,17 @@ from typing import Any
 
 from anisoscope.data.audio import audio_batches
 from anisoscope.data.images import image_batches
-from anisoscope.data.text import TextDocuments, text_batches, text_documents
+from anisoscope.data.text import text_batches
+from anisoscope.data.text_sources import TextDocuments, text_documents
 from anisoscope.data.token_table import Batch
 from anisoscope.errors import InputError
 from anisoscope.models.open import Opened
 
-# The usual window of text where a model allows longer ones.
+# Default window of text, if the model allows it.
 WINDOW = 512
 
-# Raw bytes may stand in for a tokenizer up to this vocabulary (256 bytes, and special tokens as in ByT5).
-_BYTE_ROWS = 384
+# Largest vocabulary for which raw bytes may replace a tokenizer (256 bytes, and special tokens as in ByT5).
+_MAX_BYTE_VOCABULARY = 384
 
 
 def model_batches(
@@ -35,67 +36,88 @@ def model_batches(
     seconds: float | None = None,
     tokenizer: Any = None,
 ) -> Iterator[Batch]:
-    """The batches that `opened.model` takes, from text, images or recordings: `opened.model(**batch.inputs)`.
+    """Read text, images or recordings as batches for a model: `opened.model(**batch.inputs)`.
 
-    `window`, `tokens`, `special`, `field`, `mark` and `tokenizer` are for text (see `text_batches` and
-    `text_documents`), `seconds` for recordings (see `audio_batches`). The window is 512 tokens, or what the model
-    allows if that is less.
+    Args:
+        opened: the model.
+        source: see `text_documents`, `image_batches` and `audio_batches`.
+        window: text: longest window in tokens; by default 512, or what the model allows if that is less.
+        batch: windows, images or clips per batch.
+        tokens: text: number of tokens to read in all.
+        special: text: whether to add the tokenizer's special tokens.
+        field: text: field or column that holds the text.
+        mark: text: string that separates two documents.
+        seconds: recordings: longest clip.
+        tokenizer: text: a tokenizer to use instead of the model's, or "bytes".
+
+    Raises:
+        InputError: if the source does not fit the model.
     """
-    config: Any = opened.model.config
     if opened.modality == "text":
-        batches = _text(opened, source, window, batch, tokens, special, field, mark, tokenizer)
+        _require_byte_vocabulary(opened, tokenizer)
+        batches = text_batches(
+            opened.processor if tokenizer is None else tokenizer,
+            source if isinstance(source, TextDocuments) else text_documents(source, field=field, mark=mark),
+            window=_window(opened, window),
+            batch=batch,
+            tokens=tokens,
+            special=special,
+            decoder_start=opened.info["decoder_start"],
+            vocabulary=opened.info["embedding_rows"],
+            # A model that takes no mask would mix padding into its states.
+            padding="attention_mask" in _parameters(opened),
+        )
     elif opened.modality == "image":
+        config: Any = opened.model.config
         size = getattr(config, "image_size", None) or 224
         channels = getattr(config, "num_channels", None) or 3
         batches = image_batches(opened.processor, source, batch=batch, size=size, channels=channels)
     elif opened.modality == "audio":
-        if opened.processor is None and _main_input(opened) != "input_values":
-            raise InputError(
-                f"{opened.info['source']} has no feature extractor; put preprocessor_config.json beside it"
-            )
-        batches = audio_batches(
-            opened.processor,
-            source,
-            batch=batch,
-            seconds=seconds,
-            decoder_start=opened.info["decoder_start"],
-            decoder_window=getattr(config, "max_target_positions", None) or 448,
-        )
+        batches = _audio(opened, source, batch, seconds)
     else:
-        raise InputError(f"{opened.info['architecture']} takes {_main_input(opened)}, not text, images or sound")
-    taken = inspect.signature(opened.model.forward).parameters
-    return (replace(b, inputs={name: x for name, x in b.inputs.items() if name in taken}) for b in batches)
+        raise InputError(
+            f"{opened.info['architecture']} takes {_main_input(opened)}, not text, images or sound. "
+            "Pass your own batches instead."
+        )
+    names = _parameters(opened)
+    return (replace(b, inputs={name: x for name, x in b.inputs.items() if name in names}) for b in batches)
 
 
-def _text(
-    opened: Opened,
-    source: str | Path | Iterable[str],
-    window: int | None,
-    batch: int,
-    tokens: int | None,
-    special: bool,
-    field: str | None,
-    mark: str | None,
-    tokenizer: Any,
+def _audio(
+    opened: Opened, source: str | Path | Iterable[str | Path], batch: int, seconds: float | None
 ) -> Iterator[Batch]:
-    limit, rows = opened.info["max_positions"], opened.info["embedding_rows"]
-    if window is not None and limit is not None and window > limit:
-        raise InputError(f"window {window} is longer than the {limit} positions of the model; give at most {limit}")
-    if tokenizer == "bytes" and (rows is None or not 256 <= rows <= _BYTE_ROWS):
-        raise InputError(f"tokenizer='bytes' needs a vocabulary of 256 to {_BYTE_ROWS}; the model has {rows}")
-    documents = source if isinstance(source, TextDocuments) else text_documents(source, field=field, mark=mark)
-    return text_batches(
-        opened.processor if tokenizer is None else tokenizer,
-        documents,
-        window=window or min(WINDOW, limit or WINDOW),
+    if opened.processor is None and _main_input(opened) != "input_values":
+        raise InputError(
+            f"{opened.info['source']} has no feature extractor. Put its preprocessor_config.json into the same folder."
+        )
+    return audio_batches(
+        opened.processor,
+        source,
         batch=batch,
-        tokens=tokens,
-        special=special,
+        seconds=seconds,
         decoder_start=opened.info["decoder_start"],
-        vocabulary=rows,
-        # A model that takes no mask would mix padding into its states.
-        padding="attention_mask" in inspect.signature(opened.model.forward).parameters,
+        decoder_window=getattr(opened.model.config, "max_target_positions", None) or 448,
     )
+
+
+def _window(opened: Opened, window: int | None) -> int:
+    limit = opened.info["max_positions"]
+    if window is not None and limit is not None and window > limit:
+        raise InputError(f"A window of {window} tokens is longer than the {limit} positions of the model. Use {limit}.")
+    return window or min(WINDOW, limit or WINDOW)
+
+
+def _require_byte_vocabulary(opened: Opened, tokenizer: Any) -> None:
+    rows = opened.info["embedding_rows"]
+    if tokenizer == "bytes" and (rows is None or not 256 <= rows <= _MAX_BYTE_VOCABULARY):
+        raise InputError(
+            f"tokenizer='bytes' needs a vocabulary of 256 to {_MAX_BYTE_VOCABULARY}; the model has {rows}. "
+            "Use the model's tokenizer."
+        )
+
+
+def _parameters(opened: Opened) -> Iterable[str]:
+    return inspect.signature(opened.model.forward).parameters
 
 
 def _main_input(opened: Opened) -> str:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from anisoscope.data.token_table import Batch, TokenTable, table_at
+from anisoscope.data.token_table import Batch, TokenTable, table_of_length
 from anisoscope.records import Site
 from anisoscope.stats.rows import Rows, Tokens, token_table
 
@@ -33,7 +33,7 @@ class CurrentBatch:
 
     def table(self, stack: str, length: int) -> TokenTable:
         whole: TokenTable = self.batch.decoder if stack == "dec" and self.batch.decoder is not None else self.batch
-        return table_at(whole, length)
+        return table_of_length(whole, length)
 
     def counts(self, stack: str, length: int) -> Tensor:
         """Return which tokens of a stack count, (b, T) bool."""

@@ -162,7 +162,7 @@ class Engine:
     def _feed(self, inputs: Any) -> int:
         """Run the model on this process's share of a batch; return how many tokens the whole batch counts."""
         batch = as_batch(inputs, self._first_document)
-        self.unit = batch.documents_are
+        self.unit = batch.unit
         self._first_document += len(batch.document)
         counts = counted(batch, self.request.statistics.special)
         block = blocks_of(batch, counts, self._numbers(counts))  # (b,)

@@ -8,7 +8,7 @@ from dataclasses import replace
 import torch
 
 from anisoscope.data.inputs import device_of
-from anisoscope.data.token_table import Batch, window_table, with_inputs
+from anisoscope.data.token_table import Batch, make_batch, window_table
 from anisoscope.errors import InputError
 from anisoscope.models.open import Opened
 
@@ -58,6 +58,6 @@ def generated_batches(opened: Opened, batches: Iterable[Batch], new: int, *, see
         )
         counts = table.counts & (table.offset >= PROMPT)
         inputs = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
-        yield with_inputs(replace(table, counts=counts), inputs, documents_are="continuations")
+        yield make_batch(replace(table, counts=counts), inputs, unit="continuations")
     if document == _FIRST_DOCUMENT:
         raise InputError(f"no window of the text has {PROMPT} tokens to continue; use a longer text or window")

@@ -14,7 +14,7 @@ from torch import nn
 from anisoscope.capture import Layout, find_layout
 from anisoscope.data.batches import WINDOW, model_batches
 from anisoscope.data.inputs import device_of, first_item, peek
-from anisoscope.data.text import text_size
+from anisoscope.data.text_sources import text_size
 from anisoscope.data.token_table import Batch
 from anisoscope.distributed import Ranks, host_ranks
 from anisoscope.errors import InputError

@@ -1,4 +1,4 @@
-"""The checkpoints of one training run: revisions on the hub, folders, files, or a list of them."""
+"""List the checkpoints of a training run: revisions on the hub, folders, files, or a list file."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ _WHOLE_MODEL = re.compile(r"model(-\d+-of-\d+)?|adapter_model|optimizer")
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """One state of a model in training: `open_model(source, revision=revision)` opens it.
+    """One state of a model in training; `open_model(source, revision=revision)` opens it.
 
-    `problem` says why it cannot be opened (a shard that is missing, a file that is cut short), or is None.
+    `problem` explains why it cannot be opened (a missing shard, a truncated file); None if it can.
     """
 
     source: str
@@ -36,17 +36,27 @@ class Checkpoint:
 
 
 def checkpoints(source: str | Path, revisions: str | Iterable[str] | None = None) -> list[Checkpoint]:
-    """The checkpoints of a source, by step.
+    """List the checkpoints of a source, ordered by step.
 
-    A hub id with revisions ("step*", "step0,step1000", or a list; patterns look at the hub, or at the local cache when
-    it cannot be reached); a folder that holds `checkpoint-*` or `step_*` folders, or `step_*.safetensors` files beside
-    a config.json; a run of the lab; a list file (a source and perhaps a revision a line, `#` starts a comment); or one
-    model, at step 0. The step is the number in the name (behind "step" where that occurs); if a name in a list has
-    none, all of the list are numbered in its order.
+    The step is the number in the name (the one after "step" if that word occurs). If a name in a list has no number,
+    the whole list is numbered in its order.
+
+    Args:
+        source: one of
+            - a hub id;
+            - a folder with `checkpoint-*` or `step_*` folders, or with `step_*.safetensors` files and a config.json;
+            - a training run of the lab;
+            - a list file: a source and optionally a revision per line, `#` starts a comment;
+            - a single model, which gets step 0.
+        revisions: which revisions of a hub id: "step*", "step0,step1000", or a list. Patterns are matched with the
+            revisions on the hub, or in the local cache if the hub cannot be reached.
+
+    Raises:
+        InputError: if there are no checkpoints.
     """
     path = given_path(source)
     patterns = _patterns(revisions)
-    if (path / "run.json").is_file() and (path / "checkpoints").is_dir():  # a training of the lab
+    if (path / "run.json").is_file() and (path / "checkpoints").is_dir():  # a training run of the lab
         path = path / "checkpoints"
     if path.is_dir():
         return _in_folder(path, patterns)
@@ -55,40 +65,40 @@ def checkpoints(source: str | Path, revisions: str | Iterable[str] | None = None
     if path.is_file():
         return [Checkpoint(str(path), None, 0, path.name, weights_problem(path))]
     if not is_hub_id(source):
-        raise InputError(f"no checkpoints at {path}{near_paths(path)}; give a folder, a list file or a hub id")
+        raise InputError(f"No checkpoints at {path}{near_paths(path)}. Use a folder, a list file or a hub id.")
     if not patterns:
         return [Checkpoint(str(source), None, 0, str(source))]
     return _numbered([Checkpoint(str(source), name, 0, name) for name in _matching(str(source), patterns)])
 
 
 def step_of(name: str) -> int | None:
-    """The step in a name: the number behind "step" where there is one, else the last number.
+    """Return the step in a name: the number after "step" if there is one, else the last number.
 
     >>> step_of("checkpoint-500"), step_of("stage1-step1000-tokens5B"), step_of("main")
     (500, 1000, None)
     """
-    behind = _AFTER_STEP.search(name)
-    numbers = [behind[1]] if behind else re.findall(r"\d+", name)
-    # A number beyond any training is a date or a digest.
+    match = _AFTER_STEP.search(name)
+    numbers = [match[1]] if match else re.findall(r"\d+", name)
+    # A longer number is a date or a digest.
     return int(numbers[-1]) if numbers and len(numbers[-1]) <= _DIGITS else None
 
 
 def _patterns(revisions: str | Iterable[str] | None) -> list[str]:
-    given = revisions.split(",") if isinstance(revisions, str) else list(revisions or ())
-    return [pattern.strip() for pattern in given if pattern.strip()]
+    patterns = revisions.split(",") if isinstance(revisions, str) else list(revisions or ())
+    return [pattern.strip() for pattern in patterns if pattern.strip()]
 
 
 def _matching(repository: str, patterns: list[str]) -> list[str]:
-    """The revisions that patterns name; only patterns with wildcards need the hub's list."""
+    """List the revisions that match; only patterns with wildcards need the hub's list."""
     if not any(_is_glob(pattern) for pattern in patterns):
         return patterns
     refs = hub_refs(repository)
     names = []
     for pattern in patterns:
-        found = [ref for ref in refs if fnmatchcase(ref, pattern)] if _is_glob(pattern) else [pattern]
-        if not found:
+        matches = [ref for ref in refs if fnmatchcase(ref, pattern)] if _is_glob(pattern) else [pattern]
+        if not matches:
             raise unknown(f"revision of {repository}", pattern, refs)
-        names += found
+        names += matches
     return list(dict.fromkeys(names))
 
 
@@ -97,66 +107,69 @@ def _is_glob(pattern: str) -> bool:
 
 
 def _in_folder(folder: Path, patterns: list[str]) -> list[Checkpoint]:
-    places = [place for place in sorted(folder.iterdir()) if _is_checkpoint(place, folder)]
+    paths = [path for path in sorted(folder.iterdir()) if _is_checkpoint(path, folder)]
     if patterns:
-        places = [place for place in places if any(fnmatchcase(place.stem, p) or place.name == p for p in patterns)]
-    if not places and not patterns and any((folder / f).is_file() for f in ("config.json", "adapter_config.json")):
+        paths = [path for path in paths if any(fnmatchcase(path.stem, p) or path.name == p for p in patterns)]
+    if not paths and not patterns and any((folder / f).is_file() for f in ("config.json", "adapter_config.json")):
         return [Checkpoint(str(folder), None, 0, folder.name, weights_problem(folder))]
-    if not places:
+    if not paths:
         what = f"that match {', '.join(patterns)}" if patterns else "such as checkpoint-500 or step_500.safetensors"
-        raise InputError(f"{folder} holds no checkpoints {what}; seen: {_names(folder)}")
-    return _numbered([Checkpoint(str(place), None, 0, place.stem, _problem(place)) for place in places])
+        raise InputError(f"{folder} holds no checkpoints {what}. It holds {_names(folder)}.")
+    return _numbered([Checkpoint(str(path), None, 0, path.stem, _problem(path)) for path in paths])
 
 
-def _is_checkpoint(place: Path, folder: Path) -> bool:
-    if place.is_dir():
-        return bool(_STEPPED.search(place.name))
-    stepped = step_of(place.stem) is not None and not _WHOLE_MODEL.fullmatch(place.stem)
-    return stepped and place.suffix == ".safetensors" and (folder / "config.json").is_file()
+def _is_checkpoint(path: Path, folder: Path) -> bool:
+    if path.is_dir():
+        return bool(_STEPPED.search(path.name))
+    stepped = step_of(path.stem) is not None and not _WHOLE_MODEL.fullmatch(path.stem)
+    return stepped and path.suffix == ".safetensors" and (folder / "config.json").is_file()
 
 
-def _problem(place: Path) -> str | None:
-    if place.is_dir() and not any((place / f).is_file() for f in ("config.json", "adapter_config.json")):
+def _problem(path: Path) -> str | None:
+    if path.is_dir() and not any((path / f).is_file() for f in ("config.json", "adapter_config.json")):
         return "it has no config.json"
-    return weights_problem(place)
+    return weights_problem(path)
 
 
 def _in_list(path: Path) -> list[Checkpoint]:
-    """The checkpoints of a list file; paths in it are relative to its folder."""
-    found = []
+    """Read a list file; paths in it are relative to its folder."""
+    listed = []
     if path.stat().st_size > _LIST_LIMIT:
-        raise InputError(f"{path} is too long for a list of checkpoints; give a folder, a list file or a hub id")
+        raise InputError(f"{path} is too long for a list of checkpoints. Use a folder, a shorter list or a hub id.")
     try:
         lines = path.read_text(encoding="utf-8-sig").splitlines()
     except UnicodeDecodeError as error:
-        raise InputError(f"{path} is no list of checkpoints, nor a model; give a folder or a hub id") from error
+        raise InputError(
+            f"{path} is neither a list of checkpoints nor a model. Use a folder, a list file or a hub id."
+        ) from error
     for number, line in enumerate(lines, start=1):
         words = line.partition("#")[0].split()
         if len(words) > 2:
             raise InputError(
-                f"{path}, line {number}: expected a source and perhaps a revision, seen {line.strip()[:80]!r}"
+                f"{path}, line {number} is {line.strip()[:80]!r}. Write a source and optionally a revision."
             )
         if words:
-            found.append(_listed(path, number, *words))
-    if not found:
-        raise InputError(f"{path} lists no checkpoints; write one source a line, with its revision behind it")
-    return _numbered(found)
+            listed.append(_listed(path, number, *words))
+    if not listed:
+        raise InputError(f"{path} lists no checkpoints. Write one source per line, optionally followed by a revision.")
+    return _numbered(listed)
 
 
 def _listed(path: Path, number: int, name: str, revision: str | None = None) -> Checkpoint:
-    place = path.parent / given_path(name)
-    if place.exists() and revision is None:
-        return Checkpoint(str(place), None, 0, place.name, _problem(place))
+    local = path.parent / given_path(name)
+    if local.exists() and revision is None:
+        return Checkpoint(str(local), None, 0, local.name, _problem(local))
     if not is_hub_id(name):
-        raise InputError(f"{path}, line {number}: no model at {place}{near_paths(place)}")
+        raise InputError(f"{path}, line {number}: no model at {local}{near_paths(local)}. Check the path.")
     return Checkpoint(name, revision, 0, revision or name)
 
 
-def _numbered(found: list[Checkpoint]) -> list[Checkpoint]:
-    steps = [step_of(checkpoint.label) for checkpoint in found]
+def _numbered(unnumbered: list[Checkpoint]) -> list[Checkpoint]:
+    """Set the steps and sort by them."""
+    steps = [step_of(checkpoint.label) for checkpoint in unnumbered]
     if any(step is None for step in steps):
-        return [replace(checkpoint, step=number) for number, checkpoint in enumerate(found)]
-    pairs = zip(found, steps, strict=True)
+        return [replace(checkpoint, step=number) for number, checkpoint in enumerate(unnumbered)]
+    pairs = zip(unnumbered, steps, strict=True)
     return sorted((replace(checkpoint, step=step or 0) for checkpoint, step in pairs), key=lambda c: (c.step, c.label))
 
 

@@ -1,4 +1,4 @@
-"""What a config.json may ask for before anything is built from it: no code from elsewhere, no endless model."""
+"""Check a config.json before a model is built from it: no code from elsewhere, no absurd sizes."""
 
 from __future__ import annotations
 
@@ -10,44 +10,52 @@ from anisoscope.errors import InputError
 from anisoscope.models.weight_files import stored_tensors
 from anisoscope.store.files import read_json, understood
 
-# More layers than this, and than there are tensors: a crafted number that would be built for hours.
-_MANY_LAYERS = 1024
-_MANY_POSITIONS = 1 << 24
-_CONFIG_LIMIT = 16 << 20
+# More layers than this, and more than there are tensors: a crafted number that would take hours to build.
+_MAX_LAYERS = 1024
+_MAX_POSITIONS = 1 << 24
+_CONFIG_LIMIT = 16 << 20  # bytes
 
 
-def require_plain_config(folder: Path, files: Sequence[Path], *, trusted: bool) -> None:
-    """Refuse a configuration that would fetch and run code unasked, loads other weights, or is far too large to build.
+def require_safe_config(folder: Path, files: Sequence[Path], *, trusted: bool) -> None:
+    """Refuse a configuration that would run remote code, load other weights, or is far too large to build.
 
-    Attention kernels are compiled code that transformers downloads when `attn_implementation` names a repository,
-    whatever `trust_remote_code` says.
+    transformers downloads compiled attention kernels if `attn_implementation` names a repository, whatever the value of
+    `trust_remote_code`.
+
+    Args:
+        folder: the model's folder.
+        files: its weights.
+        trusted: whether the user allowed remote code.
     """
     path = folder / "config.json"
     with understood(path, "copy or save it again"):
         values = read_json(path, _CONFIG_LIMIT)
-        found = list(_entries(values))
+        entries = list(_entries(values))
     tensors = sum(len(stored_tensors(file)) for file in files if file.suffix == ".safetensors")
-    for name, value in found:
+    for name, value in entries:
         if "implementation" in name and isinstance(value, str) and "/" in value and not trusted:
             raise InputError(
-                f"{path} asks for code of {value}: trust_remote_code=True (--trust-remote-code) if you trust its author"
+                f"{path} would run code of {value}. "
+                "Pass trust_remote_code=True (--trust-remote-code) if you trust its author."
             )
         if name == "transformers_weights" and value not in [None, *(file.name for file in files)]:
-            raise InputError(f"{path} names {value!r} as its weights, which is no weights file of this folder")
-        if "position" in name and type(value) is int and value > _MANY_POSITIONS:
-            raise InputError(f"{path} says {name} {value:,}, which no model has; copy it again")
-        if "layer" in name and type(value) is int and value > max(_MANY_LAYERS, tensors):
-            raise InputError(f"{path} says {name} {value:,}, and the weights have {tensors:,} tensors; copy it again")
+            raise InputError(
+                f"{path} names {value!r} as its weights, which is not a weights file of this folder. Save it again."
+            )
+        if "position" in name and type(value) is int and value > _MAX_POSITIONS:
+            raise InputError(f"{path} has {name} = {value:,}, which no model has. Copy it again.")
+        if "layer" in name and type(value) is int and value > max(_MAX_LAYERS, tensors):
+            raise InputError(f"{path} has {name} = {value:,}, but the weights have {tensors:,} tensors. Copy it again.")
 
 
 def _entries(values: Any) -> Iterator[tuple[str, Any]]:
-    """All named values of nested objects and lists, those inside a list under the list's name."""
-    waiting: list[tuple[str, Any]] = [("", values)]
-    while waiting:
-        name, value = waiting.pop()
+    """Yield all named values of nested objects and lists; values in a list have the list's name."""
+    remaining: list[tuple[str, Any]] = [("", values)]
+    while remaining:
+        name, value = remaining.pop()
         if isinstance(value, dict):
-            waiting += [(str(key), inner) for key, inner in value.items()]
+            remaining += [(str(key), inner) for key, inner in value.items()]
         elif isinstance(value, list):
-            waiting += [(name, inner) for inner in value]
+            remaining += [(name, inner) for inner in value]
         else:
             yield name, value

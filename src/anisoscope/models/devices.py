@@ -1,4 +1,4 @@
-"""Where a model runs and in which precision."""
+"""Choose the device and the precision of a model."""
 
 from __future__ import annotations
 
@@ -23,35 +23,40 @@ HALVES = (torch.float16, torch.bfloat16)
 
 
 def choose_device(device: str | torch.device | None) -> torch.device:
-    """The device that is asked for, else the first GPU, else the CPU."""
+    """Return the requested device, else the first GPU, else the CPU."""
     if device is None:
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:
         chosen = torch.device(device)
     except RuntimeError as error:
-        raise InputError(f"{device!r} is not a device; give cpu, cuda, cuda:1 or mps") from error
+        raise InputError(f"{device!r} is not a device. Use cpu, cuda, cuda:1 or mps.") from error
     if chosen.type == "cuda" and (chosen.index or 0) >= torch.cuda.device_count():
-        raise InputError(f"device {device} is not there: {torch.cuda.device_count()} CUDA devices; use cpu")
+        raise InputError(
+            f"Device {device} does not exist: this machine has {torch.cuda.device_count()} CUDA devices. Use cpu."
+        )
     return chosen
 
 
-def choose_dtype(asked: str | torch.dtype | None, stored: torch.dtype | None, device: torch.device) -> torch.dtype:
-    """The dtype to load weights in: as asked, else as stored, float32 where that is not known.
+def choose_dtype(requested: str | torch.dtype | None, stored: torch.dtype | None, device: torch.device) -> torch.dtype:
+    """Return the dtype to load weights in: as requested, else as stored, else float32.
 
-    A CPU gets float32 for stored halves: there they are slow, less exact, and on some processors an illegal
-    instruction. When half precision is asked for it is tried first.
+    On a CPU, weights stored in half precision are loaded as float32: half precision is slow and less exact there, and
+    an illegal instruction on some processors. Half precision that is requested is tried out first.
+
+    Raises:
+        InputError: if the dtype is unknown or does not work on this CPU.
     """
-    if asked is None:
+    if requested is None:
         return torch.float32 if stored is None or (device.type == "cpu" and stored in HALVES) else stored
-    dtype = _dtype(asked)
+    dtype = _dtype(requested)
     if dtype in HALVES and device.type == "cpu" and (reason := half_fails(dtype)) is not None:
-        raise InputError(f"{_name(dtype)} does not work on this CPU ({reason}); use float32")
+        raise InputError(f"{_name(dtype)} does not work on this CPU ({reason}). Use float32.")
     return dtype
 
 
 @cache
 def half_fails(dtype: torch.dtype) -> str | None:
-    """Why this CPU cannot multiply matrices of a half precision, or None; tried once in a process that may die."""
+    """Return why this CPU cannot multiply matrices in half precision; None if it can. Tried in another process."""
     trial = f"import torch; a = torch.ones(64, 64, dtype={dtype}); assert float((a @ a)[0, 0]) == 64"
     done = subprocess.run([sys.executable, "-c", trial], capture_output=True, text=True, check=False)
     if done.returncode == 0:
@@ -61,12 +66,12 @@ def half_fails(dtype: torch.dtype) -> str | None:
     return (done.stderr.strip().splitlines() or ["the trial failed"])[-1]
 
 
-def _dtype(asked: str | torch.dtype) -> torch.dtype:
-    if isinstance(asked, torch.dtype):
-        return asked
-    if asked not in DTYPES:
-        raise unknown("dtype", asked, DTYPES)
-    return DTYPES[asked]
+def _dtype(requested: str | torch.dtype) -> torch.dtype:
+    if isinstance(requested, torch.dtype):
+        return requested
+    if requested not in DTYPES:
+        raise unknown("dtype", requested, DTYPES)
+    return DTYPES[requested]
 
 
 def _name(dtype: torch.dtype) -> str:

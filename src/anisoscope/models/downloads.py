@@ -1,4 +1,4 @@
-"""Checkpoints on their way to this machine: fetched ahead, known by their commit, forgotten when measured."""
+"""Download checkpoints ahead of time, identify them by commit, and delete them after use."""
 
 from __future__ import annotations
 
@@ -15,48 +15,50 @@ _CHUNK = 1 << 24
 
 
 def is_remote(source: str) -> bool:
-    """Whether a source names a repository of the hub and nothing on this machine."""
+    """Whether a source is a repository on the hub and not a path on this machine."""
     return not given_path(source).exists() and is_hub_id(source)
 
 
 def contents(checkpoints: Iterable[Checkpoint]) -> list[str | None]:
-    """What names each checkpoint's weights without loading them: their digest here, the commit on the hub.
+    """Identify the weights of each checkpoint without loading them.
 
-    A hub that cannot be reached is asked through the local cache; where that has nothing, the revision stands for
-    itself. None for a checkpoint that cannot be read.
+    Returns:
+        For each checkpoint, the digest of its weights if it is on this machine, or its commit on the hub. If the hub
+        cannot be reached, the commit in the local cache, else the name of the revision. None for a checkpoint that
+        cannot be read.
     """
-    commits: dict[str, dict[str, str]] = {}  # each repository is asked once
-    found: list[str | None] = []
+    commits: dict[str, dict[str, str]] = {}  # one request per repository
+    keys: list[str | None] = []
     for checkpoint in checkpoints:
         source, revision = checkpoint.source, checkpoint.revision
         if checkpoint.problem is not None:
-            found.append(None)
+            keys.append(None)
         elif not is_remote(source):
-            found.append(weights_digest(given_path(source)))
+            keys.append(weights_digest(given_path(source)))
         else:
             if source not in commits:
                 commits[source] = _commits(source)
             known = commits[source].get(revision or "main") or _cached_commit(source, revision)
-            found.append(known or f"revision {revision}")
-    return found
+            keys.append(known or f"revision {revision}")
+    return keys
 
 
 def is_cached(source: str, revision: str | None) -> bool:
-    """Whether a revision was downloaded to this machine before."""
+    """Whether a revision is in the local cache."""
     return _cached_commit(source, revision) is not None
 
 
 def fetch(source: str, revision: str | None, *, allow_pickle: bool = False, remote_code: bool = False) -> None:
-    """Brings a checkpoint to this machine and its weights into the system's cache of files: opening is quick then."""
-    place = locate(source, revision, allow_pickle=allow_pickle, remote_code=remote_code)
-    for file in weight_files(place.file or place.folder, allow_pickle=allow_pickle):
+    """Download a checkpoint and read its weights once, so that the file cache of the system holds them."""
+    located = locate(source, revision, allow_pickle=allow_pickle, remote_code=remote_code)
+    for file in weight_files(located.file or located.folder, allow_pickle=allow_pickle):
         with file.open("rb", buffering=0) as stream:
             while stream.read(_CHUNK):
                 pass
 
 
 def forget(source: str, revision: str | None) -> None:
-    """Takes a revision out of the local cache of downloads; what other revisions share with it stays."""
+    """Delete a revision from the local cache; files shared with other revisions stay."""
     import huggingface_hub as hub
 
     commit = _cached_commit(source, revision)
@@ -65,11 +67,11 @@ def forget(source: str, revision: str | None) -> None:
 
 
 def _commits(repository: str) -> dict[str, str]:
-    """The commits of a repository's branches and tags; none where the hub cannot be asked."""
+    """Return the commits of a repository's branches and tags; empty if the hub cannot be reached."""
     import huggingface_hub as hub
 
     try:
-        hub.HfApi().model_info(repository, timeout=HUB_SECONDS)  # one request that is not repeated
+        hub.HfApi().model_info(repository, timeout=HUB_SECONDS)  # one request that is not retried
         refs = hub.HfApi().list_repo_refs(repository)
     except Exception:  # the hub's client raises its own errors and those of its transport
         return {}
@@ -81,9 +83,9 @@ def _cached_commit(source: str, revision: str | None) -> str | None:
 
     for name in ("config.json", "adapter_config.json"):
         try:
-            found = hub.try_to_load_from_cache(source, name, revision=revision)
+            cached = hub.try_to_load_from_cache(source, name, revision=revision)
         except hub.errors.HFValidationError as error:
-            raise InputError(f"{source!r} is no repository of the hub; give a folder or an id") from error
-        if isinstance(found, str):
-            return Path(found).parent.name
+            raise InputError(f"{source!r} is not a repository on the hub. Use a folder or a hub id.") from error
+        if isinstance(cached, str):
+            return Path(cached).parent.name
     return None

@@ -1,11 +1,8 @@
-"""Opening a model: a hub id, a folder, a GGUF file or a LoRA adapter becomes a module with its processor."""
+"""Open a model from a hub id, a folder, a GGUF file or a LoRA adapter."""
 
 from __future__ import annotations
 
-import contextlib
-import io
-import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from importlib.metadata import entry_points, version
 from pathlib import Path
@@ -13,34 +10,38 @@ from typing import Any
 
 import torch
 
-from anisoscope.errors import AnisoscopeError, InputError, first_line
+from anisoscope.errors import AnisoscopeError, InputError
 from anisoscope.models.adapters import Adapter, apply_adapter, is_adapter, missing_modules, read_adapter
-from anisoscope.models.configs import require_plain_config
+from anisoscope.models.configs import require_safe_config
 from anisoscope.models.devices import choose_device, choose_dtype
 from anisoscope.models.gguf_files import gguf_quantization
+from anisoscope.models.library_output import one_line_errors, quiet
+from anisoscope.models.loading import load_weights
 from anisoscope.models.processors import open_processor, processor_name, require_vocabulary
 from anisoscope.models.sources import Located, locate
 from anisoscope.models.weight_files import PICKLES, stored_dtype, weight_files, weights_digest
 from anisoscope.store.files import read_json
 
-# folder, dtype, device -> model, processor, facts: what an entry point of the group `anisoscope.models` names
+# What an entry point of the group `anisoscope.models` refers to: (folder, dtype, device) -> (model, processor, info).
+# `info` needs "modality" and may set any other key of `Opened.info`.
 Opener = Callable[[Path, torch.dtype | None, torch.device], tuple[Any, Any, dict[str, Any]]]
 
-# The input that a model names as its main one tells what it eats.
+# The modality of a model by the name of its main input.
 _MODALITIES = {"input_ids": "text", "pixel_values": "image", "input_values": "audio", "input_features": "audio"}
 
-# The parts of models that pair two encoders (CLIP and its kin); one of them is measured at a time.
+# The parts of models that pair two encoders (such as CLIP); one of them is measured at a time.
 _TOWERS = {"image": "vision_model", "audio": "audio_model", "text": "text_model"}
-
-# Weights that a checkpoint lacks are filled at random. A pooler may be; more than this share means the wrong class.
-_RANDOM_SHARE = 0.1
 
 
 @dataclass(frozen=True)
 class Opened:
-    """A model ready to be measured: in eval mode, its weights as they were trained.
+    """A model ready to be measured: in eval mode, with its weights as trained.
 
-    `modality` is "text", "image", "audio" or "other"; `info` is plain JSON that says what was opened and how.
+    Attributes:
+        model: the module.
+        processor: its tokenizer, image processor or feature extractor; None if it has none.
+        modality: "text", "image", "audio" or "other".
+        info: what was opened and how, as plain JSON.
     """
 
     model: torch.nn.Module
@@ -50,8 +51,8 @@ class Opened:
 
 
 @dataclass(frozen=True)
-class _Wish:
-    """What the caller of `open_model` asked for."""
+class OpenOptions:
+    """The arguments of `open_model`."""
 
     source: str
     revision: str | None
@@ -62,7 +63,7 @@ class _Wish:
     allow_pickle: bool
     head: bool
     modality: str | None
-    tensor_parallel: bool = False
+    tensor_parallel: bool
 
 
 def open_model(
@@ -78,15 +79,27 @@ def open_model(
     modality: str | None = None,
     tensor_parallel: bool = False,
 ) -> Opened:
-    """A model and its processor from a hub id, a folder, a .gguf or .safetensors file, or a LoRA adapter's folder.
+    """Open a model and its processor.
 
-    `head` asks for the output head too, where the checkpoint has one (`info["head"]` says); `modality` picks the part
-    of a model that pairs two encoders. Weights keep their stored dtype, except that a CPU gets float32 for halves.
-    `tensor_parallel` splits every layer over the ranks of `torch.distributed`, by the plan that the model comes with.
+    Args:
+        source: a hub id, a folder, a .gguf or .safetensors file, or the folder of a LoRA adapter.
+        revision: branch, tag or commit on the hub.
+        dtype: dtype of the weights. The default is the stored one, but float32 on a CPU if they are stored in half
+            precision.
+        device: where to put the model. The default is the first GPU, or the CPU.
+        device_map: as in transformers, to spread a model over several devices.
+        trust_remote_code: run code that comes with the model.
+        allow_pickle: open weights that are pickles, which can run any code.
+        head: load the output head too if the checkpoint has one; `info["head"]` records whether it has.
+        modality: which part of a model that pairs two encoders: "text", "image" or "audio".
+        tensor_parallel: split every layer over the ranks of `torch.distributed`.
+
+    Raises:
+        InputError: if the model cannot be found, is damaged, or is unsafe to open.
 
     Example: `open_model("smollm2.gguf", head=True).model(**batch.inputs).logits`.
     """
-    wish = _Wish(
+    options = OpenOptions(
         source=str(source),
         revision=revision,
         dtype=dtype,
@@ -98,56 +111,56 @@ def open_model(
         modality=modality,
         tensor_parallel=tensor_parallel,
     )
-    place = locate(source, revision, allow_pickle=allow_pickle, remote_code=trust_remote_code)
-    with _one_line_errors(wish.source), _quiet():
-        if place.file is None and is_adapter(place.folder):
-            return _open_adapter(wish, place)
-        opener = _registered_opener(place.folder)
+    located = locate(source, revision, allow_pickle=allow_pickle, remote_code=trust_remote_code)
+    with one_line_errors(options.source), quiet():
+        if located.file is None and is_adapter(located.folder):
+            return _open_adapter(options, located)
+        opener = _registered_opener(located.folder)
         if opener is not None:
-            return _open_registered(wish, place, opener)
-        return _open_plain(wish, place)
+            return _open_registered(options, located, opener)
+        return _open_with_transformers(options, located)
 
 
-def _open_plain(wish: _Wish, place: Located) -> Opened:
+def _open_with_transformers(options: OpenOptions, located: Located) -> Opened:
     import transformers
 
-    files = weight_files(place.file or place.folder, allow_pickle=wish.allow_pickle)
-    gguf = place.file if place.file is not None and place.file.suffix == ".gguf" else None
-    options: dict[str, Any] = {"trust_remote_code": wish.trust_remote_code, "local_files_only": True}
+    files = weight_files(located.file or located.folder, allow_pickle=options.allow_pickle)
+    gguf = located.file if located.file is not None and located.file.suffix == ".gguf" else None
+    keywords: dict[str, Any] = {"trust_remote_code": options.trust_remote_code, "local_files_only": True}
     if gguf is not None:
-        options["gguf_file"] = gguf.name
+        keywords["gguf_file"] = gguf.name
     quantization = gguf_quantization(gguf) if gguf is not None else None
     if gguf is None:
-        require_plain_config(place.folder, files, trusted=wish.trust_remote_code)
-    config = transformers.AutoConfig.from_pretrained(place.folder, **options)
+        require_safe_config(located.folder, files, trusted=options.trust_remote_code)
+    config = transformers.AutoConfig.from_pretrained(located.folder, **keywords)
     stored = None if gguf is not None else stored_dtype(files) or getattr(config, "dtype", None)
     if gguf is None and (quantization := _quantization(config)) is not None:
-        options["dtype"] = wish.dtype or "auto"
+        keywords["dtype"] = options.dtype or "auto"
     else:
-        options["dtype"] = choose_dtype(wish.dtype, stored, wish.device)
-    if wish.tensor_parallel:
-        options["tp_plan"] = "auto"
-    elif wish.device_map is not None or wish.device.type != "cpu":
-        options["device_map"] = wish.device_map or {"": str(wish.device)}
-    if place.file is None and not any(file.suffix in PICKLES for file in files):
-        options["use_safetensors"] = True  # or a pickle beside files that it cannot use would be opened instead
-    whole, random = _load(wish, place, config, options)
-    model, modality = _part(whole, wish.modality)
-    processor = open_processor(modality, place.folder, gguf, wish.trust_remote_code)
+        keywords["dtype"] = choose_dtype(options.dtype, stored, options.device)
+    if options.tensor_parallel:
+        keywords["tp_plan"] = "auto"
+    elif options.device_map is not None or options.device.type != "cpu":
+        keywords["device_map"] = options.device_map or {"": str(options.device)}
+    if located.file is None and not any(file.suffix in PICKLES for file in files):
+        keywords["use_safetensors"] = True  # otherwise transformers would fall back to a pickle in the same folder
+    whole, random = load_weights(options.source, located, config, keywords, head=options.head)
+    model, modality = _part(whole, options.modality)
+    processor = open_processor(modality, located.folder, gguf, options.trust_remote_code)
     rows = _embedding_rows(model)
     if modality == "text":
-        require_vocabulary(processor, rows, wish.source)
+        require_vocabulary(processor, rows, options.source)
     info = {
-        "source": wish.source,
-        "revision": wish.revision,
-        "commit": place.commit,
+        "source": options.source,
+        "revision": options.revision,
+        "commit": located.commit,
         "model_type": config.model_type,
         "head": _has_head(whole),
         "modality": modality,
         "processor": processor_name(processor, modality),
         "stored_dtype": _dtype_name(stored),
-        "device": str(wish.device if wish.device_map is None else wish.device_map),
-        "digest": weights_digest(place.file or place.folder),
+        "device": str(options.device if options.device_map is None else options.device_map),
+        "digest": weights_digest(located.file or located.folder),
         "random_weights": random,
         "quantization": quantization,
         "adapter": None,
@@ -160,161 +173,120 @@ def _open_plain(wish: _Wish, place: Located) -> Opened:
 
 
 def _registered_opener(folder: Path) -> Opener | None:
-    """The opener that an installed package registered for the `model_type` in this folder's config.json."""
+    """Return the function that a package registered for the `model_type` in this folder's config.json."""
     path = folder / "config.json"
     try:
         model_type = read_json(path).get("model_type") if path.is_file() else None
     except (ValueError, AttributeError, OSError):
-        return None  # opening it the usual way will report what is wrong
+        return None  # transformers will report what is wrong with it
     entries = entry_points(group="anisoscope.models", name=model_type) if isinstance(model_type, str) else ()
+    # A package that is on the path twice has the same entry twice; two different ones are a conflict.
+    values = sorted({entry.value for entry in entries})
+    if len(values) > 1:
+        raise InputError(
+            f"Several installed packages open models of type {model_type!r}: {', '.join(values)}. "
+            "Uninstall all but one of them."
+        )
     return next((entry.load() for entry in entries), None)
 
 
-def _open_registered(wish: _Wish, place: Located, opener: Opener) -> Opened:
-    model, processor, info = opener(place.folder, choose_dtype(wish.dtype, torch.float32, wish.device), wish.device)
-    about = {"source": wish.source, "revision": None, "device": str(wish.device), **info}
-    return Opened(model, processor, str(info["modality"]), about)
+def _open_registered(options: OpenOptions, located: Located, opener: Opener) -> Opened:
+    dtype = choose_dtype(options.dtype, torch.float32, options.device)
+    model, processor, info = opener(located.folder, dtype, options.device)
+    if info.get("modality") not in ("text", "image", "audio", "other"):
+        raise InputError(
+            f"The opener of {options.source} returned no modality. "
+            "Its info needs 'modality': 'text', 'image', 'audio' or 'other'."
+        )
+    defaults: dict[str, Any] = {
+        "source": options.source,
+        "revision": options.revision,
+        "commit": located.commit,
+        "model_type": None,
+        "head": False,
+        "processor": processor_name(processor, info["modality"]),
+        "stored_dtype": None,
+        "device": str(options.device),
+        "digest": None,
+        "random_weights": [],
+        "quantization": None,
+        "adapter": None,
+        "embedding_rows": None,
+        "max_positions": None,
+        "decoder_start": None,
+        "libraries": {"torch": version("torch")},
+    }
+    return Opened(model.eval(), processor, info["modality"], defaults | _module_info(model) | info)
 
 
 def _module_info(model: Any) -> dict[str, Any]:
-    """What the module itself says."""
+    """Facts that are read from the module."""
     return {
         "architecture": type(model).__name__,
         "dtype": _dtype_name(next((p.dtype for p in model.parameters() if p.is_floating_point()), None)),
-        "attention": getattr(model.config, "_attn_implementation", None),
+        "attention": getattr(getattr(model, "config", None), "_attn_implementation", None),
         "parameters": sum(p.numel() for p in model.parameters()),
     }
 
 
-def _open_adapter(wish: _Wish, place: Located) -> Opened:
-    """The base model with the adapter applied; its backbone alone unless the head was asked for."""
-    adapter = read_adapter(place.folder)
-    base = _open_base(wish, adapter)
+def _open_adapter(options: OpenOptions, located: Located) -> Opened:
+    """Open the base model with the adapter applied; only its backbone unless the head was requested."""
+    adapter = read_adapter(located.folder)
+    base = _open_base(options, adapter)
     whole: Any = apply_adapter(adapter, base.model)
-    model = whole if wish.head else whole.base_model
-    processor = open_processor(base.modality, place.folder, None, wish.trust_remote_code) or base.processor
+    model = whole if options.head else whole.base_model
+    processor = open_processor(base.modality, located.folder, None, options.trust_remote_code) or base.processor
     info = base.info | {
-        "source": wish.source,
-        "revision": wish.revision,
-        "commit": place.commit,
-        "head": base.info["head"] and wish.head,
-        "adapter": {"kind": adapter.kind, "base": adapter.base, "digest": weights_digest(place.folder)},
+        "source": options.source,
+        "revision": options.revision,
+        "commit": located.commit,
+        "head": base.info["head"] and options.head,
+        "adapter": {"kind": adapter.kind, "base": adapter.base, "digest": weights_digest(located.folder)},
         "libraries": base.info["libraries"] | {"peft": version("peft")},
     }
     return Opened(model.eval(), processor, base.modality, info | _module_info(model))
 
 
-def _open_base(wish: _Wish, adapter: Adapter) -> Opened:
-    """The base model that has the modules which an adapter changes: it was trained on one with or without a head."""
+def _open_base(options: OpenOptions, adapter: Adapter) -> Opened:
+    """Open the base model, with or without head, so that it has all modules that the adapter changes."""
     missing: list[list[str]] = []
     for head in (True, False):
         try:
-            place = locate(
-                adapter.base, adapter.revision, allow_pickle=wish.allow_pickle, remote_code=wish.trust_remote_code
+            located = locate(
+                adapter.base, adapter.revision, allow_pickle=options.allow_pickle, remote_code=options.trust_remote_code
             )
-            base = _open_plain(replace(wish, source=adapter.base, revision=adapter.revision, head=head), place)
+            base_options = replace(options, source=adapter.base, revision=adapter.revision, head=head)
+            base = _open_with_transformers(base_options, located)
         except AnisoscopeError as error:
-            raise InputError(f"the base model of the adapter {wish.source}: {error}") from error
+            raise InputError(f"The base model of the adapter {options.source} cannot be opened: {error}") from error
         missing.append(missing_modules(adapter, base.model))
         if not missing[-1]:
             return base
     nearest = min(missing, key=len)
     raise InputError(
-        f"the adapter {wish.source} changes {nearest[0]} and {len(nearest) - 1} more modules that {adapter.base} "
-        "does not have; write the base it was trained on into its adapter_config.json"
+        f"The adapter {options.source} changes {nearest[0]} and {len(nearest) - 1} more modules that {adapter.base} "
+        "does not have. Write the base model it was trained on into its adapter_config.json."
     )
 
 
-def _load(wish: _Wish, place: Located, config: Any, options: dict[str, Any]) -> tuple[Any, list[str]]:
-    """The model of the first class that the checkpoint's weights fill, and the names of weights filled at random."""
-    problem = ""
-    for kind, head in _classes(config, wish.head):
-        model, loading = _from_pretrained(kind, place, config, options)
-        missing = sorted(loading["missing_keys"])
-        sizes = dict(model.named_parameters())
-        share = sum(sizes[name].numel() for name in missing if name in sizes) / max(1, model.num_parameters())
-        if not missing or (not head and share <= _RANDOM_SHARE):
-            return model.base_model if head and not wish.head else model, missing
-        problem = problem or f"{type(model).__name__} needs {missing[0]} and {len(missing) - 1} more"
-    raise InputError(f"the weights of {wish.source} do not fit its config.json: {problem}; check that both are its own")
-
-
-def _classes(config: Any, head: bool) -> list[tuple[Any, bool]]:
-    """The classes to try in turn, each with whether it stands for a head: then nothing may be missing.
-
-    The class that `architectures` names comes first where it is asked for, and last where a backbone is: a checkpoint
-    of an odd class (T5EncoderModel) fills nothing else. Classes of the model's own code are reached by their auto name.
-    """
-    import transformers as tf
-
-    own = getattr(config, "auto_map", None) or {}
-    backbones = [*_known(tf.MODEL_MAPPING, config)[:1], *([tf.AutoModel] if "AutoModel" in own else [])]
-    # A config may name anything that transformers has: only its models are taken.
-    named = [kind for name in config.architectures or () if _is_model(kind := getattr(tf, name, None))]
-    heads = [kind for kind in named if kind not in backbones]
-    heads += [getattr(tf, name) for name in own if name.startswith("AutoModelFor")]
-    heads += [kind for mapping in _head_mappings(config) for kind in _known(mapping, config)]
-    with_head = [(kind, True) for kind in heads] if head or not backbones else []
-    return [*with_head, *((kind, False) for kind in (*backbones, *named))]
-
-
-def _is_model(kind: Any) -> bool:
-    import transformers
-
-    return isinstance(kind, type) and issubclass(kind, transformers.PreTrainedModel)
-
-
-def _known(mapping: Any, config: Any) -> tuple[Any, ...]:
-    """The classes that transformers maps a configuration to: one, a few have two."""
-    classes = mapping.get(type(config), ())
-    return classes if isinstance(classes, tuple) else (classes,)
-
-
-def _head_mappings(config: Any) -> list[Any]:
-    import transformers as tf
-
-    if getattr(config, "is_encoder_decoder", False):
-        return [tf.MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING, tf.MODEL_FOR_SPEECH_SEQ_2_SEQ_MAPPING]
-    both = [tf.MODEL_FOR_MASKED_LM_MAPPING, tf.MODEL_FOR_CAUSAL_LM_MAPPING]
-    # BERT and its kin have both heads; only those that say so are decoders.
-    return both[::-1] if getattr(config, "is_decoder", False) else both
-
-
-def _from_pretrained(kind: Any, place: Located, config: Any, options: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
-    """The model of a class and the loader's account of it: from a folder, or from one file of tensors."""
-    source: Path | None = place.folder
-    if place.file is not None and place.file.suffix != ".gguf":
-        source, options = None, options | {"state_dict": _tensors(place.file)}
-    model, loading = kind.from_pretrained(source, config=config, output_loading_info=True, **options)
-    return model, loading
-
-
-def _tensors(file: Path) -> dict[str, Any]:
-    if file.suffix != ".safetensors":
-        return dict(torch.load(file, map_location="cpu", weights_only=True))
-    from safetensors.torch import load_file
-
-    return dict(load_file(file))
-
-
 def _has_head(model: Any) -> bool:
-    """Whether a model is more than a backbone: it has an output embedding, or keeps its backbone as a part."""
+    """Whether a model is more than a backbone: it has an output embedding, or contains its backbone."""
     return model.base_model is not model or model.get_output_embeddings() is not None
 
 
-def _part(model: Any, asked: str | None) -> tuple[Any, str]:
-    """The module to measure and its modality: one tower of a model that pairs two encoders, else the whole model."""
+def _part(model: Any, requested: str | None) -> tuple[Any, str]:
+    """Return the module to measure and its modality: one part of a model that pairs two encoders, else the model."""
     towers = {kind: getattr(model, name) for kind, name in _TOWERS.items() if hasattr(model, name)}
     if "text" in towers and len(towers) > 1:
-        kind = asked or next(iter(towers))
+        kind = requested or next(iter(towers))
         if kind not in towers:
-            raise InputError(f"{type(model).__name__} has no part for {kind}; it has {' and '.join(towers)}")
+            raise InputError(f"{type(model).__name__} has no part for {kind}, only for {' and '.join(towers)}.")
         return towers[kind], kind
     return model, _MODALITIES.get(model.main_input_name, "other")
 
 
 def _embedding_rows(model: Any) -> int | None:
-    """The rows of the input embedding; None where tokens are hashed or there are none."""
+    """Number of rows of the input embedding; None if tokens are hashed or there are none."""
     try:
         embedding = model.get_input_embeddings()
     except NotImplementedError:
@@ -323,14 +295,14 @@ def _embedding_rows(model: Any) -> int | None:
 
 
 def _max_positions(model: Any, tokenizer: Any) -> int | None:
-    """The longest window that a text model takes, or None where nothing bounds it."""
+    """Longest window that a text model takes; None if there is no limit."""
     config = model.config.get_text_config()
     limits = [getattr(config, "max_position_embeddings", None), getattr(tokenizer, "model_max_length", None)]
     for name, module in model.named_modules():
-        # Positions that start after the padding id (RoBERTa) leave fewer places than the table has rows.
+        # Positions that start after the padding id (RoBERTa) leave fewer positions than the table has rows.
         if "position" in name and isinstance(module, torch.nn.Embedding) and module.padding_idx is not None:
             limits.append(module.num_embeddings - module.padding_idx - 1)
-    # Tokenizers write "no limit" as a number of thirty digits.
+    # Tokenizers represent "no limit" by a number of thirty digits.
     return min((limit for limit in limits if isinstance(limit, int) and 0 < limit < 10**9), default=None)
 
 
@@ -351,55 +323,3 @@ def _quantization(config: Any) -> str | None:
 
 def _dtype_name(dtype: torch.dtype | None) -> str | None:
     return None if dtype is None else str(dtype).removeprefix("torch.")
-
-
-@contextlib.contextmanager
-def _quiet() -> Iterator[None]:
-    """Neither warnings nor progress bars of the libraries: the standard output may be carrying JSON."""
-    import transformers
-
-    logging: Any = transformers.utils.logging
-    level, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
-    logging.set_verbosity_error()
-    logging.disable_progress_bar()
-    try:
-        with (
-            warnings.catch_warnings(),
-            contextlib.redirect_stdout(io.StringIO()),
-            contextlib.redirect_stderr(io.StringIO()),
-        ):
-            warnings.simplefilter("ignore")
-            yield
-    finally:
-        logging.set_verbosity(level)
-        if bars:
-            logging.enable_progress_bar()
-
-
-@contextlib.contextmanager
-def _one_line_errors(source: str) -> Iterator[None]:
-    """Whatever a library raises while it opens a model, as one line that says what to do."""
-    try:
-        yield
-    except AnisoscopeError:
-        raise
-    except (torch.OutOfMemoryError, MemoryError) as error:
-        raise _out_of_memory(source) from error
-    except Exception as error:  # configurations and weights that are damaged or crafted raise dozens of kinds
-        text = str(error)
-        if "allocate memory" in text or "not enough memory" in text:
-            raise _out_of_memory(source) from error
-        if "trust_remote_code" in text:
-            remedy = "it needs code of its own: trust_remote_code=True (--trust-remote-code) if you trust its author"
-            raise InputError(f"cannot open {source}: {remedy}") from error
-        if "ignore_mismatched_sizes" in text:
-            told = "have other sizes than its config.json says; check that both are its own"
-            raise InputError(f"the weights of {source} {told}") from error
-        raise InputError(f"cannot open {source}: {first_line(error)}; check or save its files again") from error
-
-
-def _out_of_memory(source: str) -> InputError:
-    return InputError(
-        f"not enough memory to open {source}; use a smaller dtype (dtype='bfloat16' on a GPU), "
-        "spread it with device_map='auto', or a larger machine"
-    )

@@ -1,4 +1,4 @@
-"""What turns raw data into a model's inputs: its tokenizer, image processor or feature extractor."""
+"""Open what turns raw data into a model's inputs: its tokenizer, image processor or feature extractor."""
 
 from __future__ import annotations
 
@@ -6,9 +6,10 @@ from pathlib import Path
 from typing import Any
 
 from anisoscope.errors import InputError, first_line
+from anisoscope.models.library_output import REMOTE_CODE_REMEDY
 from anisoscope.store.files import impostor
 
-# Where one of these is there, a processor that cannot be opened is damaged, not absent.
+# If one of these files exists, a processor that cannot be opened is damaged, not absent.
 _FILES = {
     "text": ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "spiece.model"),
     "image": ("preprocessor_config.json",),
@@ -17,10 +18,14 @@ _FILES = {
 
 
 def open_processor(modality: str, folder: Path, gguf: Path | None, trust_remote_code: bool) -> Any | None:
-    """The processor of a folder, or of a GGUF file in it, for a modality; None if there is none."""
+    """Open the processor of a folder, or of a GGUF file in it; return None if it has none.
+
+    Raises:
+        InputError: if its files are damaged.
+    """
     import transformers as tf
 
-    # For sound, a processor holds the feature extractor and, where the decoder speaks, its tokenizer.
+    # For audio, a processor holds the feature extractor and, if the decoder produces text, its tokenizer.
     kinds: dict[str, tuple[Any, ...]] = {
         "text": (tf.AutoTokenizer,),
         "image": (tf.AutoImageProcessor,),
@@ -32,20 +37,20 @@ def open_processor(modality: str, folder: Path, gguf: Path | None, trust_remote_
     problem: Exception | None = None
     for kind in kinds.get(modality, ()):
         try:
-            found = kind.from_pretrained(folder, **options)
-        except Exception as error:  # each kind has its own way to say that its files are not there, or damaged
+            processor = kind.from_pretrained(folder, **options)
+        except Exception as error:  # each kind raises its own errors for missing or damaged files
             problem = error
             continue
-        if gguf is not None or _usable(found, modality, folder):
-            return found
-    there = [name for name in _FILES.get(modality, ()) if (folder / name).is_file()]
-    if problem is not None and there and gguf is None:
-        raise _unopened(folder / there[0], problem)
+        if gguf is not None or _is_usable(processor, modality, folder):
+            return processor
+    present = [name for name in _FILES.get(modality, ()) if (folder / name).is_file()]
+    if problem is not None and present and gguf is None:
+        raise _open_error(folder / present[0], problem)
     return None
 
 
 def processor_name(processor: Any | None, modality: str) -> str | None:
-    """What prepares the inputs, for the record: a class, or what is done where a folder has none."""
+    """Describe what prepares the inputs: a class name, or what is done if the folder has no processor."""
     if processor is not None:
         return type(processor).__name__
     return {
@@ -55,24 +60,23 @@ def processor_name(processor: Any | None, modality: str) -> str | None:
 
 
 def require_vocabulary(tokenizer: Any, rows: int | None, source: str) -> None:
-    """Refuse a tokenizer with more words than the embedding has rows; added tokens, often unused, may go beyond."""
+    """Refuse a tokenizer with more words than the embedding has rows; added tokens, often unused, may exceed them."""
     if tokenizer is not None and rows is not None and tokenizer.vocab_size > rows:
         raise InputError(
-            f"the tokenizer of {source} has {tokenizer.vocab_size:,} tokens but the model's embedding has {rows:,} "
-            "rows; they do not belong together: put the model's own tokenizer into its folder"
+            f"The tokenizer of {source} has {tokenizer.vocab_size:,} tokens but the model's embedding has {rows:,} "
+            "rows. Put the tokenizer that the model was trained with into its folder."
         )
 
 
-def _unopened(file: Path, problem: Exception) -> InputError:
+def _open_error(file: Path, problem: Exception) -> InputError:
     if "trust_remote_code" in str(problem):
-        remedy = "it needs code of its own: trust_remote_code=True (--trust-remote-code) if you trust its author"
-        return InputError(f"cannot open {file}: {remedy}")
-    seen = impostor(file) or f"cannot be opened ({first_line(problem)}); copy or save it again"
-    return InputError(f"{file}: {seen}")
+        return InputError(f"Cannot open {file}. {REMOTE_CODE_REMEDY}")
+    reason = impostor(file) or f"cannot be opened ({first_line(problem)}). Copy or save it again."
+    return InputError(f"{file}: {reason}")
 
 
-def _usable(processor: Any, modality: str, folder: Path) -> bool:
-    """Whether a processor came from files: without any, transformers makes an empty tokenizer and says nothing."""
+def _is_usable(processor: Any, modality: str, folder: Path) -> bool:
+    """Whether a processor came from files: without any, transformers silently makes an empty tokenizer."""
     if modality == "audio":
         return hasattr(processor, "feature_extractor") or hasattr(processor, "sampling_rate")
     if modality != "text":

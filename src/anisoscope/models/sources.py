@@ -1,4 +1,4 @@
-"""Finding what a user named: a hub id, a folder, a file. The only place that may use the network."""
+"""Locate what a user named: a hub id, a folder or a file."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from anisoscope.errors import InputError, first_line
 from anisoscope.models.weight_files import PICKLES, weight_names
 from anisoscope.store.files import given_path, near_paths
 
-# One request, which the client does not repeat, decides whether the hub can be reached.
+# One request, which the client does not retry, decides whether the hub can be reached.
 HUB_SECONDS = 10.0
 
 _HUB_ID = re.compile(r"[\w-][\w.-]*(/[\w-][\w.-]*)?")
-_SMALL = (".json", ".txt", ".model", ".jinja", ".tiktoken")
+_SMALL_SUFFIXES = (".json", ".txt", ".model", ".jinja", ".tiktoken")
 
 
 @dataclass(frozen=True)
 class Located:
-    """A model on this machine: its folder, the weights file if one was named, and the hub commit it came from."""
+    """A model on this machine: its folder, the weights file if one was named, and its commit on the hub."""
 
     folder: Path
     file: Path | None = None
@@ -30,10 +30,16 @@ class Located:
 def locate(
     source: str | Path, revision: str | None = None, *, allow_pickle: bool = False, remote_code: bool = False
 ) -> Located:
-    """The files of a model; those of a hub id are downloaded to the local cache first."""
+    """Locate the files of a model; download them to the local cache if the source is a hub id.
+
+    Raises:
+        InputError: if the source does not exist or cannot be downloaded.
+    """
     path = given_path(source)
     if path.exists() and revision is not None:
-        raise InputError(f"{path} is on this machine and has no revision {revision!r}; give its checkpoint's folder")
+        raise InputError(
+            f"{path} is on this machine and has no revision {revision!r}. Use the folder of its checkpoint."
+        )
     if path.is_file():
         return _located_file(path)
     if path.is_dir():
@@ -42,43 +48,51 @@ def locate(
     if path.suffix == ".gguf":
         repository, _, gguf = repository.rpartition("/")
     if not is_hub_id(repository):
-        raise InputError(f"no model at {path}{near_paths(path)}; give a folder, a .gguf file or a hub id")
+        raise InputError(f"No model at {path}{near_paths(path)}. Use a folder, a .gguf file or a hub id.")
     return _from_hub(repository, revision, gguf, allow_pickle, remote_code)
 
 
 def is_hub_id(source: str | Path) -> bool:
-    """Whether a name can be a repository of the hub: `gpt2`, `org/model`; paths and file names cannot."""
+    """Whether a name can be a repository on the hub, such as `gpt2` or `org/model`."""
     return bool(_HUB_ID.fullmatch(str(source))) and Path(source).suffix not in (".gguf", ".safetensors", *PICKLES)
 
 
 def files_in(folder: Path, suffixes: Sequence[str]) -> list[Path]:
-    """The files of these kinds in a folder and its subfolders, in the order of their paths; none is an InputError."""
-    found = sorted(
+    """List the files with these suffixes in a folder and its subfolders, sorted by path.
+
+    Raises:
+        InputError: if there are none.
+    """
+    files = sorted(
         path
         for path in folder.rglob("*")
         if path.suffix.lower() in suffixes and path.is_file() and not path.name.startswith(".")
     )
-    if not found:
-        raise InputError(f"{folder} has no {', '.join(suffixes)} file; give another folder or a file")
-    return found
+    if not files:
+        raise InputError(f"{folder} has no {', '.join(suffixes)} file. Use another folder or a file.")
+    return files
 
 
 def named_files(source: str | Path | Iterable[str | Path], suffixes: Sequence[str]) -> list[Path]:
-    """The files that a user named: those of a folder with these suffixes, one file, or a list of files."""
-    given = [source] if isinstance(source, str | Path) else list(source)
-    paths = [given_path(name) for name in given]
+    """List the files that a user named: a folder (its files with these suffixes), a file, or a list of files.
+
+    Raises:
+        InputError: if there are none, or one does not exist.
+    """
+    names = [source] if isinstance(source, str | Path) else list(source)
+    paths = [given_path(name) for name in names]
     if not paths:
-        raise InputError("no files were given; name a folder or some files")
+        raise InputError("The list of files is empty. Name a folder or some files.")
     if len(paths) == 1 and paths[0].is_dir():
         return files_in(paths[0], suffixes)
     for path in paths:
         if not path.is_file():
-            raise InputError(f"no file at {path}{near_paths(path)}; give a folder or files")
+            raise InputError(f"No file at {path}{near_paths(path)}. Use a folder or files.")
     return paths
 
 
 def hub_refs(repository: str) -> list[str]:
-    """The branches and tags of a hub repository; without network, those in the local cache."""
+    """List the branches and tags of a hub repository; without network, those in the local cache."""
     import huggingface_hub as hub
 
     try:
@@ -92,7 +106,7 @@ def hub_refs(repository: str) -> list[str]:
 
 
 def cached_refs(repository: str) -> list[str]:
-    """The revisions of a hub repository that were downloaded to this machine."""
+    """List the revisions of a hub repository that are in the local cache."""
     from huggingface_hub import constants
 
     folder = Path(constants.HF_HUB_CACHE) / f"models--{repository.replace('/', '--')}" / "refs"
@@ -102,11 +116,11 @@ def cached_refs(repository: str) -> list[str]:
 def _located_file(path: Path) -> Located:
     if path.suffix.lower() not in (".gguf", ".safetensors", *PICKLES):
         raise InputError(
-            f"{path} is not a model; expected a .gguf or .safetensors file, a folder or a hub id "
-            "(to measure a file of vectors, leave out --text)"
+            f"{path} is not a model. Use a .gguf or .safetensors file, a folder or a hub id "
+            "(to measure a file of vectors, leave out --text)."
         )
     if path.suffix.lower() != ".gguf" and not (path.parent / "config.json").is_file():
-        raise InputError(f"{path} has no config.json beside it; put the model's configuration there")
+        raise InputError(f"The folder of {path} has no config.json. Put the model's configuration there.")
     return Located(path.parent, path)
 
 
@@ -117,14 +131,14 @@ def _located_folder(folder: Path) -> Located:
     if len(ggufs) == 1:
         return Located(folder, ggufs[0])
     if ggufs:
-        raise InputError(f"{folder} has {len(ggufs)} GGUF files; name one: {', '.join(p.name for p in ggufs)}")
+        raise InputError(f"{folder} has {len(ggufs)} GGUF files. Name one of {', '.join(p.name for p in ggufs)}.")
     inside = [*folder.glob("*/config.json"), *folder.glob("checkpoints/*/config.json")]
     newest = sorted(inside, key=lambda path: path.stat().st_mtime, reverse=True)
     names = [str(path.parent.relative_to(folder)) for path in newest]
-    hint = "give another folder"
+    hint = "Use another folder."
     if names:
-        hint = f"models are in its folders {', '.join(names[:4])}: give one of them, such as {folder / names[0]}"
-    raise InputError(f"{folder} is not a model: it has no config.json and no GGUF file; {hint}")
+        hint = f"Models are in its folders {', '.join(names[:4])}: use one of them, such as {folder / names[0]}"
+    raise InputError(f"{folder} is not a model: it has no config.json and no GGUF file. {hint}")
 
 
 def _from_hub(
@@ -139,60 +153,58 @@ def _from_hub(
             return cached
         raise _hub_error(repository, revision, error) from error
     names = [entry.rfilename for entry in info.siblings or ()]
-    wanted = _wanted(names, repository, gguf, allow_pickle, remote_code)
+    patterns = _files_to_download(names, repository, gguf, allow_pickle, remote_code)
     try:
-        folder = Path(hub.snapshot_download(repository, revision=info.sha, allow_patterns=wanted))
+        folder = Path(hub.snapshot_download(repository, revision=info.sha, allow_patterns=patterns))
     except Exception as error:
         raise _hub_error(repository, revision, error) from error
     return Located(folder, folder / gguf if gguf else None, info.sha)
 
 
-def _wanted(
+def _files_to_download(
     names: Iterable[str], repository: str, gguf: str | None, allow_pickle: bool, remote_code: bool
 ) -> list[str]:
-    """The files of a repository to download: small files of the top folder and one kind of weights."""
+    """List the files of a repository to download: small files of the top folder and one kind of weights."""
     top = [name for name in names if "/" not in name]
     ggufs = [name for name in top if name.endswith(".gguf")]
     if gguf is not None and gguf not in ggufs:
-        raise InputError(f"{repository} has no file {gguf}; its GGUF files are {', '.join(ggufs) or 'none'}")
+        raise InputError(f"{repository} has no file {gguf}. Its GGUF files: {', '.join(ggufs) or 'none'}.")
     if gguf is None and ggufs and "config.json" not in top:
-        raise InputError(f"{repository} holds GGUF files; name one, such as {repository}/{ggufs[0]}")
+        raise InputError(f"{repository} holds GGUF files. Name one, such as {repository}/{ggufs[0]}")
     weights = [gguf] if gguf else weight_names(top, repository, allow_pickle=allow_pickle)
-    small = (*_SMALL, ".py") if remote_code else _SMALL
+    small = (*_SMALL_SUFFIXES, ".py") if remote_code else _SMALL_SUFFIXES
     return [name for name in top if Path(name).suffix in small] + weights
 
 
 def _from_cache(repository: str, revision: str | None, gguf: str | None) -> Located | None:
-    """A model that was downloaded before; it is found by the one file that every model has."""
+    """Locate a model that was downloaded before, by the one file that every model has."""
     import huggingface_hub as hub
 
     for name in (gguf,) if gguf else ("config.json", "adapter_config.json"):
-        found = hub.try_to_load_from_cache(repository, name, revision=revision)
-        if isinstance(found, str):
-            folder = Path(found).parent
+        cached = hub.try_to_load_from_cache(repository, name, revision=revision)
+        if isinstance(cached, str):
+            folder = Path(cached).parent
             return Located(folder, folder / gguf if gguf else None, folder.name)
     return None
 
 
 def _hub_error(repository: str, revision: str | None, error: Exception) -> InputError:
-    """One line for whatever the hub's client raised."""
+    """Turn an error of the hub's client into one line."""
     from huggingface_hub import errors
 
     if isinstance(error, errors.GatedRepoError):
-        return InputError(f"{repository} is gated: ask for access on its page and log in (hf auth login)")
+        return InputError(f"{repository} is gated. Request access on its page and log in (hf auth login).")
     if isinstance(error, errors.RevisionNotFoundError):
-        return InputError(f"{repository} has no revision {revision!r}; look at its branches and tags")
+        return InputError(f"{repository} has no revision {revision!r}. Check its branches and tags.")
     if isinstance(error, errors.RepositoryNotFoundError):
         local = near_paths(Path(repository))
-        return InputError(
-            f"no model {repository!r} on the hub, nor a folder{local}; check the name, or log in if private"
-        )
+        return InputError(f"No model {repository!r} on the hub, and no such folder{local}. Check the name, or log in.")
     if isinstance(error, errors.OfflineModeIsEnabled):
         reason = "offline mode is on (HF_HUB_OFFLINE)"
     else:
         reason = f"the hub cannot be reached ({first_line(error)})"
     name = repository if revision is None else f"{repository} at {revision}"
     return InputError(
-        f"{name} is neither a folder here{near_paths(Path(repository))} nor in the local cache, and {reason}; "
-        "check the name, connect, or give a folder"
+        f"{name} is neither a folder{near_paths(Path(repository))} nor in the local cache, and {reason}. "
+        "Check the name and the network, or use a folder."
     )

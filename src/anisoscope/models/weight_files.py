@@ -1,4 +1,4 @@
-"""Weights on disk, without loading them: which files hold them, whether they are whole, and their digest."""
+"""Weights on disk, without loading them: which files hold them, whether they are complete, and their digest."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ from anisoscope.store.files import impostor, parse_json, read_json, understood
 
 PICKLES = (".bin", ".pt", ".pth", ".ckpt")
 
-# A digest reads this many evenly spaced blocks of a large tensor: training moves nearly every entry, so weights that
-# differ at all differ there, and a checkpoint of 100 GB is told apart in seconds.
+# A digest reads this many evenly spaced blocks of a large tensor. Training changes nearly every entry, so weights that
+# differ at all differ there, and the digest of a 100 GB checkpoint takes seconds.
 _BLOCKS, _BLOCK_BYTES = 16, 4096
 
-_SAFE = re.compile(r"(adapter_model|model(-\d+-of-\d+)?)\.safetensors")
-_PICKLED = re.compile(r"(adapter_model|pytorch_model(-\d+-of-\d+)?)\.bin")
-_HEADER_LIMIT = 100_000_000  # bytes: what the library itself allows
+_SAFETENSORS_NAME = re.compile(r"(adapter_model|model(-\d+-of-\d+)?)\.safetensors")
+_PICKLE_NAME = re.compile(r"(adapter_model|pytorch_model(-\d+-of-\d+)?)\.bin")
+_HEADER_LIMIT = 100_000_000  # bytes: the limit of the safetensors library
 _INDEX = "model.safetensors.index.json"
 _DTYPES = {
     "F64": torch.float64,
@@ -39,8 +39,8 @@ _CODES = {dtype: code for code, dtype in _DTYPES.items()}
 
 
 @dataclass(frozen=True)
-class Stored:
-    """A tensor in a safetensors file: its dtype as the format spells it, its shape, and where its bytes are."""
+class StoredTensor:
+    """A tensor in a safetensors file: its dtype as written in the header, its shape, and the offsets of its bytes."""
 
     dtype: str
     shape: tuple[int, ...]
@@ -48,73 +48,84 @@ class Stored:
     end: int
 
 
-def weight_names(names: Iterable[str], where: str, *, allow_pickle: bool) -> list[str]:
-    """Which of a folder's files hold its weights: safetensors first, pickles only when allowed.
+def weight_names(names: Iterable[str], folder: str, *, allow_pickle: bool) -> list[str]:
+    """Select the weights among a folder's file names: safetensors first, pickles only if allowed.
 
-    >>> weight_names(["config.json", "pytorch_model.bin", "model.safetensors"], "here", allow_pickle=True)
+    Raises:
+        InputError: if there are no weights, or only pickles and they are not allowed. `folder` is named in the message.
+
+    >>> weight_names(["config.json", "pytorch_model.bin", "model.safetensors"], "gpt2", allow_pickle=True)
     ['model.safetensors']
     """
     ordered = sorted(names)
-    if safe := [name for name in ordered if _SAFE.fullmatch(name)]:
+    if safe := [name for name in ordered if _SAFETENSORS_NAME.fullmatch(name)]:
         return safe
-    pickled = [name for name in ordered if _PICKLED.fullmatch(name)]
+    pickled = [name for name in ordered if _PICKLE_NAME.fullmatch(name)]
     if pickled and not allow_pickle:
-        raise pickle_refused(f"{where} ({', '.join(pickled)})")
+        raise pickle_refused(f"{folder} ({', '.join(pickled)})")
     if not pickled:
-        raise InputError(f"no weights in {where}: it has no model.safetensors; seen: {_some(ordered)}")
+        raise InputError(f"{folder} has no model.safetensors, only {_some(ordered)}. Save the weights there.")
     return pickled
 
 
-def pickle_refused(where: str) -> InputError:
+def pickle_refused(source: str) -> InputError:
+    """The error for weights that are stored as a pickle."""
     return InputError(
-        f"the weights of {where} are a pickle, which can run any code when it is opened; "
-        "convert them to safetensors, or allow_pickle=True (--allow-pickle) if you trust their author"
+        f"The weights of {source} are a pickle, which can run any code when opened. "
+        "Convert them to safetensors, or pass allow_pickle=True (--allow-pickle) if you trust the author."
     )
 
 
-def weight_files(place: Path, *, allow_pickle: bool = False) -> list[Path]:
-    """The files that hold a folder's weights, or the file itself."""
-    if place.is_file():
-        if place.suffix.lower() in PICKLES and not allow_pickle:
-            raise pickle_refused(str(place))
-        return [place]
-    names = [path.name for path in place.iterdir() if path.is_file()]
-    _require_shards(place)
-    return [place / name for name in weight_names(names, str(place), allow_pickle=allow_pickle)]
+def weight_files(path: Path, *, allow_pickle: bool = False) -> list[Path]:
+    """List the files that hold the weights of a folder; a file stands for itself."""
+    if path.is_file():
+        if path.suffix.lower() in PICKLES and not allow_pickle:
+            raise pickle_refused(str(path))
+        return [path]
+    names = [entry.name for entry in path.iterdir() if entry.is_file()]
+    _require_shards(path)
+    return [path / name for name in weight_names(names, str(path), allow_pickle=allow_pickle)]
 
 
-def stored_tensors(file: Path) -> dict[str, Stored]:
-    """The tensors of a safetensors file by name, from its header; a file that is cut short is an InputError."""
+def stored_tensors(file: Path) -> dict[str, StoredTensor]:
+    """Read the header of a safetensors file: its tensors by name.
+
+    `safetensors.safe_open` gives neither the offsets, which the digest needs, nor how much of a truncated file is
+    missing.
+
+    Raises:
+        InputError: if the file is truncated or damaged.
+    """
     size = file.stat().st_size
     with file.open("rb") as stream:
         start = stream.read(8)
         length = struct.unpack("<Q", start)[0] if len(start) == 8 else -1
         if not 0 <= length <= min(size - 8, _HEADER_LIMIT):
-            if seen := impostor(file):
-                raise InputError(f"{file}: {seen}")
-            raise InputError(f"{file} is not whole: its header is cut short; copy or save it again")
+            if reason := impostor(file):
+                raise InputError(f"{file}: {reason}")
+            raise InputError(f"{file} is incomplete: its header is truncated. Copy or save it again.")
         with understood(file, "copy or save it again"):
             header = parse_json(stream.read(length))
-            header.pop("__metadata__", None)  # which only an object has
+            header.pop("__metadata__", None)
             tensors = {str(name): _stored(row, 8 + length) for name, row in header.items()}
     end = max((tensor.end for tensor in tensors.values()), default=0)
     if end > size:
-        raise InputError(f"{file} is not whole: it promises {end:,} bytes and has {size:,}; copy or save it again")
+        raise InputError(f"{file} is incomplete: it should have {end:,} bytes and has {size:,}. Copy or save it again.")
     return tensors
 
 
-def _stored(row: Mapping[str, Any], offset: int) -> Stored:
-    """A tensor as the header describes it; what no tensor can be is a ValueError."""
+def _stored(row: Mapping[str, Any], offset: int) -> StoredTensor:
+    """Convert an entry of the header; raise ValueError if no tensor can be like that."""
     dtype, shape, (begin, end) = row["dtype"], tuple(row["shape"]), row["data_offsets"]
     if not isinstance(dtype, str) or not all(type(x) is int and x >= 0 for x in (*shape, begin, end)) or begin > end:
-        raise ValueError(f"no tensor is {dtype!r} {shape!r} between {begin!r} and {end!r}")
-    return Stored(dtype, shape, offset + begin, offset + end)
+        raise ValueError(f"invalid tensor {dtype!r} {shape!r} between {begin!r} and {end!r}")
+    return StoredTensor(dtype, shape, offset + begin, offset + end)
 
 
-def weights_problem(place: Path) -> str | None:
-    """What is missing or cut short in a checkpoint's weights (a shard that the index names, a file's end), or None."""
+def weights_problem(path: Path) -> str | None:
+    """Describe what is missing from a checkpoint's weights (a shard, the end of a file); None if they are complete."""
     try:
-        for file in weight_files(place, allow_pickle=True):
+        for file in weight_files(path, allow_pickle=True):
             if file.suffix == ".safetensors":
                 stored_tensors(file)
     except (InputError, OSError) as error:
@@ -123,20 +134,20 @@ def weights_problem(place: Path) -> str | None:
 
 
 def _require_shards(folder: Path) -> None:
-    """The index of a model in several files may name files of its own folder only, and all of them must be there."""
+    """Check that the index of a sharded model names only files of its folder, and that all of them exist."""
     index = folder / _INDEX
     if not index.is_file() or (folder / "model.safetensors").is_file():
         return
     with understood(index, "copy or save it again"):
         named = sorted({str(name) for name in read_json(index)["weight_map"].values()})
-    if foreign := [name for name in named if not _SAFE.fullmatch(name)]:
-        raise InputError(f"{index} names {_some(foreign)}, which is no safetensors file of this folder; save it again")
+    if foreign := [name for name in named if not _SAFETENSORS_NAME.fullmatch(name)]:
+        raise InputError(f"{index} names {_some(foreign)}, which is not a weights file of this folder. Save it again.")
     if missing := [name for name in named if not (folder / name).is_file()]:
-        raise InputError(f"{_INDEX} names {_some(missing)}, which is not there; copy or save {folder} again")
+        raise InputError(f"{_INDEX} names {_some(missing)}, which does not exist. Copy or save {folder} again.")
 
 
 def stored_dtype(files: Iterable[Path]) -> torch.dtype | None:
-    """The dtype that most numbers of safetensors files are stored in; None for other files and quantised weights."""
+    """Return the dtype of most numbers in safetensors files; None for other files and for quantised weights."""
     numbers: Counter[str] = Counter()
     for file in files:
         if file.suffix != ".safetensors":
@@ -147,10 +158,12 @@ def stored_dtype(files: Iterable[Path]) -> torch.dtype | None:
 
 
 def weights_digest(source: Path | str | torch.nn.Module) -> str:
-    """A digest of tensor names, shapes, dtypes and sampled bytes: equal for equal weights, different after a step.
+    """Compute a digest of weights: equal for equal weights, different after a training step.
 
-    Cheap: 64 kB of each tensor are read, all of it when it is smaller. Files that are not safetensors count as one
-    tensor. Example: two checkpoints with one digest hold the same weights under two names.
+    It covers names, shapes, dtypes and at most 64 kB of each tensor. Other files than safetensors count as one tensor.
+
+    Args:
+        source: a folder, a file or a module.
     """
     digest = hashlib.blake2b(digest_size=16)
     if isinstance(source, torch.nn.Module):
@@ -176,14 +189,14 @@ def _module_parts(module: torch.nn.Module) -> Iterator[tuple[str, list[bytes]]]:
 
 
 def _file_parts(files: list[Path]) -> Iterator[tuple[str, list[bytes]]]:
-    """Tensors in the order of their names, whichever shard holds them: resharding leaves the digest as it is."""
-    tensors: list[tuple[str, Path, Stored]] = []
+    """Tensors in the order of their names, whichever shard holds them: resharding does not change the digest."""
+    tensors: list[tuple[str, Path, StoredTensor]] = []
     for file in files:
         if file.suffix == ".safetensors":
             tensors += [(name, file, tensor) for name, tensor in stored_tensors(file).items()]
         else:
             size = file.stat().st_size
-            tensors.append((file.suffix, file, Stored("bytes", (size,), 0, size)))
+            tensors.append((file.suffix, file, StoredTensor("bytes", (size,), 0, size)))
     for name, file, tensor in sorted(tensors, key=lambda entry: entry[0]):
         length = tensor.end - tensor.begin
         blocks: list[bytes] = []
@@ -198,14 +211,14 @@ def _title(name: str, dtype: str, shape: tuple[int, ...]) -> str:
 
 
 def _spans(length: int) -> list[tuple[int, int]]:
-    """Which bytes of a tensor of `length` bytes are read: all, or 16 blocks of 4 kB, the first and last among them."""
+    """Which bytes of a tensor of `length` bytes are read: all, or 16 blocks of 4 kB including the first and last."""
     if length <= _BLOCKS * _BLOCK_BYTES:
         return [(0, length)]
-    # Multiples of 16 bytes, so that a block never begins inside a number.
+    # Multiples of 16 bytes, so that no block begins inside a number.
     starts = [(length - _BLOCK_BYTES) * i // (_BLOCKS - 1) // 16 * 16 for i in range(_BLOCKS)]
     return [(start, start + _BLOCK_BYTES) for start in starts]
 
 
-def _some(names: list[str], most: int = 6) -> str:
-    more = f" and {len(names) - most} more" if len(names) > most else ""
-    return (", ".join(names[:most]) or "nothing") + more
+def _some(names: list[str], limit: int = 6) -> str:
+    more = f" and {len(names) - limit} more" if len(names) > limit else ""
+    return (", ".join(names[:limit]) or "nothing") + more

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from anisoscope.data.text import text_documents
+from anisoscope.data.text_sources import text_documents
 from anisoscope.errors import InputError
 from anisoscope.measurement.request import Request
 from anisoscope.measurement.run_output import choose_metrics

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from anisoscope.data.inputs import as_batch
-from anisoscope.data.token_table import Batch, TokenTable, table_at
+from anisoscope.data.token_table import Batch, TokenTable, table_of_length
 from anisoscope.errors import InputError
 from anisoscope.stats.rows import Tokens, token_table
 from anisoscope.tangent.gradients import BLOCKS
@@ -38,7 +38,7 @@ class Side:
         if at not in self._chosen:
             batch = self.batches[number]
             whole: TokenTable = batch.decoder if stack == "dec" and batch.decoder is not None else batch
-            table = table_at(whole, length)
+            table = table_of_length(whole, length)
             counts = table.counts if self.sinks else table.counts & (table.offset > 0)
             document = table.document[counts]
             self._chosen[at] = (
@@ -60,7 +60,7 @@ class Side:
 
     @property
     def unit(self) -> str:
-        return self.batches[0].documents_are
+        return self.batches[0].unit
 
     def __len__(self) -> int:
         return sum(int(batch.counts.sum()) for batch in self.batches)

@@ -325,7 +325,7 @@ class Tracker:
             "model": {"architecture": type(self._model).__name__},
             "data": {"source": "held-out tokens", "tokens": self._probe.tokens, "windows": len(self._covered)},
             "probe": fingerprint(self._covered),
-            "unit": batches[0].documents_are,
+            "unit": batches[0].unit,
             "seed": seed,
             "sample": sample,
             **info,

@@ -1,4 +1,4 @@
-"""The checkpoints of a training run are found in order, and those that are broken are named."""
+"""Checkpoints are listed in order of their steps; incomplete ones are named."""
 
 from __future__ import annotations
 
@@ -10,14 +10,11 @@ from typing import Any
 
 import huggingface_hub
 import pytest
-import torch
 from huggingface_hub import constants
-from safetensors.torch import load_file, save_file
 
 from anisoscope.errors import InputError
 from anisoscope.models.checkpoints import Checkpoint, checkpoints, step_of
 from anisoscope.models.open import open_model
-from anisoscope.models.weight_files import weights_digest
 from tests import model_folders as made
 
 
@@ -35,21 +32,21 @@ def steps(found: list[Checkpoint]) -> list[tuple[int, str]]:
     return [(checkpoint.step, checkpoint.label) for checkpoint in found]
 
 
-def test_the_folders_of_a_run_come_by_step(run: Path) -> None:
+def test_the_folders_of_a_run_are_sorted_by_step(run: Path) -> None:
     found = checkpoints(run)
     assert steps(found) == [(s, f"checkpoint-{s}") for s in (0, 50, 100, 1000)]
     assert all(checkpoint.problem is None and checkpoint.revision is None for checkpoint in found)
     assert open_model(found[1].source).info["architecture"] == "GPT2Model"
 
 
-def test_patterns_choose_among_folders(run: Path) -> None:
+def test_patterns_select_folders(run: Path) -> None:
     assert [c.step for c in checkpoints(run, "checkpoint-1*")] == [100, 1000]
     assert [c.step for c in checkpoints(run, ["checkpoint-1000", "checkpoint-50"])] == [50, 1000]
-    with pytest.raises(InputError, match=r"no checkpoints that match step\*; seen: checkpoint-0,"):
+    with pytest.raises(InputError, match=r"no checkpoints that match step\*\. It holds checkpoint-0,"):
         checkpoints(run, "step*")
 
 
-def test_files_of_tensors_beside_a_config_are_checkpoints(run: Path) -> None:
+def test_files_of_tensors_next_to_a_config_are_checkpoints(run: Path) -> None:
     folder = run / "checkpoint-0"
     for step in (10, 9):
         shutil.copy(folder / "model.safetensors", folder / f"step_{step:04}.safetensors")
@@ -58,7 +55,7 @@ def test_files_of_tensors_beside_a_config_are_checkpoints(run: Path) -> None:
     assert open_model(found[0].source).info["random_weights"] == []
 
 
-def test_half_written_checkpoints_are_named_not_dropped(run: Path) -> None:
+def test_incomplete_checkpoints_are_named_not_dropped(run: Path) -> None:
     (run / "checkpoint-0" / "model.safetensors").unlink()
     whole = (run / "checkpoint-50" / "model.safetensors").read_bytes()
     (run / "checkpoint-50" / "model.safetensors").write_bytes(whole[:-1])
@@ -68,9 +65,9 @@ def test_half_written_checkpoints_are_named_not_dropped(run: Path) -> None:
     (run / "checkpoint-100" / "model.safetensors.index.json").write_text(json.dumps(index))
     (run / "checkpoint-1000" / "config.json").unlink()
     problems = {c.step: c.problem or "" for c in checkpoints(run)}
-    assert "no weights" in problems[0]
-    assert "is not whole" in problems[50]
-    assert "names model-00002-of-00002.safetensors, which is not there" in problems[100]
+    assert "has no model.safetensors" in problems[0]
+    assert "is incomplete" in problems[50]
+    assert "names model-00002-of-00002.safetensors, which does not exist" in problems[100]
     assert "no config.json" in problems[1000]
     (run / "checkpoint-100" / "model.safetensors.index.json").write_text("{")
     assert "cannot be read" in (checkpoints(run, "checkpoint-100")[0].problem or "")
@@ -93,13 +90,13 @@ def test_a_list_file_names_sources_and_revisions(run: Path) -> None:
     assert steps(checkpoints(listed)) == [(0, "main"), (1, "checkpoint-50")]  # a name without number: their order
 
 
-def test_a_list_file_that_is_wrong_is_named_by_line(run: Path) -> None:
+def test_a_wrong_line_of_a_list_file_is_named(run: Path) -> None:
     listed = run.parent / "list.txt"
     listed.write_text("run/checkpoint-0\n./run/checkpiont-50\n")
-    with pytest.raises(InputError, match=r"line 2: no model at .*did you mean .*checkpoint-50"):
+    with pytest.raises(InputError, match=r"(?i)line 2: no model at .*did you mean .*checkpoint-50"):
         checkpoints(listed)
     listed.write_text("one two three\n")
-    with pytest.raises(InputError, match="line 1: expected a source and perhaps a revision"):
+    with pytest.raises(InputError, match=r"line 1 is .*Write a source and optionally a revision"):
         checkpoints(listed)
     listed.write_text("# nothing\n")
     with pytest.raises(InputError, match="lists no checkpoints"):
@@ -124,7 +121,7 @@ def test_patterns_are_looked_up_on_the_hub(monkeypatch: pytest.MonkeyPatch) -> N
         (step, f"step{step}", "org/model") for step in (0, 512, 1000, 2000)
     ]
     assert [c.step for c in checkpoints("org/model", "step1*,step0,step1000")] == [0, 1000]
-    with pytest.raises(InputError, match=r"no revision of org/model is called 'stpe\*'; did you mean"):
+    with pytest.raises(InputError, match=r"(?i)no revision of org/model .*'stpe\*'.*did you mean"):
         checkpoints("org/model", "stpe*")
 
 
@@ -145,8 +142,8 @@ def test_without_network_patterns_are_looked_up_in_the_cache(monkeypatch: pytest
     assert [c.step for c in checkpoints("org/model", "step*")] == [8, 16]
 
 
-def test_missing_sources_suggest_their_neighbours(run: Path) -> None:
-    with pytest.raises(InputError, match=r"did you mean .*/run"):
+def test_missing_sources_suggest_similar_paths(run: Path) -> None:
+    with pytest.raises(InputError, match=r"(?i)did you mean .*/run"):
         checkpoints(run.parent / "rnu")
     with pytest.raises(InputError, match="holds no checkpoints such as"):
         checkpoints(run / "logs")
@@ -165,45 +162,3 @@ def test_missing_sources_suggest_their_neighbours(run: Path) -> None:
 )
 def test_the_step_is_the_number_in_the_name(name: str, step: int | None) -> None:
     assert step_of(name) == step
-
-
-# Digests
-
-
-def test_equal_weights_have_one_digest_and_a_step_changes_it(run: Path) -> None:
-    digests = {weights_digest(run / f"checkpoint-{step}") for step in (0, 50, 100, 1000)}
-    assert len(digests) == 1
-    file = run / "checkpoint-50" / "model.safetensors"
-    weights = load_file(file)
-    weights["transformer.h.0.ln_1.bias"][3] += 1e-3
-    save_file(weights, file)
-    assert weights_digest(run / "checkpoint-50") not in digests
-
-
-def test_a_digest_sees_names_shapes_and_dtypes(tmp_path: Path) -> None:
-    def digest(**tensors: torch.Tensor) -> str:
-        save_file(tensors, tmp_path / "model.safetensors")
-        return weights_digest(tmp_path / "model.safetensors")
-
-    x = torch.zeros(4, 6)
-    variants = [{"a": x}, {"b": x}, {"a": x.reshape(6, 4)}, {"a": x.half()}, {"a": x, "b": x[:1].clone()}]
-    assert len({digest(**tensors) for tensors in variants}) == len(variants)
-
-
-def test_sharding_leaves_a_digest_as_it_is(run: Path, tmp_path: Path) -> None:
-    model = made.hf.GPT2LMHeadModel.from_pretrained(run / "checkpoint-0")
-    model.save_pretrained(tmp_path / "shards", max_shard_size="20KB")
-    assert len(list((tmp_path / "shards").glob("model-*.safetensors"))) > 1
-    assert weights_digest(tmp_path / "shards") == weights_digest(run / "checkpoint-0")
-
-
-def test_a_module_and_its_file_have_one_digest(tmp_path: Path) -> None:
-    torch.manual_seed(0)
-    # Larger than what is read whole, with a length that is no multiple of a block.
-    first = torch.nn.Linear(301, 211)
-    module = torch.nn.Sequential(first, torch.nn.LayerNorm(211), torch.nn.Linear(7, 3).half())
-    save_file(module.state_dict(), tmp_path / "model.safetensors")
-    assert weights_digest(module) == weights_digest(tmp_path / "model.safetensors")
-    with torch.no_grad():
-        first.weight.add_(1e-6)
-    assert weights_digest(module) != weights_digest(tmp_path / "model.safetensors")

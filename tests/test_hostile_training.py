@@ -1,0 +1,70 @@
+"""Damaged and crafted states of a lab training run no code and fail with one line."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+
+from anisoscope.errors import InputError, StoreError
+from anisoscope.models.open import open_model
+from anisoscope.studies.lab.experiment import Experiment, changed
+from anisoscope.studies.lab.train import resume_training, train
+from anisoscope.studies.lab.training_state import load_state
+from tests import model_folders as made
+from tests.damage import SHORT, damages
+from tests.pickle_bomb import PickleBomb
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("lab") / "run"
+    switches = {"layers": 1, "width": 8, "heads": 2, "context": 16, "steps": 2, "batch": 2}
+    train(changed(Experiment(), switches), folder)
+    return folder
+
+
+def test_the_state_of_a_training_never_runs_code(trained: Path, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    shutil.copytree(trained, run)
+    torch.save({"step": 1, "model": PickleBomb(tmp_path / "taken")}, run / "state.pt")
+    with pytest.raises(StoreError, match="run code"):
+        resume_training(run)
+    assert not (tmp_path / "taken").exists()
+
+
+@pytest.mark.parametrize("state", [[], {}, {"step": 1}, {"step": "x", "model": {}}, torch.ones(2)])
+def test_a_file_that_is_not_a_state_is_reported_in_one_line(trained: Path, tmp_path: Path, state: Any) -> None:
+    run = tmp_path / "run"
+    shutil.copytree(trained, run)
+    torch.save(state, run / "state.pt")
+    with pytest.raises(StoreError, match=r"state\.pt"):
+        resume_training(run)
+
+
+@given(damages)
+@settings(SHORT)
+def test_a_damaged_state_of_a_training_is_read_or_refused(
+    tmp_path_factory: pytest.TempPathFactory, trained: Path, damage: Callable[[bytes], bytes]
+) -> None:
+    run = tmp_path_factory.mktemp("state")
+    (run / "state.pt").write_bytes(damage((trained / "state.pt").read_bytes()))
+    with suppress(StoreError):
+        load_state(run)
+
+
+def test_a_lab_checkpoint_with_an_absurd_config_is_refused_before_memory_is_allocated(
+    trained: Path, tmp_path: Path
+) -> None:
+    for name, value in (("vocabulary", 10**9), ("layers", 10**9), ("context", 10**9), ("mlp", 10**9), ("width", 10**6)):
+        folder = tmp_path / name
+        shutil.copytree(trained / "checkpoints" / "step-2", folder)
+        made.change_json(folder / "config.json", **{name: value})
+        with pytest.raises(InputError, match="copy the checkpoint again"):
+            open_model(folder)
