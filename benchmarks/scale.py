@@ -41,7 +41,7 @@ class Point:
 
 @dataclass(frozen=True)
 class Fit:
-    """statistics = a + b·d + c·d² per token and site; evaluation = e + f·d + g·d³ per site; both in seconds of one core."""
+    """The cost model: a + b·d + c·d² per token and site, and e + f·d + g·d³ per site, in seconds of one core."""
 
     statistics: tuple[float, float, float]
     evaluation: tuple[float, float, float]
@@ -166,8 +166,8 @@ def _measured(points: Sequence[Point], found: Fit) -> str:
     (a, b, c), (e, f, g) = found.statistics, found.evaluation
     lines += [
         "",
-        f"Fit, in seconds of one core: statistics per token and site = {a:.2g} + {b:.2g}·d + {c:.2g}·d², evaluation per "
-        f"site = {e:.2g} + {f:.2g}·d + {g:.2g}·d³.",
+        f"Fit, in seconds of one core: statistics per token and site = {a:.2g} + {b:.2g}·d + {c:.2g}·d², evaluation "
+        f"per site = {e:.2g} + {f:.2g}·d + {g:.2g}·d³.",
         f"The largest error over these points is {found.worst:.0%}. One core computes float32 products at "
         f"{found.product:.2g} operations per second, so at large d a site costs {found.products:.2g} full d × d "
         "products per token.",
