@@ -243,7 +243,8 @@ def test_a_test_file_is_named_after_the_module_that_it_tests(path: Path) -> None
     relative = path.relative_to(TESTS)
     if len(relative.parts) == 1 and path.stem in TOP_LEVEL_TESTS:
         return
-    module = ROOT / relative.parent / f"{path.stem.removeprefix('test_')}.py"
+    name = path.stem.removeprefix("test_")
+    module = ROOT / relative.parent / ("__init__.py" if name == "init" else f"{name}.py")
     assert module.exists(), (
         f"tests/{relative} should test src/anisoscope/{module.relative_to(ROOT)}, which does not exist"
     )
