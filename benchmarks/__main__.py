@@ -1,8 +1,8 @@
-"""Runs the benchmarks: all, or those named.
+"""Run all benchmarks, or those that are named.
 
     python -m benchmarks [--quick] [--threads 1] [NAME …]      names: see BENCHMARKS below, or --help
 
-Results go to benchmarks/results/, one file a benchmark, with a table and a chart over all of them.
+Results go to benchmarks/results/: one file per benchmark, with a table and a chart over all of them.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from benchmarks.tracker import tracker
 
 
 def neighbours(settings: Settings) -> Outcome:
-    """The exact search against bare products and, in turn with it, the searches of peers."""
+    """Compare the exact search with bare products and, in alternating rounds, with the searches of other tools."""
     rows = search.run(
         quick=settings.quick,
         threads=settings.threads,
@@ -57,17 +57,17 @@ BENCHMARKS: dict[str, Callable[[Settings], Outcome]] = {
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("names", nargs="*", metavar="NAME", help=f"of {', '.join(BENCHMARKS)}; all if none is given")
-    parser.add_argument("--quick", action="store_true", help="small clouds, few rounds: does it run?")
-    parser.add_argument("--threads", type=int, default=1, help="one disturbs ratios least on a shared machine")
-    given = parser.parse_args()
-    odd = [name for name in given.names if name not in BENCHMARKS]
-    if odd:
-        parser.error(f"no benchmark is called {', '.join(odd)}; there are {', '.join(BENCHMARKS)}")
-    settings = Settings(given.quick, given.threads)
+    parser.add_argument("names", nargs="*", metavar="NAME", help=f"one of {', '.join(BENCHMARKS)}; default: all")
+    parser.add_argument("--quick", action="store_true", help="small clouds, few rounds: check that it runs")
+    parser.add_argument("--threads", type=int, default=1, help="threads; ratios vary least with one")
+    options = parser.parse_args()
+    unknown = [name for name in options.names if name not in BENCHMARKS]
+    if unknown:
+        parser.error(f"No benchmark named {', '.join(unknown)}. Choose from {', '.join(BENCHMARKS)}.")
+    settings = Settings(options.quick, options.threads)
     torch.set_num_threads(settings.threads)
     with import_module("threadpoolctl").threadpool_limits(settings.threads):  # numpy and sklearn have their own pools
-        for name in given.names or BENCHMARKS:
+        for name in options.names or BENCHMARKS:
             outcome = BENCHMARKS[name](settings)
             show(name, outcome)
             save(name, outcome, settings)
@@ -75,7 +75,7 @@ def main() -> None:
 
 
 def _summarise(settings: Settings) -> None:
-    """The table and the chart over all results there are."""
+    """Write the table and the chart over all stored results."""
     outcomes = load(settings.results)
     parts = [f"## {name}\n\n{markdown(outcome)}\n" for name, outcome in outcomes.items()]
     (settings.results / "tables.md").write_text("# Last results\n\n" + "\n".join(parts))

@@ -1,4 +1,4 @@
-"""The statistics against their limits: one matrix product, one read of the data, constant memory."""
+"""Compare the statistics with their limits: one matrix product, one read of the data, constant memory."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ from anisoscope.stats.rows import Rows
 from benchmarks.harness import Figure, Outcome, Settings, clock, in_turn, ratio
 
 DIM = 768
-_CHUNK = 16384  # rows of a file written at once
+_CHUNK = 16384  # rows written to a file at once
 
 
 def spectrum(settings: Settings) -> Outcome:
-    """The eigenvalues of 65,536 rows against one full product and one eigenvalue problem, and how exact they are."""
+    """Compare the eigenvalues of 65,536 rows with one full product and one eigenvalue problem; measure their error."""
     x = _rows(8192 if settings.quick else 65536)
     whole = _moments(x)
     times = in_turn(
@@ -54,7 +54,7 @@ def spectrum(settings: Settings) -> Outcome:
 
 
 def cosine(settings: Settings) -> Outcome:
-    """The mean cosine over all pairs against one read of the rows, and against all pairs in float64."""
+    """Compare the mean cosine over all pairs with one read of the rows, and with all pairs in float64."""
     x = _rows(32768 if settings.quick else 65536)  # fewer would stay in the cache between two reads
     batches = list(batches_of(x))  # views of the rows
     times = in_turn({"read": x.sum, "cosine": lambda: _mean_cosine(batches)}, 3 * settings.rounds)
@@ -67,7 +67,7 @@ def cosine(settings: Settings) -> Outcome:
 
 
 def stream(settings: Settings) -> Outcome:
-    """All streaming metrics of a file of a million rows, each size in a process of its own: time and memory."""
+    """Measure time and memory of all streaming metrics of a file of a million rows, each size in a separate process."""
     largest = 100_000 if settings.quick else 1_000_000
     sizes = (largest // 4, largest // 2, largest)
     with tempfile.TemporaryDirectory() as folder:
@@ -78,21 +78,21 @@ def stream(settings: Settings) -> Outcome:
         runs: dict[int, list[tuple[float, float]]] = {n: [] for n in sizes}
         for _ in range(1 if settings.quick else 3):
             for n, path in files.items():
-                runs[n].append(_measured_apart(path, settings, errors=False))
-        barred = _measured_apart(files[largest], settings, errors=True)
+                runs[n].append(_measure_in_process(path, settings, errors=False))
+        barred = _measure_in_process(files[largest], settings, errors=True)
     return Outcome(_stream_figures(runs, barred))
 
 
 def _stream_figures(runs: dict[int, list[tuple[float, float]]], barred: tuple[float, float]) -> list[Figure]:
     took = {n: statistics.median(time for time, _ in each) for n, each in runs.items()}
     sizes = sorted(took)
-    a_row = [1e6 * took[n] / n for n in sizes]
+    per_row = [1e6 * took[n] / n for n in sizes]
     further = [1e6 * (took[m] - took[n]) / (m - n) for n, m in pairwise(sizes)]
     many = f"{sizes[-1]:,} rows"
     memory = [peak for each in runs.values() for _, peak in each]
     span = f"from {sizes[0]:,} to {many}"
     return [
-        Figure(f"time a row {span}: most by least, in µs", max(a_row) / min(a_row), "×", 1.25, rounds=a_row),
+        Figure(f"time a row {span}: most by least, in µs", max(per_row) / min(per_row), "×", 1.25, rounds=per_row),
         Figure("time a further row: most by least, in µs", max(further) / min(further), "×", rounds=further),
         Figure(f"time, {many}", took[sizes[-1]], "s"),
         Figure(f"time, {many}, with error bars", barred[0], "s"),
@@ -102,13 +102,13 @@ def _stream_figures(runs: dict[int, list[tuple[float, float]]], barred: tuple[fl
 
 
 def streaming_metrics() -> list[str]:
-    """The metrics of bare rows that need no sample of them."""
+    """List the metrics of plain rows that need no sample."""
     known = {"Moments", "Directions", "Norms", "Extremes", "CentredDirections", "Partition"}
     return [name for name, metric in metrics.catalogue().items() if not metric.requires and metric.sources <= known]
 
 
 def _rows(n: int) -> Tensor:
-    """Rows of falling variances about a mean, like hidden states, (n, DIM) float32."""
+    """Return rows with falling variances about a mean, like hidden states, (n, DIM) float32."""
     draw = torch.Generator().manual_seed(0)
     scale = torch.arange(1, DIM + 1).pow(-0.5)  # (d,)
     rows: Tensor = torch.randn(n, DIM, generator=draw) * scale + scale.flip(0)  # (n, d)
@@ -131,25 +131,25 @@ def _cosine_error(x: Tensor) -> float:
 
 
 def _accuracy(n: int) -> list[Figure]:
-    """Largest relative error of σ/σ1 above a floor, against float64 singular values of the same float32 rows."""
+    """Return the largest relative error of σ/σ1 above a floor, against float64 singular values of the same rows."""
     cases = [(0.0, False, 1e-3), (10.0, False, 1e-3), (95.0, False, 1e-3)]  # float64 takes over at 100
     cases += [(300.0, False, 1e-6), (0.0, True, 1e-6), (100.0, True, 1e-6)]
     figures = []
     for mean, precise, floor in cases:
         x = _steep_rows(n, mean)
         truth = torch.linalg.svdvals(x.double() - x.double().mean(0))
-        found = _moments(x, precise=precise).eigenvalues.sqrt()
-        truth, found = truth / truth[0], found / found[0]
-        there = truth >= floor
-        wrong = float(((found - truth).abs() / truth)[there].max())
+        measured = _moments(x, precise=precise).eigenvalues.sqrt()
+        truth, measured = truth / truth[0], measured / measured[0]
+        above = truth >= floor
+        error = float(((measured - truth).abs() / truth)[above].max())
         how = "precise=True" if precise else "as chosen"
         name = f"error of σ/σ1 down to {floor:g}, mean {mean:g} × spread, {how}"
-        figures.append(Figure(name, wrong, "", 0.01, note=f"{int(there.sum())} values"))
+        figures.append(Figure(name, error, "", 0.01, note=f"{int(above.sum())} values"))
     return figures
 
 
 def _steep_rows(n: int, mean: float) -> Tensor:
-    """Rows whose singular values fall from 1 to 1e-8, about a mean of so many spreads, in float32."""
+    """Return float32 rows whose singular values fall from 1 to 1e-8; `mean` is in units of their spread."""
     draw = torch.Generator().manual_seed(0)
     frame = torch.linalg.qr(torch.randn(DIM, DIM, generator=draw, dtype=torch.float64)).Q
     fall = torch.logspace(0, -8, DIM, dtype=torch.float64)  # (d,)
@@ -161,7 +161,7 @@ def _steep_rows(n: int, mean: float) -> Tensor:
 
 
 def _write(path: Path, n: int) -> None:
-    """A file of n rows, written in chunks."""
+    """Write a file of n rows in chunks."""
     x = _rows(_CHUNK)
     with write_npy(path, n, DIM) as write:
         for first in range(0, n, _CHUNK):
@@ -171,24 +171,26 @@ def _write(path: Path, n: int) -> None:
 def _require_space(folder: str, needed: int) -> None:
     free = shutil.disk_usage(folder).free
     if free < 1.5 * needed:
-        raise InputError(f"{folder}: {free / 1e9:.0f} GB are free, the files need {needed / 1e9:.0f}; make room")
+        raise InputError(
+            f"{folder} has {free / 1e9:.0f} GB free, the files need {needed / 1e9:.0f} GB. Free some space."
+        )
 
 
-def _measured_apart(path: Path, settings: Settings, *, errors: bool) -> tuple[float, float]:
-    """Seconds and peak anonymous memory in MB of measuring a file, in a fresh process."""
+def _measure_in_process(path: Path, settings: Settings, *, errors: bool) -> tuple[float, float]:
+    """Return the seconds and the peak anonymous memory in MB of measuring a file in a new process."""
     command = [sys.executable, "-m", "benchmarks.core", str(path), str(settings.threads), str(int(errors))]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         peak = _watch(process)
-        said = process.communicate()[0]
+        output = process.communicate()[0]
     if process.returncode:
         raise subprocess.CalledProcessError(process.returncode, command)
-    return float(said), peak
+    return float(output), peak
 
 
 def _watch(process: subprocess.Popen[str]) -> float:
-    """The largest anonymous memory of a process in MB, looked at every 20 ms until it ends.
+    """Return the largest anonymous memory of a process in MB, sampled every 20 ms until it ends.
 
-    Pages of a mapped file are left out: the kernel takes them back when it needs them.
+    Pages of a mapped file do not count: the kernel reclaims them when it needs memory.
     """
     peak = 0.0
     while process.poll() is None:
@@ -206,7 +208,7 @@ def _anonymous(pid: int) -> float:
 
 
 def _measure_file(path: str, threads: int, errors: bool) -> None:
-    """What the process of its own does: prints the seconds it took."""
+    """Measure a file and print the seconds it took; runs in the separate process."""
     torch.set_num_threads(threads)
     start = clock()
     measure_rows(open_vectors(path), streaming_metrics(), errors=errors)

@@ -1,4 +1,4 @@
-"""What the benchmarks share: figures with their targets, jobs timed in turn, tables, files and the chart."""
+"""Tools that the benchmarks share: figures with targets, alternating timing, tables, files and the chart."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from benchmarks.neighbours import Row, environment
 
 ROOT = Path(__file__).parent.parent
 RESULTS = Path(__file__).parent / "results"
-SCRATCH = ROOT / ".bench"  # peers' environments, exchanged arrays, results of quick runs
+SCRATCH = ROOT / ".bench"  # environments of other tools, exchanged arrays, results of quick runs
 
 
 @dataclass(frozen=True)
 class Settings:
-    """How a benchmark is to run: `quick` takes small clouds, whose ratios say little about the targets."""
+    """Settings of a benchmark; `quick` uses small clouds, whose ratios say little about the targets."""
 
     quick: bool
     threads: int
@@ -37,13 +37,13 @@ class Settings:
 
     @property
     def results(self) -> Path:
-        """Where files go; those of a quick run stay out of the way of real ones."""
+        """The folder for results; quick runs have a separate one."""
         return SCRATCH / "quick" if self.quick else RESULTS
 
 
 @dataclass(frozen=True)
 class Figure:
-    """One measured number beside the target it is held to; where there is no value, the note says why."""
+    """One measured value with its target; if there is no value, the note gives the reason."""
 
     name: str
     value: float | None
@@ -55,7 +55,7 @@ class Figure:
 
     @property
     def share(self) -> float | None:
-        """How much of what is allowed was used: at most 1 where the target is reached.
+        """The used share of what the target allows: at most 1 if the target is reached.
 
         >>> Figure("time", 0.9, "×", target=1.2).share
         0.75
@@ -73,16 +73,16 @@ class Figure:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a benchmark found: figures, and a table of answers (row -> column -> cell) where it has one."""
+    """The result of a benchmark: figures, and optionally a table of answers (row -> column -> cell)."""
 
     figures: list[Figure]
     answers: dict[str, dict[str, str]] = field(default_factory=dict)
 
 
 def in_turn(jobs: Mapping[str, Callable[[], object]], rounds: int) -> dict[str, list[float]]:
-    """Seconds of each job by round; the jobs take turns, so that a busy machine disturbs all alike."""
+    """Return the seconds of each job by round; the jobs take turns, so that other load affects all equally."""
     for job in jobs.values():
-        job()  # buffers and caches are set up outside the clock
+        job()  # set up buffers and caches before timing
     times: dict[str, list[float]] = {name: [] for name in jobs}
     for _ in range(rounds):
         for name, job in jobs.items():
@@ -93,14 +93,14 @@ def in_turn(jobs: Mapping[str, Callable[[], object]], rounds: int) -> dict[str, 
 
 
 def clock() -> float:
-    """Seconds of work: of this process where it has one thread (a wall clock would also show who else is at work)."""
+    """Return CPU seconds if there is one thread (wall-clock time would include other load), else wall-clock seconds."""
     return time.process_time() if torch.get_num_threads() == 1 else time.perf_counter()
 
 
 def ratio(
     name: str, times: Mapping[str, Sequence[float]], over: str, under: str, target: float | None = None
 ) -> Figure:
-    """The median over rounds of one job's time as a multiple of another's."""
+    """Return the median over rounds of one job's time as a multiple of another's."""
     each = [a / b for a, b in zip(times[over], times[under], strict=True)]
     return Figure(name, statistics.median(each), "×", target, rounds=each)
 
@@ -110,7 +110,7 @@ def show(name: str, outcome: Outcome) -> None:
 
 
 def markdown(outcome: Outcome) -> str:
-    """The figures, then the answers, as tables that read well as plain text too."""
+    """Return the figures and the answers as Markdown tables that are also readable as plain text."""
     lines = _table(
         ["figure", "value", "target", ""],
         [[f.name, _value(f), _target(f), f.verdict or f.note or ""] for f in outcome.figures],
@@ -123,7 +123,7 @@ def markdown(outcome: Outcome) -> str:
 
 
 def save(name: str, outcome: Outcome, settings: Settings) -> None:
-    """Writes <name>.json: the figures with what they depend on."""
+    """Write <name>.json: the figures and the environment."""
     settings.results.mkdir(parents=True, exist_ok=True)
     report = {
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
@@ -137,30 +137,30 @@ def save(name: str, outcome: Outcome, settings: Settings) -> None:
 
 
 def load(folder: Path) -> dict[str, Outcome]:
-    """The outcomes that lie in a folder, by benchmark."""
-    found = {}
+    """Load the stored outcomes of a folder, by benchmark."""
+    outcomes = {}
     for path in sorted(folder.glob("*.json")):
         report = json.loads(path.read_text())
-        if "rows" in report:  # the search's benchmark, run by itself
-            found[path.stem] = Outcome([figure_of(Row(**row)) for row in report["rows"]])
+        if "rows" in report:  # the benchmark of the search, run on its own
+            outcomes[path.stem] = Outcome([figure_of(Row(**row)) for row in report["rows"]])
             continue
         if "figures" not in report:  # raw points of a benchmark, not its figures
             continue
         figures = [Figure(**{k: v for k, v in each.items() if k != "share"}) for each in report["figures"]]
-        found[path.stem] = Outcome(figures, report["answers"])
-    return found
+        outcomes[path.stem] = Outcome(figures, report["answers"])
+    return outcomes
 
 
 def figure_of(row: Row) -> Figure:
-    """A row of the search's benchmark as a figure."""
+    """Convert a row of the benchmark of the search to a figure."""
     name = f"{row.cloud} {row.n:,} × {row.d}, k={row.k}: {row.figure}"
     sign, target = row.limit.split() if row.limit else ("<=", None)
     return Figure(name, row.value, "", float(target) if target else None, at_least=sign == ">=", rounds=row.rounds)
 
 
 def draw(outcomes: Mapping[str, Outcome], path: Path) -> None:
-    """One bar a target: how much of what is allowed was used."""
-    table = pd.DataFrame([_bar(name, figure) for name, outcome in outcomes.items() for figure in _held(outcome)])
+    """Draw one point per target: the used share of what the target allows."""
+    table = pd.DataFrame([_point(name, figure) for name, outcome in outcomes.items() for figure in _targeted(outcome)])
     used = alt.X("share:Q", title="measured, as a share of what the target allows", scale=alt.Scale(type="log"))
     row = alt.Y("figure:N", sort=None, title=None, axis=alt.Axis(labelLimit=560))
     colour = alt.Color(
@@ -176,11 +176,11 @@ def draw(outcomes: Mapping[str, Outcome], path: Path) -> None:
     save_chart(themed(chart), path)
 
 
-def _held(outcome: Outcome) -> list[Figure]:
+def _targeted(outcome: Outcome) -> list[Figure]:
     return [figure for figure in outcome.figures if figure.share is not None]
 
 
-def _bar(benchmark: str, figure: Figure) -> dict[str, Any]:
+def _point(benchmark: str, figure: Figure) -> dict[str, Any]:
     return {
         "figure": f"{benchmark}: {figure.name}",
         "share": max(figure.share or 0.0, 1e-6),  # an exact answer has an error of 0, which has no logarithm

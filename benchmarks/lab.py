@@ -1,4 +1,4 @@
-"""The lab: what tracking costs a training at its default cadence, and whether the demo keeps its promises."""
+"""Benchmark the lab: the cost of tracking with the default schedule, and the duration and result of the demo."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from anisoscope.studies.lab.observing import tracked
 from anisoscope.studies.lab.train import train
 from benchmarks.harness import Figure, Outcome, Settings, clock
 
-_FULL = {"steps": 2000}  # of the default model: 4 layers of width 128, 16 windows of 128 characters a step
+_FULL = {"steps": 2000}  # of the default model: 4 layers of width 128, 16 windows of 128 characters per step
 _QUICK = {"steps": 40, "layers": 2, "width": 32, "context": 32, "batch": 4}
 
 
 def lab(settings: Settings) -> Outcome:
-    """Tracked over untracked training, then the whole demo as a user starts it."""
+    """Time tracked against untracked training, then the whole demo as a user starts it."""
     figures = [_overhead(settings)]
     if not settings.quick:
         figures += _demo()
@@ -29,10 +29,10 @@ def lab(settings: Settings) -> Outcome:
 
 
 def _overhead(settings: Settings) -> Figure:
-    """Seconds of a tracked training over those of the same one untracked; no checkpoints but the last."""
+    """Return the time of a tracked training as a multiple of the untracked one; only the last checkpoint is written."""
     experiment = changed(Experiment(), _QUICK if settings.quick else _FULL)
     steps = experiment.recipe.steps
-    train(changed(experiment, {"steps": 2}), _folder(), observe=tracked(2))  # imports and caches, outside the clock
+    train(changed(experiment, {"steps": 2}), _folder(), observe=tracked(2))  # load imports and caches before timing
     seconds = {}
     for name, observe in (("untracked", None), ("tracked", tracked(steps))):
         start = clock()
@@ -43,7 +43,7 @@ def _overhead(settings: Settings) -> Figure:
 
 
 def _demo() -> list[Figure]:
-    """How long the demo takes, and how far below counting pairs of characters its decoder comes."""
+    """Return the duration of the demo, and how far the loss of its decoder is below the bigram baseline."""
     out = _folder()
     start = time.perf_counter()
     subprocess.run([sys.executable, "-m", "anisoscope", "demo", "--out", str(out)], check=True, capture_output=True)

@@ -1,4 +1,4 @@
-"""Long runs: a million records in every view, each in a process of its own, and ten thousand tracked steps."""
+"""Benchmark long runs: a million records in every view, each in a separate process, and ten thousand tracked steps."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ _FLAT = (
 )
 _HEADS = ("attention_entropy", "sink_mass", "q_drift", "k_drift", "qk_cosine")
 _TANGENT = ("gradient_energy", "gradient_enrichment", "tangent_normal_ratio")
-_APART = 20  # training steps between two looks
-# What a user waits for, as code that is run in a process of its own; seconds are of the processor, imports included.
+_INTERVAL = 20  # training steps between two probes
+# What a user waits for, as code that runs in a separate process; times are CPU seconds, including imports.
 _VIEWS = {
     "Run.frame": "Run.open(first).frame()",
     "anisoscope show": "cli('show', first)",
@@ -48,7 +48,7 @@ _TARGETS = {"anisoscope report": 10.0}
 
 
 def long(settings: Settings) -> Outcome:
-    """Seconds and memory of every view of a long run, and whether a long training stays as light as it began."""
+    """Measure time and memory of every view of a long run, and whether a long training grows in memory or time."""
     count, steps = (20_000, 400) if settings.quick else (RECORDS, STEPS)
     folder = Path(tempfile.mkdtemp(prefix="anisoscope-long-"))
     try:
@@ -64,20 +64,20 @@ def long(settings: Settings) -> Outcome:
 
 
 def long_run(path: Path, count: int, seed: int = 0) -> Run:
-    """A run of so many records, as a tracked training of twelve layers leaves them: about 1,140 a look."""
+    """Write a run of `count` records like a tracked training of twelve layers: about 1,140 records per probe."""
     chance = random.Random(seed)
-    left, look = count, 0
+    left, probe = count, 0
     with Run.create(path, {"kind": "training", "model": {"architecture": "Made"}}) as run:
         while left:
-            records = list(look_of(look * _APART, bars=look % 10 == 0, chance=chance))[:left]
+            records = list(look_of(probe * _INTERVAL, bars=probe % 10 == 0, chance=chance))[:left]
             run.append(records)
             left -= len(records)
-            look += 1
+            probe += 1
     return run
 
 
 def look_of(step: int, *, bars: bool, chance: random.Random) -> Iterator[Record]:
-    """The records of one look at a step: layers under both token policies, heads, gradients."""
+    """Return the records of one probe: layers under both token policies, heads, gradients."""
     sites = ["embed", *(f"resid.{layer}" for layer in range(LAYERS)), "final"]
     error: dict[str, Any] = {"error": 0.01 * chance.random(), "error_kind": "jackknife-16-windows"} if bars else {}
     for site in sites:
@@ -89,10 +89,10 @@ def look_of(step: int, *, bars: bool, chance: random.Random) -> Iterator[Record]
         for head in range(HEADS):
             for metric in _HEADS:
                 yield Record(f"pattern.{layer}", metric, chance.random(), step=step, index=head, n=4096)
-        about = {"gradient": "hidden", "basis": "refreshed", "rows": "plain", "proxy": "pca"}
+        variant = {"gradient": "hidden", "basis": "refreshed", "rows": "plain", "proxy": "pca"}
         for rank in (8, 32):
             for metric in _TANGENT:
-                same: dict[str, Any] = {"step": step, "index": rank, "variant": about, "null": rank / 768, "n": 2048}
+                same: dict[str, Any] = {"step": step, "index": rank, "variant": variant, "null": rank / 768, "n": 2048}
                 yield Record(f"grad.resid.{layer}", metric, chance.random(), **same)
 
 
@@ -132,19 +132,19 @@ _SCRIPT = """
         position = (run.path / "records.jsonl").stat().st_size
         with Run.create(path, resume=True) as writer:
             writer.append(look_of(10**8, bars=True, chance=random.Random(1)))
-        _grown_rows([run], [position], [0])  # what is imported at first use
+        _grown_rows([run], [position], [0])  # imports at first use
         began = time.process_time()
         assert len(_grown_rows([run], [position], [0])["rows"]) > 1000
 
     CODE
-    # not ru_maxrss, which begins at what the process that started this one held
+    # not ru_maxrss, which starts at the memory of the parent process
     [peak] = [int(line.split()[1]) / 1024 for line in open("/proc/self/status") if line.startswith("VmHWM")]
     print(json.dumps([time.process_time() - began, peak]))
 """
 
 
 def _viewed(name: str, code: str, folder: Path, count: int) -> list[Figure]:
-    """Seconds of the processor, and the most memory that the process ever held."""
+    """Return the CPU seconds and the peak memory of one view."""
     script = textwrap.dedent(_SCRIPT).replace("CODE", code)
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     command = [sys.executable, "-c", script, str(folder / "first"), str(folder / "second")]
@@ -162,21 +162,21 @@ def _viewed(name: str, code: str, folder: Path, count: int) -> list[Figure]:
 
 @dataclass(frozen=True)
 class Held:
-    """What a process holds at a moment of its training."""
+    """Resources of the process at one point of the training."""
 
     memory: float  # MB
     files: int
     objects: int
-    seconds: float  # of the processor, spent by the tracker so far
+    seconds: float  # CPU time of the tracker so far
 
 
 def _tracked(out: Path, steps: int) -> list[Figure]:
-    """A tiny decoder that is looked at every twentieth step: what a fifth of the training holds against its end."""
+    """Track a tiny decoder every twentieth step, and compare resources after a fifth of the training with its end."""
     model, optimiser = _model()
     held: list[Held] = []
     probe = _batch(1, 8)
     marks = (steps // 5, 3 * steps // 5, steps)
-    with Tracker(model, probe, out, schedule=every(_APART), bars_every=10) as tracker:
+    with Tracker(model, probe, out, schedule=every(_INTERVAL), bars_every=10) as tracker:
         spent = 0.0
         for step in range(steps):
             start = clock()

@@ -1,4 +1,4 @@
-"""Measuring a model of GPT-2's shape (124M) against its plain forward pass and against storing all its states."""
+"""Compare measuring a model of GPT-2's size (124M) with its plain forward pass and with storing all its states."""
 
 from __future__ import annotations
 
@@ -20,22 +20,22 @@ from anisoscope.measurement.site_evaluation import EvaluationOptions
 from benchmarks.harness import Figure, Outcome, Settings, clock, in_turn
 from benchmarks.peers import OUTSIDE, Answer, exchanged, outside
 
-TOKENS = 65_536  # the job whose cost is stated; passes are timed on fewer, their cost goes with the tokens
+TOKENS = 65_536  # the job whose cost is reported; cost is proportional to the tokens, so passes are timed on fewer
 _WINDOW = 512
 _BATCH = 4
-_SAME = ["spectral_anisotropy", "two_nn"]  # what the field's tools give
+_SAME = ["spectral_anisotropy", "two_nn"]  # what the other tools compute
 Batch = dict[str, Tensor]
 _STREAM = ("embed", "resid", "final")
 
 
 def measure(settings: Settings) -> Outcome:
-    """Statistics, evaluation and attention as multiples of a forward pass; speed and memory against stored states."""
+    """Measure statistics, evaluation and attention in forward passes, and speed and memory against stored states."""
     windows = 32 if settings.quick else TOKENS // _WINDOW
     model, batches = _model(), _batches(windows)
-    stream, forward, survey = _beside(model, batches, _STREAM)
-    attention, plain, _ = _beside(model, batches, (*_STREAM, "pattern"))
+    stream, forward, engine = _alternate(model, batches, _STREAM)
+    attention, plain, _ = _alternate(model, batches, (*_STREAM, "pattern"))
     start = clock()
-    for _ in survey.results():
+    for _ in engine.results():
         pass
     evaluation = clock() - start
     whole = statistics.fmean(forward) * TOKENS / (_BATCH * _WINDOW)
@@ -43,7 +43,7 @@ def measure(settings: Settings) -> Outcome:
     layers, slow = _microscope(model, batches[:2], settings)
     usual = None if slow.seconds is None else stored["stored"][0] + layers * slow.seconds
     memory = {job: _memory(job, windows) for job in ("stream", "stored")}
-    memory["forward"] = _memory("forward", 2 * _BATCH)  # what it needs does not grow
+    memory["forward"] = _memory("forward", 2 * _BATCH)  # its memory does not grow with the tokens
     shorter = _memory("stream", windows // 2)
     return Outcome(
         [
@@ -71,13 +71,13 @@ def measure(settings: Settings) -> Outcome:
     )
 
 
-def _beside(model: Any, batches: list[Batch], sites: tuple[str, ...]) -> tuple[list[float], list[float], Engine]:
-    """Seconds of each batch surveyed and, right before it, plain: a busy machine disturbs both alike."""
+def _alternate(model: Any, batches: list[Batch], sites: tuple[str, ...]) -> tuple[list[float], list[float], Engine]:
+    """Return the seconds of each batch with and without measuring, alternately, so that other load affects both."""
     plain: list[float] = []
-    surveyed: list[float] = []
+    measured: list[float] = []
     start = 0.0
 
-    def fed() -> Iterator[Batch]:
+    def timed_batches() -> Iterator[Batch]:
         nonlocal start
         for batch in batches:
             before = clock()
@@ -86,13 +86,13 @@ def _beside(model: Any, batches: list[Batch], sites: tuple[str, ...]) -> tuple[l
             start = clock()
             yield batch
 
-    survey = _new_survey(model, batches, sites)
-    survey.run(fed(), on_progress=lambda _: surveyed.append(clock() - start))
-    return surveyed, plain, survey
+    engine = _new_engine(model, batches, sites)
+    engine.run(timed_batches(), on_progress=lambda _: measured.append(clock() - start))
+    return measured, plain, engine
 
 
 def _total(name: str, over: list[float], under: list[float], target: float) -> Figure:
-    """All seconds of one over all of the other: a block that closes now and then costs its share."""
+    """Return the ratio of total times, so that the occasional cost of closing a block is included."""
     return Figure(name, sum(over) / sum(under), "×", target)
 
 
@@ -109,7 +109,7 @@ def _model() -> Any:
 
 
 def _batches(windows: int) -> list[Batch]:
-    """Token ids by Zipf's law, so that words recur as in text."""
+    """Return token ids drawn by Zipf's law, so that words recur as in text."""
     make = torch.Generator().manual_seed(0)
     ids = (50_000 ** torch.rand(windows, _WINDOW, generator=make)).long()
     return [{"input_ids": part} for part in ids.split(_BATCH)]
@@ -121,24 +121,24 @@ def _forward(model: Any, batches: list[Batch]) -> None:
             model(**batch)
 
 
-def _new_survey(model: Any, batches: list[Batch], sites: tuple[str, ...], metrics: Any = None) -> Engine:
+def _new_engine(model: Any, batches: list[Batch], sites: tuple[str, ...], metrics: Any = None) -> Engine:
     layout = find_layout(model, {name: x[:1] for name, x in batches[0].items()})
     return Engine(model, layout, Request.of(sites=sites, metrics=metrics), expected=TOKENS)
 
 
-def _survey(model: Any, batches: list[Batch], sites: tuple[str, ...], metrics: Any = None) -> Engine:
-    survey = _new_survey(model, batches, sites, metrics)
-    survey.run(batches)
-    return survey
+def _run_engine(model: Any, batches: list[Batch], sites: tuple[str, ...], metrics: Any = None) -> Engine:
+    engine = _new_engine(model, batches, sites, metrics)
+    engine.run(batches)
+    return engine
 
 
 def _ours(model: Any, batches: list[Batch]) -> None:
-    for _ in _survey(model, batches, ("resid",), _SAME).results(EvaluationOptions(errors=False)):
+    for _ in _run_engine(model, batches, ("resid",), _SAME).results(EvaluationOptions(errors=False)):
         pass
 
 
 def _stored(model: Any, batches: list[Batch]) -> None:
-    """The usual way: all hidden states in memory, then one estimator after another on each layer."""
+    """Measure the usual way: all hidden states in memory, then one estimator after another on each layer."""
     import skdim
 
     for states in _states(model, batches):
@@ -149,7 +149,7 @@ def _stored(model: Any, batches: list[Batch]) -> None:
 
 
 def _microscope(model: Any, batches: list[Batch], settings: Settings) -> tuple[int, Answer]:
-    """How many layers there are, and llm-microscope's dimension of one: all of them would take it an hour."""
+    """Return the number of layers, and llm-microscope's dimension of one layer: all layers would take an hour."""
     states = _states(model, batches)
     rows = states[len(states) // 2].numpy()
     (peer,) = (peer for peer in OUTSIDE if peer.slow)
@@ -165,19 +165,19 @@ def _states(model: Any, batches: list[Batch]) -> list[Tensor]:
 
 _JOBS: dict[str, Callable[[Any, list[Batch]], object]] = {
     "forward": _forward,
-    "stream": lambda model, batches: [len(done.measured) for done in _survey(model, batches, _STREAM).results()],
+    "stream": lambda model, batches: [len(done.measured) for done in _run_engine(model, batches, _STREAM).results()],
     "stored": _states,
 }
 
 
 def _memory(job: str, windows: int) -> float:
-    """Peak memory in bytes of a job in a process of its own."""
+    """Return the peak memory in bytes of a job in a separate process."""
     command = [sys.executable, "-m", "benchmarks.measure", job, str(windows)]
     return float(json.loads(subprocess.run(command, capture_output=True, text=True, check=True).stdout))
 
 
 def _peak() -> float:
-    """The highest resident memory since the last reset, in bytes (Linux)."""
+    """Return the highest resident memory since the last reset, in bytes (Linux)."""
     line = next(line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("VmHWM"))
     return float(line.split()[1]) * 1024
 
@@ -186,6 +186,6 @@ if __name__ == "__main__":
     torch.set_num_threads(1)
     model, batches = _model(), _batches(int(sys.argv[2]))
     _forward(model, batches[:1])
-    Path("/proc/self/clear_refs").write_text("5")  # forget the peak of building the model
+    Path("/proc/self/clear_refs").write_text("5")  # reset the peak after building the model
     kept = _JOBS[sys.argv[1]](model, batches)
     print(json.dumps(_peak()))

@@ -1,11 +1,11 @@
-"""The exact nearest-neighbour search against the bare matrix product it is made of, and against its peers.
+"""Compare the exact nearest-neighbour search with the bare matrix products it needs, and with other tools.
 
     python benchmarks/neighbours.py [--quick] [--threads 1] [--exchange FOLDER --peer "faiss=PYTHON SCRIPT"]
 
-Everything is timed in turn, round by round, and compared as the median of the rounds' ratios, so that a busy machine
-disturbs both sides alike. A peer whose pins fight ours runs in its own environment: the cloud is written to
-FOLDER/<cloud>.npy, the command is run in every round with that path and the number of neighbours as last arguments, and
-the last line it prints is read back as the seconds its search took (reading the file not counted).
+All sides take turns in every round, and the result is the median of the ratios, so that other load affects both sides
+equally. A tool whose pinned dependencies conflict with ours runs in its own environment. The cloud is written to
+FOLDER/<cloud>.npy. Each round runs the command with that path and the number of neighbours as last arguments. The last
+line it prints is the seconds of its search, without reading the file.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ BLOCK = 2048
 
 @dataclass(frozen=True)
 class Row:
-    """One figure of the benchmark, beside the limit it is held to."""
+    """One figure of the benchmark, with its limit."""
 
     cloud: str
     n: int
@@ -55,17 +55,17 @@ class Row:
 
 
 def gaussian(n: int, d: int) -> Tensor:
-    """Independent entries: a flat spectrum, and neighbours that are hardly nearer than other rows."""
+    """Return independent entries: a flat spectrum, and neighbours that are hardly nearer than other rows."""
     return torch.randn(n, d, generator=torch.Generator().manual_seed(0))
 
 
 def power_law(n: int, d: int) -> Tensor:
-    """Variances that fall as 1/j, like those of many hidden states."""
+    """Return rows whose variances fall as 1/j, like those of many hidden states."""
     return gaussian(n, d) * torch.arange(1, d + 1).rsqrt()
 
 
 def manifold(n: int, d: int) -> Tensor:
-    """Ten dimensions, bent into 138 and laid into d with a little noise."""
+    """Return a manifold of ten dimensions, curved in 138 and embedded in d with a little noise."""
     draw = torch.Generator().manual_seed(0)
     z = torch.randn(n, 10, generator=draw)  # (n, 10)
     angle = z @ torch.randn(10, 64, generator=draw) / math.sqrt(10)  # (n, 64)
@@ -75,7 +75,7 @@ def manifold(n: int, d: int) -> Tensor:
 
 
 def sinks(n: int, d: int) -> Tensor:
-    """A Gaussian cloud in which eight rows have 1000 times the norm."""
+    """Return a Gaussian cloud in which eight rows have 1000 times the norm."""
     x = gaussian(n, d)
     x[:: n // 8] *= 1000
     return x
@@ -108,7 +108,7 @@ def seconds(job: Callable[[], object]) -> float:
 
 
 def bare_product(x: Tensor) -> None:
-    """The float32 products of the upper triangle of blocks and nothing else."""
+    """Compute the float32 products of the upper triangle of blocks and nothing else."""
     out = torch.empty(BLOCK, BLOCK)
     for row in range(0, len(x), BLOCK):
         for column in range(row, len(x), BLOCK):
@@ -116,7 +116,7 @@ def bare_product(x: Tensor) -> None:
 
 
 def against_product(cloud: str, n: int, d: int, k: int, limit: float | None, rounds: int) -> list[Row]:
-    """The search's time as a multiple of the product's, and how far its distances are from float64 brute force."""
+    """Return the search time as a multiple of the product's, and the error of its distances against float64."""
     x = CLOUDS[cloud](n, d)
     nearest(x[:2048], k)
     ratios = []
@@ -124,24 +124,24 @@ def against_product(cloud: str, n: int, d: int, k: int, limit: float | None, rou
         product = seconds(lambda: bare_product(x))
         ratios.append(seconds(lambda: nearest(x, k)) / product)
     ratio = _row(cloud, n, d, k, "time, in bare products", ratios, limit)
-    wrong = _row(cloud, n, d, k, "largest relative error", [largest_error(x, k)], 1e-6)
-    return [ratio, wrong]
+    error = _row(cloud, n, d, k, "largest relative error", [largest_error(x, k)], 1e-6)
+    return [ratio, error]
 
 
 def largest_error(x: Tensor, k: int) -> float:
-    """Against direct differences in float64, for rows spread over the cloud and those of largest norm."""
-    found = nearest(x, k).distance
+    """Return the largest relative error against direct float64 differences, over a selection of rows."""
+    measured = nearest(x, k).distance
     row = torch.cat([torch.arange(0, len(x), len(x) // 128), x.norm(dim=1).topk(16).indices])
     exact = torch.cdist(x[row].double(), x.double(), compute_mode="donot_use_mm_for_euclid_dist")
     exact[torch.arange(len(row)), row] = torch.inf
     truth = exact.topk(k, dim=1, largest=False).values
-    return float(((found[row] - truth).abs() / truth).max())
+    return float(((measured[row] - truth).abs() / truth).max())
 
 
 def against_peers(
     n: int, rounds: int, exchange: Path | None, commands: dict[str, str], factor: float | None
 ) -> list[Row]:
-    """Each peer's time as a multiple of ours, in turn; the fastest one decides."""
+    """Return the time of each tool as a multiple of ours; the fastest one decides."""
     x = CLOUDS[PEERS_CLOUD](n, PEERS_DIM)
     jobs: dict[str, Callable[[], float]] = {
         "sklearn brute force": lambda: seconds(lambda: sklearn_brute_force(x.numpy())),
@@ -179,20 +179,20 @@ def scikit_dimension(x: np.ndarray[Any, np.dtype[np.float32]]) -> None:
 
 
 def outside(command: str, cloud: Path) -> float:
-    """Run a peer of another environment on the cloud; the last line it prints is its seconds."""
+    """Run a tool of another environment on the cloud; the last line it prints is its seconds."""
     done = subprocess.run([*shlex.split(command), str(cloud), "2"], capture_output=True, text=True, check=True)
     return float(done.stdout.split()[-1])
 
 
 def extra_memory(n: int, threads: int, limit: float | None) -> Row:
-    """Peak resident memory above the input, in a fresh process, the libraries' own buffers included."""
+    """Return the peak resident memory above the input in a new process, including buffers of the libraries."""
     command = [sys.executable, __file__, "--memory-of", str(n), "--threads", str(threads)]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     return _row("gaussian", n, 768, 2, "extra memory, MB", [float(done.stdout) / 1024], limit)
 
 
 def print_extra_memory(n: int) -> None:
-    """In kB, from the kernel's own high-water mark, which is first reset (Linux only)."""
+    """Print the extra memory in kB, from the kernel's high-water mark, which is reset first (Linux only)."""
     x = gaussian(n, 768)
     Path("/proc/self/clear_refs").write_text("5")
     before = _status("VmRSS")
@@ -213,11 +213,11 @@ def _row(cloud: str, n: int, d: int, k: int, figure: str, rounds: list[float], l
 
 
 def run(*, quick: bool, threads: int, exchange: Path | None, commands: dict[str, str]) -> list[Row]:
-    """All figures; `quick` takes small clouds, whose ratios say nothing about the limits."""
+    """Return all figures; `quick` uses small clouds, whose ratios say nothing about the limits."""
     n, rounds = (4096, 2) if quick else (16384, 5)
     torch.set_num_threads(threads)
     rows = []
-    with import_module("threadpoolctl").threadpool_limits(threads):  # sklearn and numpy have pools of their own
+    with import_module("threadpoolctl").threadpool_limits(threads):  # sklearn and numpy have their own pools
         for cloud, d, k, limit in SEARCHES:
             rows += _show(against_product(cloud, n, d, k, None if quick else limit, rounds if d < 1000 else 3))
         if Path("/proc/self/clear_refs").exists():
@@ -237,7 +237,7 @@ def _show(rows: list[Row]) -> list[Row]:
 
 
 def environment(threads: int) -> dict[str, object]:
-    """What the figures depend on."""
+    """Return what the figures depend on: machine, versions, load."""
     cpu = next((line for line in _cpu_lines() if line.startswith("model name")), platform.processor())
     packages = ("torch", "numpy", "scikit-learn", "scikit-dimension")
     return {
@@ -261,22 +261,24 @@ def _cpu_lines() -> list[str]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--quick", action="store_true", help="small clouds, few rounds, no limits")
-    parser.add_argument("--threads", type=int, default=1, help="one disturbs ratios least on a shared machine")
-    parser.add_argument("--exchange", type=Path, help="folder for the clouds that outside peers read")
-    parser.add_argument("--peer", action="append", default=[], metavar="NAME=COMMAND", help="a peer to run on them")
+    parser.add_argument("--threads", type=int, default=1, help="threads; ratios vary least with one")
+    parser.add_argument("--exchange", type=Path, help="folder for the clouds that other tools read")
+    parser.add_argument(
+        "--peer", action="append", default=[], metavar="NAME=COMMAND", help="another tool to run on them"
+    )
     parser.add_argument("--out", type=Path, default=RESULTS)
     parser.add_argument("--memory-of", type=int, help=argparse.SUPPRESS)
-    given = parser.parse_args()
-    if given.memory_of is not None:
-        torch.set_num_threads(given.threads)
-        return print_extra_memory(given.memory_of)
-    commands = dict(each.split("=", 1) for each in given.peer)
-    if commands and given.exchange is None:
-        parser.error("--peer needs --exchange FOLDER, where the peer finds the cloud")
-    rows = run(quick=given.quick, threads=given.threads, exchange=given.exchange, commands=commands)
-    given.out.parent.mkdir(parents=True, exist_ok=True)
-    report = {**environment(given.threads), "quick": given.quick, "rows": [asdict(row) for row in rows]}
-    given.out.write_text(json.dumps(report, indent=2) + "\n")
+    options = parser.parse_args()
+    if options.memory_of is not None:
+        torch.set_num_threads(options.threads)
+        return print_extra_memory(options.memory_of)
+    commands = dict(each.split("=", 1) for each in options.peer)
+    if commands and options.exchange is None:
+        parser.error("--peer needs --exchange FOLDER, from which the tool reads the cloud")
+    rows = run(quick=options.quick, threads=options.threads, exchange=options.exchange, commands=commands)
+    options.out.parent.mkdir(parents=True, exist_ok=True)
+    report = {**environment(options.threads), "quick": options.quick, "rows": [asdict(row) for row in rows]}
+    options.out.write_text(json.dumps(report, indent=2) + "\n")
     return None
 
 

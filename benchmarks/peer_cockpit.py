@@ -1,8 +1,8 @@
-"""Training with Cockpit: what its instruments add to a step they are due at.
+"""Train with Cockpit and time what its instruments add to a step.
 
-`python peer_cockpit.py LAYERS WIDTH CONTEXT BATCH ROUNDS` prints, a line a round, the seconds of a plain step and of
-one that Cockpit follows. Of its quantities those that a transformer allows: the others need BackPACK's rules for every
-layer, and attention and layer norm have none.
+`python peer_cockpit.py LAYERS WIDTH CONTEXT BATCH ROUNDS` prints one line per round: the seconds of a plain step and of
+one with Cockpit. Only quantities that work on a transformer are used: the others need BackPACK's rules for every layer,
+and attention and layer norm have none.
 """
 
 import sys
@@ -18,7 +18,7 @@ torch.manual_seed(0)
 
 
 class Decoder(nn.Module):
-    """Embedding, causal blocks, head: returns the loss."""
+    """Embedding, causal layers and head; returns the loss."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -41,7 +41,7 @@ steps = 0
 
 
 def step(follow: bool) -> float:
-    """The seconds of one step."""
+    """Return the seconds of one step."""
     global steps
     ids = torch.randint(0, 256, (batch, context))
     start = time.process_time()

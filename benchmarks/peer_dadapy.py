@@ -1,6 +1,6 @@
 """TwoNN of DADApy.
 
-`python peer_dadapy.py ROWS.npy K` prints the dimension, its work and its wall time in seconds.
+`python peer_dadapy.py ROWS.npy K` prints the dimension, the CPU time and the wall-clock time in seconds.
 """
 
 import sys

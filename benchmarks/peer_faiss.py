@@ -1,6 +1,6 @@
 """TwoNN on faiss's exact flat index.
 
-`python peer_faiss.py ROWS.npy K` prints the dimension, its work and its wall time in seconds.
+`python peer_faiss.py ROWS.npy K` prints the dimension, the CPU time and the wall-clock time in seconds.
 """
 
 import sys
@@ -9,7 +9,7 @@ import time
 import faiss  # type: ignore[import-not-found]
 import numpy as np
 
-rows = np.ascontiguousarray(np.load(sys.argv[1]), dtype=np.float32)  # (n, d); faiss knows no float64
+rows = np.ascontiguousarray(np.load(sys.argv[1]), dtype=np.float32)  # (n, d); faiss has no float64
 k = int(sys.argv[2])
 start = time.process_time(), time.perf_counter()
 index = faiss.IndexFlatL2(rows.shape[1])

@@ -1,7 +1,7 @@
 """Semi-NMF as Interpreto ships it.
 
-`python peer_interpreto.py ROWS.npy K` prints ‖X − ZD‖/‖X‖, its work and its wall time in seconds. Only the matrix code
-is loaded: the package around it needs far more than the job does.
+`python peer_interpreto.py ROWS.npy K` prints ‖X − ZD‖/‖X‖, the CPU time and the wall-clock time in seconds. It loads
+only the matrix code, because the package around it has many more dependencies.
 """
 
 import sys

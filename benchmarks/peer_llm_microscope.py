@@ -1,9 +1,9 @@
 """TwoNN of llm-microscope.
 
-`python peer_llm_microscope.py ROWS.npy K` prints the dimension, its work and its wall time in seconds.
+`python peer_llm_microscope.py ROWS.npy K` prints the dimension, the CPU time and the wall-clock time in seconds.
 
-The package does not import as published (it looks for a module `logit_lens` that is one of its own files), so the
-file that holds the estimator is loaded by itself.
+The published package cannot be imported (it imports its own file `logit_lens` as a top-level module), so only the file
+with the estimator is loaded.
 """
 
 import sys

@@ -1,7 +1,8 @@
-"""Other people's tools on the same rows: how long they take and what they answer.
+"""Run other tools on the same rows and compare their times and answers.
 
-scikit-dimension and IsoScore share our environment. Those whose pins fight ours get one each under .bench/, made when
-first needed, and are handed .npy files. A peer that cannot be installed or run appears with the reason.
+scikit-dimension and IsoScore share our environment. A tool whose pinned dependencies conflict with ours has its own
+environment under .bench/, created when it is first needed, and reads .npy files. If a tool cannot be installed or run,
+the reason is listed.
 """
 
 from __future__ import annotations
@@ -34,13 +35,13 @@ Array = NDArray[np.floating[Any]]
 
 @dataclass(frozen=True)
 class Peer:
-    """A tool in an environment of its own: what pip installs there, step by step, and the script that runs it."""
+    """A tool in its own environment: what pip installs there, step by step, and the script that runs it."""
 
     name: str
     installs: tuple[tuple[str, ...], ...]
     script: str
-    slow: bool = False  # a large cloud would take it hours
-    settings: tuple[str, ...] = ()  # of its process, as env takes them
+    slow: bool = False  # a large cloud would take hours
+    settings: tuple[str, ...] = ()  # environment variables of its process
 
     @property
     def folder(self) -> Path:
@@ -54,14 +55,14 @@ class Peer:
 OUTSIDE = (
     Peer("DADApy", (("dadapy==0.3.4",),), "peer_dadapy.py"),
     Peer("faiss flat", (("faiss-cpu==1.15.1", "numpy>=2"),), "peer_faiss.py"),
-    # torch first and pinned: an unpinned one pulls gigabytes of GPU packages
+    # torch first and pinned: an unpinned version would pull gigabytes of GPU packages
     Peer(
         "llm-microscope",
         (("torch==2.13.0", "numpy>=2"), ("llm-microscope==0.0.7",)),
         "peer_llm_microscope.py",
         slow=True,
-        # every row's differences to all others, freed at once, else stay in the allocator's heap: 9 GB for 1,000 rows
-        # of width 768 instead of 0.3, and half as slow again
+        # It frees the differences of every row to all others at once. By default they stay in the allocator's heap:
+        # 9 GB for 1,000 rows of width 768 instead of 0.3, and 1.5 times the time.
         settings=("MALLOC_MMAP_THRESHOLD_=262144",),
     ),
 )
@@ -69,18 +70,18 @@ OUTSIDE = (
 
 @dataclass(frozen=True)
 class Answer:
-    """A dimension and the seconds it took, or the reason there is none."""
+    """A dimension and the seconds it took, or the reason why it is missing."""
 
     value: float | None
     seconds: float | None
     reason: str | None = None
 
 
-Estimator = Callable[[Array, Path], Answer]  # the rows, and the file that holds them
+Estimator = Callable[[Array, Path], Answer]  # the rows, and the file that contains them
 
 
 def peers(settings: Settings) -> Outcome:
-    """TwoNN's times on large rows, its answers on clouds of known dimension, and IsoScore's time."""
+    """Compare times of TwoNN on many rows, its answers on clouds of known dimension, and times of IsoScore."""
     n, few, small = (2048, 256, 500) if settings.quick else (16384, 1000, 2000)
     fast = _inside() | outside(settings, [peer for peer in OUTSIDE if not peer.slow])
     slow = outside(settings, [peer for peer in OUTSIDE if peer.slow])
@@ -92,19 +93,19 @@ def peers(settings: Settings) -> Outcome:
 
 
 def search_commands(settings: Settings) -> dict[str, str]:
-    """The outside peers that can search many rows, as commands for the benchmark of the search."""
-    found = {}
+    """Return the commands of the tools that can search many rows, for the benchmark of the search."""
+    commands = {}
     for peer in OUTSIDE:
         reason = None if peer.slow else installed(peer)
         if reason:
             print(f"{peer.name} is left out of the search: {reason}")
         elif not peer.slow:
-            found[peer.name] = shlex.join(command_of(peer, settings.threads))
-    return found
+            commands[peer.name] = shlex.join(command_of(peer, settings.threads))
+    return commands
 
 
 def flat(n: int, k: int, d: int, *, offset: float = 0.0) -> Array:
-    """A k-dimensional Gaussian, turned into d dimensions."""
+    """Return a k-dimensional Gaussian, rotated into d dimensions."""
     draw = np.random.default_rng(0)
     frame = np.linalg.qr(draw.standard_normal((d, d)))[0][:k]  # (k, d)
     turned: Array = draw.standard_normal((n, k)) @ frame + offset
@@ -112,20 +113,20 @@ def flat(n: int, k: int, d: int, *, offset: float = 0.0) -> Array:
 
 
 def sphere(n: int, d: int) -> Array:
-    """The surface of the unit ball in d dimensions, which has d − 1."""
+    """Return points on the unit sphere in d dimensions, which has d − 1 dimensions."""
     x = np.random.default_rng(0).standard_normal((n, d))
     surface: Array = x / np.linalg.norm(x, axis=1, keepdims=True)
     return surface
 
 
 def with_copies(x: Array) -> Array:
-    """The rows, every tenth of them a copy of the one before."""
+    """Return the rows with every tenth row replaced by a copy of the previous one."""
     copied = x.copy()
     copied[9::10] = x[8::10][: len(x[9::10])]
     return copied
 
 
-# true dimension, and how to make n rows of it
+# true dimension, and a function that makes n rows
 KNOWN: dict[str, tuple[int, Callable[[int], Array]]] = {
     "Gaussian in 20-D": (5, lambda n: flat(n, 5, 20)),
     "sphere S⁹": (9, lambda n: sphere(n, 10)),
@@ -137,15 +138,15 @@ OURS, GRIDE = "anisoscope", "skdim GRIDE"
 
 
 def _times(n: int, estimators: dict[str, Estimator], rounds: int) -> list[Figure]:
-    """Each estimator's time on n rows of 10 dimensions in 768, as a multiple of ours, in turn."""
+    """Return the time of each estimator on n rows of 10 dimensions in 768, as a multiple of ours."""
     x = flat(n, 10, 768).astype(np.float32)
     path = exchanged(f"flat-{n}", x)
-    said: dict[str, list[Answer]] = {name: [] for name in estimators}
+    answers: dict[str, list[Answer]] = {name: [] for name in estimators}
     for _ in range(rounds):
         for name, estimate in estimators.items():
-            said[name].append(estimate(x, path))
-    ours = [answer.seconds or 0.0 for answer in said[OURS]]
-    return [_time(f"TwoNN of {n:,} × 768, {name}", answers, ours) for name, answers in said.items()]
+            answers[name].append(estimate(x, path))
+    ours = [answer.seconds or 0.0 for answer in answers[OURS]]
+    return [_time(f"TwoNN of {n:,} × 768, {name}", each, ours) for name, each in answers.items()]
 
 
 def _time(name: str, answers: list[Answer], ours: list[float]) -> Figure:
@@ -159,13 +160,13 @@ def _time(name: str, answers: list[Answer], ours: list[float]) -> Figure:
 
 
 def _answers(n: int, estimators: dict[str, Estimator]) -> dict[str, dict[str, str]]:
-    """What each says of clouds whose dimension is known."""
+    """Return the answers of each estimator on clouds of known dimension."""
     table = {}
     for name, (true, make) in KNOWN.items():
         x = make(n)
         path = exchanged(f"{list(KNOWN).index(name)}-{n}", x)
-        said = {which: estimate(x, path) for which, estimate in estimators.items()}
-        table[f"{name} ({true})"] = {which: _cell(answer) for which, answer in said.items()}
+        answers = {which: estimate(x, path) for which, estimate in estimators.items()}
+        table[f"{name} ({true})"] = {which: _cell(answer) for which, answer in answers.items()}
     return table
 
 
@@ -174,17 +175,17 @@ def _cell(answer: Answer) -> str:
 
 
 def _isoscore(n: int, settings: Settings) -> list[Figure]:
-    """IsoScore of the package that its authors publish: its time as a multiple of ours, and how far the scores are."""
+    """Compare IsoScore with the package of its authors: time as a multiple of ours, and difference of the scores."""
     x = torch.from_numpy(flat(n, 768, 768).astype(np.float32))  # (n, d)
     package = import_module("IsoScore.IsoScore").IsoScore
     times = in_turn({"package": lambda: package(x), "ours": lambda: metrics.isoscore(x)}, settings.rounds)
     theirs, ours = float(package(x.double())), metrics.isoscore(x)
-    apart = Figure("IsoScore, distance from the package's in float64", abs(theirs - ours), "", 1e-6)
-    return [ratio(f"IsoScore of {n:,} × 768, the package, in ours", times, "package", "ours"), apart]
+    difference = Figure("IsoScore, distance from the package's in float64", abs(theirs - ours), "", 1e-6)
+    return [ratio(f"IsoScore of {n:,} × 768, the package, in ours", times, "package", "ours"), difference]
 
 
 def _inside() -> dict[str, Estimator]:
-    """The estimators of our own environment."""
+    """Return the estimators in our own environment."""
     known = import_module("skdim.id")
     return {
         OURS: partial(_called, _two_nn),
@@ -208,12 +209,13 @@ def _called(function: Callable[[Array], float], x: Array, path: Path) -> Answer:
 
 
 def outside(settings: Settings, chosen: list[Peer]) -> dict[str, Estimator]:
-    """Peers of other environments, each installed where it is not yet."""
-    found: dict[str, Estimator] = {}
+    """Return the tools of other environments, after installing those that are missing."""
+    estimators: dict[str, Estimator] = {}
     for peer in chosen:
         reason = installed(peer)
-        found[peer.name] = partial(_refused, reason) if reason else partial(_run, command_of(peer, settings.threads))
-    return found
+        run = partial(_run, command_of(peer, settings.threads))
+        estimators[peer.name] = partial(_refused, reason) if reason else run
+    return estimators
 
 
 def _refused(reason: str, x: Array, path: Path) -> Answer:
@@ -221,9 +223,9 @@ def _refused(reason: str, x: Array, path: Path) -> Answer:
 
 
 def _run(command: list[str], x: Array, path: Path) -> Answer:
-    """A peer's answer on a file; it prints the dimension, its work and its wall time in seconds."""
+    """Run a tool on a file; it prints the dimension, its CPU time and its wall-clock time in seconds."""
     done = subprocess.run(
-        [*command, str(path), "2"], capture_output=True, text=True, check=False, preexec_fn=_hold_memory
+        [*command, str(path), "2"], capture_output=True, text=True, check=False, preexec_fn=_limit_memory
     )
     if done.returncode:
         return Answer(None, None, last_line(done.stderr))
@@ -232,26 +234,26 @@ def _run(command: list[str], x: Array, path: Path) -> Answer:
     return Answer(value, took) if math.isfinite(value) else Answer(None, took, str(value))
 
 
-def _hold_memory() -> None:
-    """Holds a peer to half of the machine."""
+def _limit_memory() -> None:
+    """Limit a tool to half of the machine's memory."""
     half = psutil.virtual_memory().total // 2
     resource.setrlimit(resource.RLIMIT_AS, (half, half))
 
 
 def command_of(peer: Peer, threads: int) -> list[str]:
-    """The peer's script in its environment, its libraries held to so many threads."""
+    """Return the command that runs the tool's script in its environment with this many threads."""
     pools = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
     settings = (*(f"{pool}={threads}" for pool in pools), *peer.settings)
     return ["env", *settings, str(peer.python), str(Path(__file__).parent / peer.script)]
 
 
 def installed(peer: Peer) -> str | None:
-    """Makes the peer's environment where there is none; the reason where that fails."""
+    """Create the environment of a tool if it is missing; return the reason if that fails."""
     ready = peer.folder / "installed"
     wanted = repr(peer.installs)
     if ready.exists() and ready.read_text() == wanted:
         return None
-    print(f"making the environment of {peer.name} in {peer.folder.relative_to(SCRATCH.parent)}", flush=True)
+    print(f"creating the environment of {peer.name} in {peer.folder.relative_to(SCRATCH.parent)}", flush=True)
     venv.create(peer.folder, with_pip=True, clear=True)
     for packages in peer.installs:
         command = [str(peer.python), "-m", "pip", "install", "--quiet", *packages]
@@ -263,11 +265,11 @@ def installed(peer: Peer) -> str | None:
 
 
 def last_line(text: str) -> str:
-    return (text.strip().splitlines() or ["it was killed"])[-1]
+    return (text.strip().splitlines() or ["the process was killed"])[-1]
 
 
 def exchanged(name: str, x: Array) -> Path:
-    """The rows as a file that the peers read."""
+    """Write the rows to a file that the tools read."""
     path = SCRATCH / "exchange" / f"{name}.npy"
     path.parent.mkdir(parents=True, exist_ok=True)
     np.save(path, x)

@@ -1,6 +1,6 @@
-"""What measuring costs a token, a layer and a dimension; the model that fits; and what it says of a far larger job.
+"""The cost of measuring by tokens, layers and width; a cost model fitted to it; and its prediction for a large job.
 
-python -m benchmarks scale          measures
+python -m benchmarks scale          measures the points
 python -m benchmarks.scale          writes the measured part of docs/scale.md
 """
 
@@ -30,24 +30,24 @@ _WINDOW = 128
 
 @dataclass(frozen=True)
 class Point:
-    """One measured model: seconds of one core."""
+    """One measured model; all times are seconds of one core."""
 
     width: int
     layers: int
     tokens: int
-    forward: float  # a token
-    statistics: float  # a token and site, beyond the forward pass
-    evaluation: float  # a site, both token policies, with error bars
+    forward: float  # per token
+    statistics: float  # per token and site, in addition to the forward pass
+    evaluation: float  # per site: both token policies, with error bars
 
 
 @dataclass(frozen=True)
 class Fit:
-    """statistics = a + b·d + c·d² a token and site; evaluation = e + f·d + g·d³ a site; both in seconds of one core."""
+    """The cost model: a + b·d + c·d² per token and site, and e + f·d + g·d³ per site, in seconds of one core."""
 
     statistics: tuple[float, float, float]
     evaluation: tuple[float, float, float]
     worst: float  # the largest relative error over the points
-    product: float  # multiplications and additions a second of one core, in float32
+    product: float  # float32 operations per second of one core
 
     def of_token(self, d: float) -> float:
         a, b, c = self.statistics
@@ -59,31 +59,31 @@ class Fit:
 
     @property
     def products(self) -> float:
-        """What the statistics of a site cost at large d, in full d × d products a token (2·d² operations)."""
+        """Cost of a site's statistics at large d, in full d × d products per token (2·d² operations each)."""
         return self.statistics[2] * self.product / 2
 
 
 @dataclass(frozen=True)
 class Hardware:
-    """What is assumed of machines that are not here; everything else is measured."""
+    """What is assumed about machines that were not available; everything else is measured."""
 
     gpus: int = 64
-    forward: float = 400e12  # operations a second and GPU that a forward pass in bfloat16 reaches
-    float32: float = 50e12  # the same for products in float32, which statistics are made of
-    memory: float = 80e9  # bytes a GPU
-    cores: int = 8  # of the host, a GPU
-    link: float = 1e9  # bytes a second and process that statistics travel with, packing included
+    forward: float = 400e12  # operations per second and GPU of a bfloat16 forward pass
+    float32: float = 50e12  # the same for float32 products, which the statistics use
+    memory: float = 80e9  # bytes per GPU
+    cores: int = 8  # host cores per GPU
+    link: float = 1e9  # bytes per second and process for transferring statistics, packing included
 
 
 @dataclass(frozen=True)
 class Job:
-    """A model over a text: by default 70 billion parameters over a billion tokens."""
+    """A model measured over a text: by default 70 billion parameters over a billion tokens."""
 
     parameters: float = 70e9
     width: int = 8192
     layers: int = 80
     tokens: float = 1e9
-    blocks: int = 64  # smallest blocks of documents, which travel
+    blocks: int = 64  # blocks of documents whose statistics are transferred
 
     @property
     def sites(self) -> int:
@@ -91,7 +91,7 @@ class Job:
 
 
 def scale(settings: Settings) -> Outcome:
-    """The points of the cost model, and how well it fits them."""
+    """Measure the points of the cost model, and how well it fits them."""
     widths = (64, 128) if settings.quick else (128, 256, 512, 1024)
     tokens = 2048 if settings.quick else 16_384
     points = [_point(width, 2, tokens) for width in widths]
@@ -112,7 +112,7 @@ def scale(settings: Settings) -> Outcome:
 
 
 def fit(points: Sequence[Point], product: float) -> Fit:
-    """The cost model of these points: least relative squares, no term below zero."""
+    """Fit the cost model to points: least relative squares, no negative terms."""
     d = np.array([point.width for point in points], float)
     statistics, near = _least(d, (0, 1, 2), np.array([point.statistics for point in points]))
     evaluation, far = _least(d, (0, 1, 3), np.array([point.evaluation for point in points]))
@@ -120,10 +120,10 @@ def fit(points: Sequence[Point], product: float) -> Fit:
 
 
 def predict(found: Fit, job: Job, machine: Hardware) -> dict[str, tuple[float, str]]:
-    """What a job would take: each part's amount and its unit."""
+    """Predict the cost of a job: for each part its amount and unit."""
     d, sites = job.width, job.sites
     share = job.tokens / machine.gpus
-    matrices = 2 * d * d * 8  # bytes a site: second moments of first tokens and of the others, in float64
+    matrices = 2 * d * d * 8  # bytes per site: second moments of first tokens and of the others, in float64
     operations = found.products * 2 * d * d
     hour = 3600.0
     return {
@@ -133,30 +133,30 @@ def predict(found: Fit, job: Job, machine: Hardware) -> dict[str, tuple[float, s
         "evaluation": (sites * found.of_site(d) / machine.gpus / machine.cores / hour, "hours"),
         "statistics in the memory of GPUs, all sites": (sites * matrices / 1e9, "GB"),
         "weights in bfloat16": (2 * job.parameters / 1e9, "GB"),
-        "reading the text, a million tokens a second": (job.tokens / 1e6 / hour, "hours"),
+        "reading the text, at a million tokens per second": (job.tokens / 1e6 / hour, "hours"),
     }
 
 
 def product_speed() -> float:
-    """Operations a second of one core in float32 products of 1024 rows."""
+    """Operations per second of one core in float32 products of 1024 rows."""
     x = torch.randn(1024, 1024)
     seconds = min(_seconds(lambda: x @ x) for _ in range(5))
     return 2 * 1024**3 / seconds
 
 
 def page() -> str:
-    """docs/scale.md with its measured part made anew from the results."""
+    """Return docs/scale.md with its measured part rebuilt from the results."""
     stored = json.loads((RESULTS / _POINTS).read_text())
     points = [Point(**point) for point in stored["points"]]
     found = fit(points, stored["product"])
     before, rest = PAGE.read_text().split(_BEGIN)
-    behind = rest.split(_END)[1]
-    return f"{before}{_BEGIN}\n\n{_measured(points, found)}\n{_END}{behind}"
+    after = rest.split(_END)[1]
+    return f"{before}{_BEGIN}\n\n{_measured(points, found)}\n{_END}{after}"
 
 
 def _measured(points: Sequence[Point], found: Fit) -> str:
     lines = [
-        "| d | layers | tokens | forward, µs a token | statistics, µs a token and site | evaluation, s a site |",
+        "| d | layers | tokens | forward, µs per token | statistics, µs per token and site | evaluation, s per site |",
         "|--:|--:|--:|--:|--:|--:|",
     ]
     lines += [
@@ -167,33 +167,39 @@ def _measured(points: Sequence[Point], found: Fit) -> str:
     (a, b, c), (e, f, g) = found.statistics, found.evaluation
     lines += [
         "",
-        f"Fit, in seconds of one core: statistics a token and site = {a:.2g} + {b:.2g}·d + {c:.2g}·d², evaluation a "
-        f"site = {e:.2g} + {f:.2g}·d + {g:.2g}·d³;",
-        f"the largest error over these points is {found.worst:.0%}. One core multiplies at {found.product:.2g} "
-        f"operations a second, so at large d a site costs {found.products:.2g} full d × d products a token.",
+        f"Fit, in seconds of one core: statistics per token and site = {a:.2g} + {b:.2g}·d + {c:.2g}·d², evaluation "
+        f"per site = {e:.2g} + {f:.2g}·d + {g:.2g}·d³.",
+        f"The largest error over these points is {found.worst:.0%}. One core computes float32 products at "
+        f"{found.product:.2g} operations per second, so at large d a site costs {found.products:.2g} full d × d "
+        "products per token.",
         "",
         *_workers(),
-        "What that says of 70 billion parameters (d = 8192, 80 layers) over a billion tokens on 64 GPUs:",
+        "Prediction for 70 billion parameters (d = 8192, 80 layers) over a billion tokens on 64 GPUs:",
         "",
         "| part | amount |",
         "|---|--:|",
     ]
-    said = predict(found, Job(), Hardware())
-    lines += [f"| {name} | {amount:.3g} {unit} |" for name, (amount, unit) in said.items()]
+    predicted = predict(found, Job(), Hardware())
+    lines += [f"| {name} | {amount:.3g} {unit} |" for name, (amount, unit) in predicted.items()]
     return "\n".join(lines) + "\n"
 
 
 def _workers() -> list[str]:
-    """What `python -m benchmarks sweep` measured, if it has."""
+    """Return the table of what `python -m benchmarks sweep` measured, if it was run."""
     outcome = load(RESULTS).get("sweep")
     if outcome is None:
         return []
-    rows = [f"| {figure.name} | {figure.value:.3g} {figure.unit} |" for figure in outcome.figures if figure.value]
-    return ["Workers, on this machine:", "", "| figure | measured |", "|---|--:|", *rows, ""]
+    rows = [
+        # names are keys of stored results, so they are only reworded for display
+        f"| {figure.name.replace(' a task', ' per task')} | {figure.value:.3g} {figure.unit} |"
+        for figure in outcome.figures
+        if figure.value
+    ]
+    return ["Workers on one machine:", "", "| figure | measured |", "|---|--:|", *rows, ""]
 
 
 def _point(width: int, layers: int, tokens: int) -> Point:
-    """Seconds of a process's own work on a model of this shape."""
+    """Measure the CPU time of this process on a model of this shape."""
     from transformers import GPT2Config, GPT2Model
 
     torch.manual_seed(0)
@@ -208,21 +214,21 @@ def _point(width: int, layers: int, tokens: int) -> Point:
             for batch in batches:
                 model(**batch)
 
-    def counted() -> Engine:
-        survey = Engine(model, layout, Request.of(sites=["resid"], sample=_SAMPLE), expected=tokens)
-        survey.run(batches)
-        return survey
+    def measured() -> Engine:
+        engine = Engine(model, layout, Request.of(sites=["resid"], sample=_SAMPLE), expected=tokens)
+        engine.run(batches)
+        return engine
 
     forward()
     plain = min(_seconds(forward) for _ in range(3))
-    passed = min(_seconds(counted) for _ in range(3))
-    survey = counted()
-    evaluation = _seconds(lambda: list(survey.results())) / layers
-    return Point(width, layers, tokens, plain / tokens, max(passed - plain, 0.0) / tokens / layers, evaluation)
+    with_statistics = min(_seconds(measured) for _ in range(3))
+    engine = measured()
+    evaluation = _seconds(lambda: list(engine.results())) / layers
+    return Point(width, layers, tokens, plain / tokens, max(with_statistics - plain, 0.0) / tokens / layers, evaluation)
 
 
 def _least(d: Any, powers: tuple[int, ...], y: Any) -> tuple[tuple[float, float, float], float]:
-    """Coefficients of these powers of d that fit y best, and the largest relative error."""
+    """Return the coefficients of these powers of d that fit y best, and the largest relative error."""
     from scipy.optimize import nnls
 
     terms = np.stack([d**power for power in powers], 1)  # (n, 3)

@@ -1,4 +1,4 @@
-"""Sweeps: two workers against one, what an engine costs a task, what the driver holds however many tasks there are."""
+"""Benchmark sweeps: two workers against one, overhead per task, and memory of the driver as tasks grow."""
 
 from __future__ import annotations
 
@@ -25,21 +25,21 @@ from anisoscope.sweep.engines import Engine, Outcome, Pull, in_pool, on_ray
 from anisoscope.sweep.jobs import Answer, Compare, Job, Measure
 from anisoscope.sweep.trajectory import KeptRows
 from benchmarks.harness import Figure, Settings
-from benchmarks.harness import Outcome as Found
+from benchmarks.harness import Outcome as BenchmarkOutcome
 
 CHECKPOINTS = 8
-_JOBS = 40  # empty ones, to see what an engine costs
+_JOBS = 40  # empty jobs, to measure the overhead of an engine
 
 
-def sweep(settings: Settings) -> Found:
-    """Speed-up by workers, overhead a task, memory of the driver."""
+def sweep(settings: Settings) -> BenchmarkOutcome:
+    """Measure the speed-up by workers, the overhead per task and the memory of the driver."""
     folder = Path(tempfile.mkdtemp(prefix="anisoscope-sweep-"))
     try:
         seconds = {workers: _swept(folder, workers, settings) for workers in (1, 2, 4)}
         name = f"two workers on a sweep of {CHECKPOINTS} checkpoints, against one on one core"
         tasks = 5 if settings.quick else 20
         (few, _), (many, own) = _driver(folder / "few", tasks), _driver(folder / "many", 10 * tasks)
-        return Found(
+        return BenchmarkOutcome(
             [
                 Figure(name, seconds[1] / seconds[2], "×", 1.7, at_least=True),
                 Figure("four workers, against one on one core", seconds[1] / seconds[4], "×"),
@@ -54,7 +54,7 @@ def sweep(settings: Settings) -> Found:
 
 
 def _swept(folder: Path, workers: int, settings: Settings) -> float:
-    """Wall seconds of a sweep from its start to its end, by workers of one core each; they compete where cores lack."""
+    """Return the wall-clock seconds of a sweep; each worker uses one core, if there are enough."""
     train, text = _series(folder, settings.quick)
     request: dict[str, Any] = {"text": text, "tokens": 8192, "window": 128}
     if settings.quick:
@@ -68,7 +68,7 @@ def _swept(folder: Path, workers: int, settings: Settings) -> float:
 
 
 def _series(folder: Path, quick: bool) -> tuple[Path, Path]:
-    """Checkpoints of a small model that walks through the space of weights, and a text; made once."""
+    """Return checkpoints of a small model whose weights follow a random walk, and a text; created once."""
     train, text = folder / "train", folder / "text.txt"
     if train.is_dir():
         return train, text
@@ -103,7 +103,7 @@ def _tokenizer() -> Any:
 
 
 def _overhead(engine: Engine) -> float:
-    """Seconds from one answer to the next, of jobs that do nothing; the first ones start the workers."""
+    """Return the seconds between answers of empty jobs; the first ones start the workers and do not count."""
     left = [Compare(step, (), (), None) for step in range(_JOBS)]
     came = [time.perf_counter() for _ in engine(lambda: left.pop() if left else None)]
     warm = came[_JOBS // 4 :]
@@ -111,32 +111,32 @@ def _overhead(engine: Engine) -> float:
 
 
 def _driver(folder: Path, tasks: int) -> tuple[float, float]:
-    """Peak bytes of the driver's own objects, and its seconds a task, in a sweep whose answers are made up."""
+    """Return the peak bytes of the driver's objects, and its seconds per task, in a sweep with artificial answers."""
     for step in range(tasks):
-        place = folder / f"checkpoint-{step}"
-        place.mkdir(parents=True)
-        (place / "config.json").write_text(json.dumps({"model_type": "gpt2"}))
-        save_file({"x": torch.full((4,), float(step))}, place / "model.safetensors")
+        checkpoint = folder / f"checkpoint-{step}"
+        checkpoint.mkdir(parents=True)
+        (checkpoint / "config.json").write_text(json.dumps({"model_type": "gpt2"}))
+        save_file({"x": torch.full((4,), float(step))}, checkpoint / "model.safetensors")
     text = folder / "text.txt"
     text.write_text("none of it is read")
     start = time.perf_counter()
-    sweep_models(folder, out=folder.with_name(f"timed-{tasks}"), engine=_made_up, text=text)
+    sweep_models(folder, out=folder.with_name(f"timed-{tasks}"), engine=_artificial, text=text)
     seconds = (time.perf_counter() - start) / tasks
     tracemalloc.start()
     try:
-        sweep_models(folder, out=folder.with_name(f"traced-{tasks}"), engine=_made_up, text=text)
+        sweep_models(folder, out=folder.with_name(f"traced-{tasks}"), engine=_artificial, text=text)
         return float(tracemalloc.get_traced_memory()[1]), seconds
     finally:
         tracemalloc.stop()
 
 
-def _made_up(pull: Pull) -> Iterator[Outcome]:
+def _artificial(pull: Pull) -> Iterator[Outcome]:
     while (job := pull()) is not None:
         yield Outcome(job, _answer(job))
 
 
 def _answer(job: Job) -> Answer:
-    """As large as the answer of a small model: 400 records, and 1024 rows of 128 numbers at 8 sites."""
+    """Return an answer as large as that of a small model: 400 records, and 1024 rows of 128 numbers at 8 sites."""
     measured = [MetricResult(Record(f"resid.{number}", "mean_cosine", 0.5)) for number in range(400)]
     if not isinstance(job, Measure):
         return Answer(measured[:20])

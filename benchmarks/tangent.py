@@ -1,4 +1,4 @@
-"""The tangent test: semi-NMF against Interpreto's, and the whole battery on one due step."""
+"""Benchmark the tangent test: semi-NMF against Interpreto's, and all nulls on one due step."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ CORES = 2
 
 
 def tangent(settings: Settings) -> Outcome:
-    """Both numbers of the tangent test."""
+    """Run both benchmarks of the tangent test."""
     return Outcome([*semi_nmf(settings), *battery(settings)])
 
 
 def semi_nmf(settings: Settings) -> list[Figure]:
-    """Time and error of our semi-NMF beside those of Interpreto, in turn, on two clouds."""
+    """Compare time and error of our semi-NMF with Interpreto's, in alternating rounds, on two clouds."""
     n, d = (2048, 128) if settings.quick else (16_384, 768)
     reason = installed(INTERPRETO)
     figures = []
@@ -65,7 +65,7 @@ def semi_nmf(settings: Settings) -> list[Figure]:
 
 
 def battery(settings: Settings) -> list[Figure]:
-    """Two proxies, four ranks, all nulls on hidden gradients of every layer: a first due step, and a later one."""
+    """Time two proxies, four ranks and all nulls on hidden gradients of every layer, at a first and a later step."""
     layers, n, d = (2, 1024, 256) if settings.quick else (12, 8192, 768)
     figures = []
     before = torch.get_num_threads()
@@ -85,7 +85,7 @@ def battery(settings: Settings) -> list[Figure]:
 
 
 def _due_step(layers: int, n: int, d: int, before: list[Frame | None]) -> tuple[list[Frame], float]:
-    """The frames of every layer after the whole battery ran, and the seconds that making the data took."""
+    """Return the fitted bases of every layer after all tests ran, and the seconds spent on making the data."""
     frames, records, seconds = [], [], 0.0
     for layer in range(layers):
         start = time.perf_counter()
@@ -100,7 +100,7 @@ def _due_step(layers: int, n: int, d: int, before: list[Frame | None]) -> tuple[
 
 
 def parts(n: int, d: int, *, seed: int = 0) -> Tensor:
-    """Rows that are mixtures of 40 concepts with noise and a mean."""
+    """Return rows that are mixtures of 40 concepts with noise and a mean."""
     draw = torch.Generator().manual_seed(seed)
     loadings = torch.relu(torch.randn(n, 40, generator=draw))
     noise = 0.5 * torch.randn(n, d, generator=draw)
@@ -108,7 +108,7 @@ def parts(n: int, d: int, *, seed: int = 0) -> Tensor:
 
 
 def falling(n: int, d: int, *, seed: int = 0) -> Tensor:
-    """Rows with a spectrum that falls as that of activations does, and a mean."""
+    """Return rows with a mean and a spectrum that falls like that of activations."""
     draw = torch.Generator().manual_seed(seed)
     mix = torch.randn(d, d, generator=draw) * torch.arange(1, d + 1)[:, None] ** -0.7
     return torch.randn(n, d, generator=draw) @ mix + torch.randn(d, generator=draw)

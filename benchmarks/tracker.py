@@ -1,4 +1,4 @@
-"""What following a training costs: steps that are not due, due steps, the default cadence, memory; and Cockpit."""
+"""Benchmark the tracker: steps that are not due, due steps, the default schedule, memory; and Cockpit."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ from benchmarks.peers import Peer, command_of, installed, last_line
 
 hf: Any = transformers
 RANK = 64
-TRAINING = 10_000  # steps of the training that the default cadence is reckoned for
-CALLS = 1000  # a single call that does nothing is too short to time
+TRAINING = 10_000  # steps of the training for which the default schedule is calculated
+CALLS = 1000  # a single idle call is too short to time
 COCKPIT = Peer(
     "Cockpit",
     (("torch==2.13.0", "numpy>=2"), ("setuptools<81", "cockpit-for-pytorch==1.0.2", "backpack-for-pytorch==1.7.1")),
@@ -42,7 +42,7 @@ class Size:
 
 
 def tracker(settings: Settings) -> Outcome:
-    """The cost of following a decoder, in steps of the training that is followed."""
+    """Measure the cost of tracking a decoder, in training steps."""
     size = Size(2, 64, 64, 4) if settings.quick else Size(6, 384, 256, 4)
     with tempfile.TemporaryDirectory() as folder:
         times = _times(Path(folder), size, settings.rounds)
@@ -77,7 +77,7 @@ def _figure(name: str, each: Sequence[float], target: float | None = None) -> Fi
 
 
 def _at_default(t: dict[str, float]) -> float:
-    """A training's time at the default cadence in that of the same training alone."""
+    """Return the time of a training with the default schedule as a multiple of the same training alone."""
     due = sum(map(default(), range(TRAINING)))
     barred = -(-due // 10)
     more = (due - barred) * t["probe"] + barred * t["barred"] + due * (t["watched"] - t["step"])
@@ -90,29 +90,29 @@ def _at_every_50th(t: dict[str, float]) -> float:
 
 
 def _times(folder: Path, size: Size, rounds: int) -> dict[str, list[float]]:
-    """Seconds of each part by round; the parts take turns, so that a busy machine disturbs all alike."""
+    """Return the seconds of each part by round; the parts take turns, so that other load affects all equally."""
     model = _model(size)
     optimiser = torch.optim.AdamW(model.parameters(), 1e-3)
     tangent = Tangent(ranks=[min(RANK, size.width // 4)], nulls=["orientation"])
 
-    def follow(name: str, items: int, bars: int | None, **options: Any) -> Tracker:
+    def track(name: str, items: int, bars: int | None, **options: Any) -> Tracker:
         return Tracker(model, _batch(size, items, 1), folder / name, bars_every=bars, tangent=tangent, **options)
 
     probing = {
-        "probe": follow("probe", size.batch, None, schedule=every(1)),
-        "barred": follow("barred", size.batch, 1, schedule=every(1), gradients=False),
-        "large": follow("large", 4 * size.batch, None, schedule=every(1), gradients=False),
-        "large barred": follow("large-barred", 4 * size.batch, 1, schedule=every(1), gradients=False),
+        "probe": track("probe", size.batch, None, schedule=every(1)),
+        "barred": track("barred", size.batch, 1, schedule=every(1), gradients=False),
+        "large": track("large", 4 * size.batch, None, schedule=every(1), gradients=False),
+        "large barred": track("large-barred", 4 * size.batch, 1, schedule=every(1), gradients=False),
     }
-    idle = follow("idle", size.batch, None, schedule=lambda _: False)
+    idle = track("idle", size.batch, None, schedule=lambda _: False)
     times: dict[str, list[float]] = {name: [] for name in ("step", "watched", "idle", *probing)}
     for number in range(rounds + 1):  # the first sets up buffers and caches
         batch = _batch(size, size.batch, 100 + number)
-        found = {name: _timed(each.probe, number) for name, each in probing.items()}
-        found["watched"] = _timed(_step, model, optimiser, batch, probing["probe"], number)
-        found["step"] = _timed(_step, model, optimiser, batch, None, number)
-        found["idle"] = _timed(_call, idle) / CALLS
-        for name, seconds in found.items() if number else ():
+        taken = {name: _timed(each.probe, number) for name, each in probing.items()}
+        taken["watched"] = _timed(_step, model, optimiser, batch, probing["probe"], number)
+        taken["step"] = _timed(_step, model, optimiser, batch, None, number)
+        taken["idle"] = _timed(_call, idle) / CALLS
+        for name, seconds in taken.items() if number else ():
             times[name].append(seconds)
     return times
 
@@ -134,15 +134,15 @@ def _step(
 
 
 def _memory(folder: Path, steps: int) -> float:
-    """Megabytes that a followed training holds at its end beyond what it held after a quarter of its steps."""
+    """Return the megabytes that a tracked training gains between a quarter of its steps and its end."""
     size = Size(2, 32, 32, 4)
     model = _model(size)
     optimiser = torch.optim.AdamW(model.parameters(), 1e-3)
     held: list[float] = []
-    with Tracker(model, _batch(size, 8, 1), folder / "memory", schedule=every(20)) as follow:
+    with Tracker(model, _batch(size, 8, 1), folder / "memory", schedule=every(20)) as tracked:
         for number in range(steps):
-            follow.probe(number)
-            _step(model, optimiser, _batch(size, 4, 100 + number), follow, number)
+            tracked.probe(number)
+            _step(model, optimiser, _batch(size, 4, 100 + number), tracked, number)
             if number + 1 in (steps // 4, steps):
                 gc.collect()
                 held.append(psutil.Process().memory_info().rss / 1e6)
@@ -150,7 +150,7 @@ def _memory(folder: Path, steps: int) -> float:
 
 
 def _cockpit(size: Size, settings: Settings) -> list[Figure]:
-    """A step that Cockpit follows in one that it does not, on a decoder of the same size."""
+    """Return the time of a step with Cockpit as a multiple of one without, on a decoder of the same size."""
     name = "a step that Cockpit follows (loss, parameters, distance, gradient norm)"
     if reason := installed(COCKPIT):
         return [Figure(name, None, "×", note=reason)]
@@ -177,7 +177,7 @@ def _batch(size: Size, items: int, seed: int) -> dict[str, Tensor]:
     return {"input_ids": ids, "labels": ids}
 
 
-def _timed(job: Callable[..., object], *given: Any) -> float:
+def _timed(job: Callable[..., object], *arguments: Any) -> float:
     start = clock()
-    job(*given)
+    job(*arguments)
     return clock() - start

@@ -1,13 +1,13 @@
-"""The code blocks of a page, run in order in one folder, as a reader would; used by `docs/build.py` and the tests.
+"""Run the code blocks of a page in order, in one folder, as a reader would. Used by `docs/build.py` and the tests.
 
-A block says in its first line what it is:
+The first line of a block says what to do with it:
 
-    sh, python           run; what it prints is compared with the `text` block straight after it, if there is one
-    sh fails             run, and must end with an error: the mistakes that a page shows on purpose
-    sh needs REASON      not run, because of what it needs (a download, a cluster, your own training); tests count them
+    sh, python           run it; compare its output with the `text` block that follows directly, if there is one
+    sh fails             run it; it must end with an error (mistakes that a page shows on purpose)
+    sh needs REASON      do not run it, because it needs a download, a cluster or your own training; tests count these
     text, py, json, …    not code to run
 
-In a `text` block `…` stands for anything, and numbers may differ a little: another processor rounds in another way.
+In a `text` block `…` matches anything, and numbers may differ slightly, because processors round differently.
 """
 
 from __future__ import annotations
@@ -25,18 +25,18 @@ from pathlib import Path
 from typing import Any
 
 RUN = ("sh", "python")
-WIDTH = 100  # columns of the terminal that pages show
+WIDTH = 100  # columns of the terminal in which pages are recorded
 _FENCE = re.compile(r"^```(.*)$")
 _NUMBER = re.compile(r"[−+-]?\d[\d,]*\.?\d*(e[+-]?\d+)?")
 _RULE = re.compile("─+")
 _SPARK = re.compile("[▁▂▃▄▅▆▇█]+")
-_BAR = re.compile(r"\d%\|.*\[")  # a library's progress bar
-_RELATIVE, _ABSOLUTE = 0.05, 0.02  # by how much a number may differ from the page
+_BAR = re.compile(r"\d%\|.*\[")  # progress bar of a library
+_RELATIVE, _ABSOLUTE = 0.05, 0.02  # how much a number may differ from the page
 
 
 @dataclass(frozen=True)
 class Block:
-    """One fenced block: its language, what else its first line says, its text, and the output shown below it."""
+    """One fenced block: its language, the rest of its first line, its text, and the output shown below it."""
 
     line: int
     language: str
@@ -55,12 +55,12 @@ class Block:
 
 
 def blocks_of(text: str) -> list[Block]:
-    """The fenced blocks of a page; a `text` block straight after a block that runs is its output.
+    """List the fenced blocks of a page. A `text` block directly after a block that runs is its output.
 
     >>> [block.shown for block in blocks_of("```sh\\nls\\n```\\n```text\\na b\\n```")]
     ['a b']
     """
-    found: list[Block] = []
+    blocks: list[Block] = []
     opened: tuple[int, str] | None = None
     inside: list[str] = []
     last_end = -2
@@ -74,26 +74,30 @@ def blocks_of(text: str) -> list[Block]:
             start, info = opened
             language, _, rest = info.partition(" ")
             code = "\n".join(inside)
-            before = found[-1] if found else None
+            before = blocks[-1] if blocks else None
             if language == "text" and before is not None and before.runs and start - last_end <= 2:
-                found[-1] = replace(before, shown=code, shown_line=start)
+                blocks[-1] = replace(before, shown=code, shown_line=start)
             else:
-                found.append(Block(start, language, rest.strip(), code))
+                blocks.append(Block(start, language, rest.strip(), code))
             opened, last_end = None, number
     if opened is not None:
         raise ValueError(f"the block that begins on line {opened[0]} has no end")
-    return found
+    return blocks
 
 
 def run_blocks(blocks: list[Block], folder: Path, name: str) -> Iterator[tuple[Block, str]]:
-    """Each block that runs with what it printed; one that ends in another way than it says is an AssertionError."""
+    """Run each block and yield it with its output.
+
+    Raises:
+        AssertionError: A block fails although it should not, or the other way round.
+    """
     names: dict[str, Any] = {"__name__": "__main__"}
     for block in blocks:
         if not block.runs:
             continue
         printed = io.StringIO()
         where = f"{name}, line {block.line}"
-        with _as_a_reader(folder), contextlib.redirect_stdout(printed), contextlib.redirect_stderr(printed):
+        with _reader_environment(folder), contextlib.redirect_stdout(printed), contextlib.redirect_stderr(printed):
             if block.language == "python":
                 exec(compile(block.code, where, "exec"), names)
                 code = 0
@@ -105,7 +109,7 @@ def run_blocks(blocks: list[Block], folder: Path, name: str) -> Iterator[tuple[B
 
 
 def refreshed(text: str, outputs: list[tuple[Block, str]]) -> str:
-    """A page with what its blocks print now; what still agrees is left as it is, with its `…`."""
+    """Return a page with the current output of its blocks. Output that still agrees stays as it is, with its `…`."""
     lines = text.splitlines()
     for block, output in reversed(outputs):
         if block.shown is not None and not agrees(block.shown, output):
@@ -114,7 +118,7 @@ def refreshed(text: str, outputs: list[tuple[Block, str]]) -> str:
 
 
 def commands(code: str) -> list[list[str]]:
-    """The commands of a shell block, as words; comments are left out and lines ending in a backslash joined.
+    """List the commands of a shell block as words, without comments, with continued lines joined.
 
     >>> commands("anisoscope show runs/a   # a comment")
     [['anisoscope', 'show', 'runs/a']]
@@ -124,45 +128,45 @@ def commands(code: str) -> list[list[str]]:
 
 
 def agrees(shown: str, output: str) -> bool:
-    """Whether a page shows what was printed: word for word, numbers about, `…` for anything, whatever the spaces.
+    """Return whether a page shows the printed output: same words, similar numbers, `…` for anything, any spaces.
 
     >>> agrees("loss 2.58 … done", "loss 2.61 after 3 s: done"), agrees("loss 2.58", "cost 2.58")
     (True, False)
     """
-    wanted = [_words(part) for part in shown.split("…")]
-    there = _words(output)
-    place = 0
-    for number, part in enumerate(wanted):
-        last = number == len(wanted) - 1
-        starts = [place] if number == 0 else range(place, len(there) - len(part) + 1)
+    parts = [_words(part) for part in shown.split("…")]
+    printed = _words(output)
+    position = 0  # of the first printed word that is not matched yet
+    for number, part in enumerate(parts):
+        last = number == len(parts) - 1
+        starts = [position] if number == 0 else range(position, len(printed) - len(part) + 1)
         if last and number > 0:
-            starts = [max(place, len(there) - len(part))]
-        found = next((start for start in starts if _same(part, there[start : start + len(part)])), None)
-        if found is None:
+            starts = [max(position, len(printed) - len(part))]
+        match = next((start for start in starts if _same(part, printed[start : start + len(part)])), None)
+        if match is None:
             return False
-        place = found + len(part)
-    return place == len(there) or shown.rstrip().endswith("…")
+        position = match + len(part)
+    return position == len(printed) or shown.rstrip().endswith("…")
 
 
 def _words(text: str) -> list[str]:
-    """Words and numbers apart, so that `0.36±.01` is three of them; a sparkline or a rule is one word, however long."""
-    spaced = _NUMBER.sub(lambda found: f" {found[0]} ", _SPARK.sub(" ▁ ", _RULE.sub("─", text)))
+    """Split a text into words and numbers: `0.36±.01` is three words; a sparkline or a rule is one, of any length."""
+    spaced = _NUMBER.sub(lambda match: f" {match[0]} ", _SPARK.sub(" ▁ ", _RULE.sub("─", text)))
     return spaced.split()
 
 
-def _same(wanted: list[str], there: list[str]) -> bool:
-    return len(wanted) == len(there) and all(_alike(a, b) for a, b in zip(wanted, there, strict=True))
+def _same(shown: list[str], printed: list[str]) -> bool:
+    return len(shown) == len(printed) and all(_similar(a, b) for a, b in zip(shown, printed, strict=True))
 
 
-def _alike(wanted: str, there: str) -> bool:
-    if not (_NUMBER.fullmatch(wanted) and _NUMBER.fullmatch(there)):
-        return wanted == there
-    a, b = (float(word.replace(",", "").replace("−", "-")) for word in (wanted, there))
+def _similar(shown: str, printed: str) -> bool:
+    if not (_NUMBER.fullmatch(shown) and _NUMBER.fullmatch(printed)):
+        return shown == printed
+    a, b = (float(word.replace(",", "").replace("−", "-")) for word in (shown, printed))
     return abs(a - b) <= max(_ABSOLUTE, _RELATIVE * max(abs(a), abs(b)))
 
 
 def _command(words: list[str], where: str) -> int:
-    """Runs `anisoscope …` or `python FILE …` in this process and gives back how it ended."""
+    """Run `anisoscope …` or `python FILE …` in this process and return the exit code."""
     from anisoscope.cli import main
 
     before = sys.argv
@@ -183,8 +187,8 @@ def _command(words: list[str], where: str) -> int:
 
 
 @contextlib.contextmanager
-def _as_a_reader(folder: Path) -> Iterator[None]:
-    """In the reader's folder, in a terminal of a fixed width without colours, with no way to the network."""
+def _reader_environment(folder: Path) -> Iterator[None]:
+    """Work in the reader's folder, in a terminal of fixed width without colours, and without a network."""
     before = {name: os.environ.get(name) for name in ("COLUMNS", "NO_COLOR", "TERM", "HF_HUB_OFFLINE")}
     os.environ.update(COLUMNS=str(WIDTH), NO_COLOR="1", TERM="dumb", HF_HUB_OFFLINE="1")
     try:
@@ -196,7 +200,7 @@ def _as_a_reader(folder: Path) -> Iterator[None]:
 
 
 def _tidy(output: str, folder: Path) -> str:
-    """Output as a page shows it: paths from the reader's folder, no progress, no run of empty lines."""
+    """Return output as a page shows it: relative paths, no progress bars, no double empty lines."""
     for name in {str(folder.resolve()), str(folder)}:
         output = output.replace(name + "/", "")
     lines = [line.rstrip() for line in output.splitlines() if not _BAR.search(line)]

@@ -1,6 +1,6 @@
-"""Writes the generated pages of docs/: run `make docs`. A test fails when a page is older than the code.
+"""Write the generated pages of docs/ (`make docs`). A test fails if a page is older than the code.
 
-`python docs/build.py --claims RUN` first takes the verdicts of a run of claims into docs/claims-small.json.
+`python docs/build.py --claims RUN` first copies the verdicts of a run of claims to docs/claims-small.json.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).parent))  # a page's helpers lie beside this file, wherever it is started
+sys.path.insert(0, str(Path(__file__).parent))  # find the helpers next to this file from any folder
 
 from blocks import blocks_of, refreshed, run_blocks
 from cli_reference import cli_page
@@ -28,7 +28,7 @@ HEADER = "<!-- written by docs/build.py from the code: do not edit -->\n\n"
 
 
 def pages() -> dict[Path, str]:
-    """Every generated page and its text."""
+    """Return every generated page and its text."""
     return {
         HERE / "metrics.md": HEADER + metrics_page(),
         HERE / "cli.md": HEADER + cli_page(),
@@ -37,27 +37,30 @@ def pages() -> dict[Path, str]:
 
 
 def claims_page() -> str:
-    """The page of claims with its two tables put in anew: the rules from the code, the verdicts from their summary."""
+    """Return the page of claims with new tables: the rules from the code, the verdicts from their summary."""
     page = (HERE / "claims.md").read_text()
     tables = {"rules": rules_table(CLAIMS), "verdicts": verdicts_table(json.loads(VERDICTS.read_text()), CLAIMS)}
     for name, table in tables.items():
         begin, end = f"<!-- {name}: written by docs/build.py -->", f"<!-- end of {name} -->"
         if (page.count(begin), page.count(end)) != (1, 1):
-            raise SystemExit(f"docs/claims.md needs one {begin} and one {end} after it: the {name} go between")
+            raise SystemExit(f"docs/claims.md needs one {begin} and one {end} after it, for the table of {name}.")
         page = f"{page.partition(begin)[0]}{begin}\n\n{table}\n\n{end}{page.partition(end)[2]}"
     return page
 
 
 def metrics_page() -> str:
+    """Return the reference of all metrics."""
     known = catalogue()
     families: dict[str, list[Metric]] = {}
     for metric in known.values():
         families.setdefault(metric.family, []).append(metric)
     lines = [
-        "# The metrics",
+        "# Metrics",
         "",
-        f"{len(known)} metrics in {len(families)} families. *Ignores* is what leaves a metric unchanged, tested both",
-        "ways: " + "; ".join(f"**{law}**: {text}" for law, text in INVARIANCES.items()) + ".",
+        f"There are {len(known)} metrics in {len(families)} families. *Ignores* lists the changes of the rows that",
+        "leave a metric unchanged. Tests check that it ignores these changes and no others:",
+        "",
+        *(f"- **{law}**: {text}" for law, text in INVARIANCES.items()),
         "",
     ]
     for family, members in families.items():
@@ -80,12 +83,12 @@ def _row(metric: Metric) -> str:
 
 
 def walked() -> list[Path]:
-    """The pages that a reader can walk through: their blocks run, in order, in one folder a page."""
+    """List the pages whose blocks run, in order, in one folder per page."""
     return [HERE / "tour.md", HERE / "pitfalls.md", *sorted((HERE / "howto").glob("*.md"))]
 
 
 def walk(page: Path) -> str:
-    """A page with what its blocks print now."""
+    """Return a page with the current output of its blocks."""
     text = page.read_text()
     with tempfile.TemporaryDirectory() as folder:
         if page.parent.name == "howto":
@@ -94,9 +97,9 @@ def walk(page: Path) -> str:
 
 
 if __name__ == "__main__":
-    asked = argparse.ArgumentParser()
-    asked.add_argument("--claims", type=Path, help="a run of all claims, whose verdicts the page is to show")
-    if (run := asked.parse_args().claims) is not None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--claims", type=Path, help="a run of all claims, whose verdicts the page shows")
+    if (run := parser.parse_args().claims) is not None:
         VERDICTS.write_text(json.dumps(verdicts_summary(run, CLAIMS), indent=1, ensure_ascii=False) + "\n")
     for path, text in pages().items():
         path.write_text(text)

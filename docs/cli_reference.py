@@ -1,4 +1,4 @@
-"""The reference of the command line, from the commands themselves: what `--help` says, in one page."""
+"""Write the reference of the command line from the commands themselves: the output of `--help` on one page."""
 
 from __future__ import annotations
 
@@ -15,37 +15,37 @@ _SKIPPED = ("help",)
 
 
 def cli_page() -> str:
-    """Every command with its arguments, options, defaults and examples."""
+    """Return the page: every command with its arguments, options, defaults and examples."""
     root = typer.main.get_command(app)
-    found = list(commands(root, "anisoscope"))
+    known = list(commands(root, "anisoscope"))
     lines = [
         "# The command line",
         "",
-        "What `anisoscope COMMAND --help` says. Tables go to standard output, progress and messages to standard error;",
-        "`--json` prints one JSON value and nothing else. An error is one line and exit code 1; 2 is an",
-        "option that does not exist, 130 is Ctrl-C.",
+        "This page lists what `anisoscope COMMAND --help` prints. Tables go to standard output, progress and messages",
+        "to standard error. `--json` prints one JSON value and nothing else. An error prints one line and exits with",
+        "code 1. Code 2 means an unknown option, and 130 means Ctrl-C.",
         "",
-        "| command | does |",
+        "| command | description |",
         "|---|---|",
-        *(f"| [`{name}`](#{name.replace(' ', '-')}) | {_cell(_first(command))} |" for name, command in found),
+        *(f"| [`{name}`](#{name.replace(' ', '-')}) | {_cell(_first(command))} |" for name, command in known),
         "",
     ]
-    for name, command in found:
+    for name, command in known:
         lines += _section(name, command)
     return "\n".join(lines)
 
 
 def commands(command: Any, name: str) -> Iterator[tuple[str, Any]]:
-    """All commands below one, by their full name; a group counts where it does something by itself."""
-    inside: dict[str, Any] = getattr(command, "commands", {})
-    if not inside or (name != "anisoscope" and command.invoke_without_command):
+    """List all commands below one with their full names; a group counts if it can be run itself."""
+    subcommands: dict[str, Any] = getattr(command, "commands", {})
+    if not subcommands or (name != "anisoscope" and command.invoke_without_command):
         yield name, command
-    for each, found in inside.items():
-        yield from commands(found, f"{name} {each}")
+    for each, subcommand in subcommands.items():
+        yield from commands(subcommand, f"{name} {each}")
 
 
 def examples(command: Any) -> list[str]:
-    """The command lines in what `--help` ends with."""
+    """List the command lines at the end of `--help`."""
     return [line.strip() for line in (command.epilog or "").splitlines() if line.startswith("    ")]
 
 
@@ -55,12 +55,12 @@ def _section(name: str, command: Any) -> list[str]:
     usage = " ".join([name, *(_usage(p) for p in arguments), *(f"{p.opts[0]} …" for p in options if p.required)])
     lines = [f"## {name}", "", inspect.cleandoc(_help(command)), "", "```text", f"{usage} [OPTIONS]", "```", ""]
     if arguments:
-        lines += ["| argument | |", "|---|---|"]
+        lines += ["| argument | meaning |", "|---|---|"]
         lines += [f"| `{_usage(p)}` | {_cell(p.help or '')} |" for p in arguments]
         lines += [""]
     if options:
         kinds = get_type_hints(inspect.unwrap(command.callback), include_extras=True)
-        lines += ["| option | default | |", "|---|---|---|"]
+        lines += ["| option | default | meaning |", "|---|---|---|"]
         lines += [f"| {_names(p, kinds)} | {_default(p)} | {_cell(p.help or '')} |" for p in options]
         lines += [""]
     if examples(command):
@@ -83,7 +83,7 @@ def _usage(parameter: Any) -> str:
 
 
 def _names(parameter: Any, kinds: dict[str, Any]) -> str:
-    """`--tokens`, its kind of value and bounds; or both forms of a switch."""
+    """Return an option with its type of value and bounds, or both forms of a switch."""
     names = ", ".join(f"`{name}`" for name in (*parameter.opts, *parameter.secondary_opts))
     if parameter.is_flag:
         return names

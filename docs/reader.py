@@ -1,4 +1,4 @@
-"""What a reader of the how-to pages has in the folder: a model, a text in documents, vectors. Small, no download."""
+"""Create the files that the how-to pages use: a small model, a text in documents, vectors. Nothing is downloaded."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from typing import Any
 import numpy as np
 
 _DOCUMENTS = 32
-_LETTERS = 160  # of a document
+_LETTERS = 160  # per document
 
 
 def prepare(folder: Path) -> None:
-    """Puts `model/`, `corpus.jsonl` and `vectors.npy` into a folder, always the same ones."""
+    """Write `model/`, `corpus.jsonl` and `vectors.npy` to a folder, always the same ones."""
     from anisoscope.studies.lab.corpora import embedded_text
 
     texts = [text.strip()[:_LETTERS] for text in embedded_text()][:_DOCUMENTS]
@@ -24,7 +24,7 @@ def prepare(folder: Path) -> None:
 
 
 def _save_decoder(folder: Path, texts: list[str]) -> None:
-    """A small decoder with its tokenizer, as `save_pretrained` leaves it; its weights are random."""
+    """Write a small decoder with random weights and its tokenizer, as `save_pretrained` does."""
     import tokenizers
     import torch
     import transformers

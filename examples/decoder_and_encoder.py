@@ -1,6 +1,6 @@
-"""A real decoder beside a real encoder: one direction's share of the variance, with and without a few tokens.
+"""Compare a real decoder with a real encoder: the top direction's share of the variance, with and without a few tokens.
 
-Run by `make demo-real`, which installs both models by package name; or: python decoder_and_encoder.py DECODER ENCODER
+Run `make demo-real`, which installs both models as packages, or: python decoder_and_encoder.py DECODER ENCODER
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ from anisoscope.studies.lab.corpora import embedded_text
 TOKENS = 16_384
 METRICS = ["spectral_anisotropy", "mean_cosine", "two_nn", "removal_curve", "tokens_to_halve"]
 OUT = Path("runs/real")
-PICTURE = Path("docs/real.png")
+FIGURE = Path("docs/real.png")
 
 
 def package_file(package: str, pattern: str) -> Path:
-    """A file inside an installed package that carries weights."""
-    found = find_spec(package)
-    if found is None or not found.submodule_search_locations:
-        sys.exit(f"{package} is not installed; run `make demo-real`")
-    return next(Path(found.submodule_search_locations[0]).glob(pattern))
+    """Return a file inside an installed package that contains weights."""
+    spec = find_spec(package)
+    if spec is None or not spec.submodule_search_locations:
+        sys.exit(f"{package} is not installed. Run `make demo-real`.")
+    return next(Path(spec.submodule_search_locations[0]).glob(pattern))
 
 
 if len(sys.argv) == 3:
@@ -48,9 +48,9 @@ for name, model in models.items():
         "metrics": METRICS,
         "sites": ["embed", "resid"],
     }
-    with progress_bar(name, TOKENS) as told:  # a measurement that is whole is not repeated
-        run = anisoscope.measure(model, **request, out=OUT / name, progress=told, saying=told.say)
+    with progress_bar(name, TOKENS) as bar:  # a finished measurement is not repeated
+        run = anisoscope.measure(model, **request, out=OUT / name, progress=bar, saying=bar.say)
     runs.append(run)
     Console().print(layers_table(list(run.records()), run.info, title=f"{name}: {model.name}"))
 chart = plot(runs, "spectral_anisotropy", width=620, height=320)
-print(f"picture: {save_chart(chart, PICTURE)}")
+print(f"figure: {save_chart(chart, FIGURE)}")

@@ -1,4 +1,4 @@
-"""Are these embeddings anisotropic, and does a remedy help? Run: python examples/embeddings.py [vectors.npy]"""
+"""Measure how anisotropic embeddings are, before and after whitening: python examples/embeddings.py [vectors.npy]"""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ else:
 
 names = ["mean_cosine", "spectral_anisotropy", "isoscore"]
 moments = cloud_of(rows, {"Moments"}).get(Moments)
-better = fit_remedy(moments, centre=True, whiten=True)(as_rows(rows))
-for title, each in (("before", rows), ("after centring and whitening", better)):
+whitened = fit_remedy(moments, centre=True, whiten=True)(as_rows(rows))
+for title, each in (("before", rows), ("after centring and whitening", whitened)):
     print(title)
     for record in anisoscope.measure_rows(each, names):
-        print(f"  {record.metric:20} {record.value:7.3f} ± {record.error:.3f}   without structure {record.null:.3f}")
+        print(f"  {record.metric:20} {record.value:7.3f} ± {record.error:.3f}   null {record.null:.3f}")

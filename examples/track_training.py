@@ -1,8 +1,8 @@
-"""Follow the geometry of a small decoder while it learns to count, in a plain torch loop.
+"""Track the geometry of a small decoder while it learns to count, in a plain torch loop.
 
     python examples/track_training.py [FOLDER]
 
-The run goes to FOLDER (a temporary one by default); `anisoscope report FOLDER` draws it.
+The run is written to FOLDER (by default a temporary folder). `anisoscope report FOLDER` makes a report.
 """
 
 import sys
@@ -19,12 +19,12 @@ STEPS, WORDS, LENGTH = 60, 32, 24
 
 
 def counting(seed: int, items: int = 8) -> dict[str, torch.Tensor]:
-    """Sequences that count up by one, two or three from a random start, with a slip now and then."""
+    """Return sequences that count up by one, two or three from a random start, with random errors."""
     draw = torch.Generator().manual_seed(seed)
     start = torch.randint(WORDS, (items, 1), generator=draw)
     stride = torch.randint(1, 4, (items, 1), generator=draw)
-    slips = torch.rand(items, LENGTH, generator=draw) < 0.3
-    ids = (start + stride * torch.arange(LENGTH) + 7 * slips) % WORDS  # (items, LENGTH)
+    errors = torch.rand(items, LENGTH, generator=draw) < 0.3
+    ids = (start + stride * torch.arange(LENGTH) + 7 * errors) % WORDS  # (items, LENGTH)
     return {"input_ids": ids, "labels": ids}
 
 
@@ -66,4 +66,4 @@ for record in Run.open(folder).records():
 print("step  " + "  ".join(shown.values()))
 for step, row in series.items():
     print(f"{step:4d}  " + "  ".join(f"{row[name]:{len(name)}.3f}" for name in shown.values()))
-print(f"final loss {loss.item():.3f}; draw it all with: anisoscope report {folder}")
+print(f"final loss {loss.item():.3f}; make a report with: anisoscope report {folder}")

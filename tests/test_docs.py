@@ -1,4 +1,4 @@
-"""Documentation cannot rot: generated pages are current, examples in docstrings and README run."""
+"""Generated pages are up to date, and the README, the examples and the notebook run."""
 
 from __future__ import annotations
 
@@ -11,29 +11,6 @@ from types import ModuleType
 import pytest
 
 ROOT = Path(__file__).parent.parent
-MODULES = [
-    "records",
-    "synthetic",
-    "offline.vectors",
-    "stats.norms",
-    "stats.attention",
-    "metrics.evaluate",
-    "models.tables",
-    "lab.corpora",
-    "report.compare",
-    "report.interval",
-    "report.live",
-    "report.pack",
-    "report.parts",
-    "report.reading",
-    "report.shapes",
-    "report.terminal",
-    "report.tidy",
-    "disk",
-    "doctor",
-    "schedule",
-    "stats.threads",
-]
 EXAMPLES = [
     pytest.param(path, id=path.name, marks=[pytest.mark.real] if path.name == "decoder_and_encoder.py" else [])
     for path in sorted((ROOT / "examples").glob("*.py"))
@@ -49,9 +26,9 @@ def load(path: Path) -> ModuleType:
     return module
 
 
-def test_generated_pages_are_current() -> None:
+def test_generated_pages_are_up_to_date() -> None:
     for path, text in load(ROOT / "docs" / "build.py").pages().items():
-        assert path.read_text() == text, f"{path.name} is older than the code; run `make docs`"
+        assert path.read_text() == text, f"{path.name} is older than the code. Run `make docs`."
 
 
 def test_python_in_the_readme_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -69,24 +46,24 @@ def test_examples_run(path: Path, capsys: pytest.CaptureFixture[str], monkeypatc
     assert capsys.readouterr().out
 
 
-@pytest.mark.filterwarnings("default")  # the kernel's libraries warn of their own
+@pytest.mark.filterwarnings("default")  # libraries of the kernel emit warnings
 def test_the_notebook_runs_from_top_to_bottom(tmp_path: Path) -> None:
     import nbformat
     from nbclient import NotebookClient
 
     notebook = nbformat.read(ROOT / "examples" / "notebook.ipynb", as_version=4)
     nbformat.validate(notebook)
-    assert not any(cell.get("outputs") for cell in notebook.cells)  # kept without what it prints: it cannot be stale
-    where = {"metadata": {"path": str(tmp_path)}}
-    NotebookClient(notebook, timeout=300, kernel_name="python3", resources=where).execute()
+    assert not any(cell.get("outputs") for cell in notebook.cells)  # stored without output, which could be stale
+    resources = {"metadata": {"path": str(tmp_path)}}
+    NotebookClient(notebook, timeout=300, kernel_name="python3", resources=resources).execute()
     outputs = [output for cell in notebook.cells for output in cell.get("outputs", [])]
     charts = [each for each in outputs if "vega" in str(each.get("data", {}).get("text/html", ""))]
     assert len(charts) == 2
-    told = "".join(each.get("text", "") for each in outputs)
-    assert re.search(r"mean_cosine +\+0\.\d+ ± 0\.\d+ +clear", told)
+    printed = "".join(each.get("text", "") for each in outputs)
+    assert re.search(r"mean_cosine +\+0\.\d+ ± 0\.\d+ +clear", printed)
 
 
-def test_no_path_of_a_machine_is_in_the_tree() -> None:
+def test_no_file_contains_a_path_of_one_machine() -> None:
     for folder in ("src", "docs", "tests", "benchmarks", "examples"):
         for path in (ROOT / folder).rglob("*.*"):
             if path.suffix in (".py", ".md", ".json", ".toml", ".ipynb") and path != Path(__file__):

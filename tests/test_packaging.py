@@ -1,4 +1,4 @@
-"""What is published: the wheel and the sdist hold what they need and nothing else, and say one version."""
+"""The wheel and the sdist contain what they need and nothing else, and agree on one version."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 
 @pytest.fixture(scope="module")
 def dist(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Wheel and sdist, built with what the developers' environment holds, as `make dist` does."""
+    """Build wheel and sdist in the development environment, as `make dist` does."""
     out = tmp_path_factory.mktemp("dist")
     command = [sys.executable, "-m", "build", "--no-isolation", "--outdir", str(out), str(ROOT)]
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=300)
@@ -33,8 +33,8 @@ def dist(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def wheel_of(folder: Path) -> Path:
-    (found,) = folder.glob("*.whl")
-    return found
+    (path,) = folder.glob("*.whl")
+    return path
 
 
 def test_the_wheel_holds_every_module_and_asset_and_no_tests(dist: Path) -> None:
@@ -58,20 +58,21 @@ def test_the_wheel_holds_every_module_and_asset_and_no_tests(dist: Path) -> None
     }
 
 
-def test_the_metadata_is_complete_and_the_command_is_there(dist: Path) -> None:
+def test_the_metadata_and_the_entry_points_are_complete(dist: Path) -> None:
     with zipfile.ZipFile(wheel_of(dist)) as wheel:
         info = f"anisoscope-{anisoscope.__version__}.dist-info"
-        told = Parser().parsestr(wheel.read(f"{info}/METADATA").decode())
+        metadata = Parser().parsestr(wheel.read(f"{info}/METADATA").decode())
         entries = wheel.read(f"{info}/entry_points.txt").decode()
-    assert told["Version"] == anisoscope.__version__
-    assert told["License-Expression"] == "Apache-2.0"
-    assert told["Requires-Python"] == ">=3.11"
-    assert told["Summary"]
-    assert told["Author"]
-    assert "# anisoscope" in told.get_payload()
-    assert "Typing :: Typed" in told.get_all("Classifier", [])
-    assert set(told.get_all("Provides-Extra", [])) == {"dev", "ray"}
+    assert metadata["Version"] == anisoscope.__version__
+    assert metadata["License-Expression"] == "Apache-2.0"
+    assert metadata["Requires-Python"] == ">=3.11"
+    assert metadata["Summary"]
+    assert metadata["Author"]
+    assert "# anisoscope" in metadata.get_payload()
+    assert "Typing :: Typed" in metadata.get_all("Classifier", [])
+    assert set(metadata.get_all("Provides-Extra", [])) == {"dev", "ray"}
     assert "anisoscope = anisoscope.cli:main" in entries
+    assert "anisoscope-lab = anisoscope.studies.lab." in entries
 
 
 def test_the_sdist_can_be_built_and_tested(dist: Path) -> None:
@@ -90,7 +91,7 @@ def test_the_sdist_can_be_built_and_tested(dist: Path) -> None:
     assert not [name for name in names if "__pycache__" in name or name.startswith((".venv", "runs", ".git/"))]
 
 
-def test_the_version_stands_in_one_place() -> None:
+def test_the_version_is_defined_in_one_file() -> None:
     assert "version" in PROJECT["dynamic"]
     assert "version" not in PROJECT
     cited = re.search(r"^version: (.+)$", (ROOT / "CITATION.cff").read_text(), flags=re.M)
@@ -113,21 +114,21 @@ def test_every_dependency_of_the_project_is_pinned_for_developers() -> None:
 
 
 def test_every_import_of_the_package_is_declared() -> None:
-    """What is imported at the top of a module must come with the package; the rest is found, not needed."""
+    """Modules imported at the top of a file must be dependencies; lazy imports may be optional."""
     known = {re.split(r"[<>=;]", each)[0].replace("-", "_") for each in PROJECT["dependencies"]}
     known |= {"PIL", "vl_convert", "anisoscope", *sys.stdlib_module_names}
-    come_with = {"huggingface_hub", "tokenizers"}  # of transformers
-    outside = {"lightning"}  # what a file in integrations/ is for
+    indirect = {"huggingface_hub", "tokenizers"}  # dependencies of transformers
+    optional = {"lightning"}  # a file in integrations/ may import the library that it integrates
     for path in (ROOT / "src").rglob("*.py"):
-        allowed = known | come_with | (outside if path.parent.name == "integrations" else set())
+        allowed = known | indirect | (optional if path.parent.name == "integrations" else set())
         for node in ast.parse(path.read_text()).body:
             names = [each.name for each in node.names] if isinstance(node, ast.Import) else []
             names += [node.module or ""] if isinstance(node, ast.ImportFrom) else []
             for name in names:
-                assert name.split(".")[0] in allowed, f"{path.name} imports {name}, which no dependency brings"
+                assert name.split(".")[0] in allowed, f"{path.name} imports {name}, which no dependency provides"
 
 
-def test_a_metric_of_another_package_is_found_by_its_entry_point(tmp_path: Path) -> None:
+def test_a_metric_of_another_package_is_loaded_through_its_entry_point(tmp_path: Path) -> None:
     (tmp_path / "theirs.py").write_text(
         "from anisoscope import metric\n"
         "from anisoscope.stats.moments import Moments\n"
@@ -151,7 +152,7 @@ def test_a_metric_of_another_package_is_found_by_its_entry_point(tmp_path: Path)
 
 @pytest.mark.slow
 def test_the_wheel_works_in_a_clean_environment(dist: Path, tmp_path: Path) -> None:
-    """Installed without the developers' tools and started from another folder."""
+    """The wheel is installed without development tools and started from another folder."""
     venv.create(tmp_path / "venv", with_pip=True)
     python = str(tmp_path / "venv" / "bin" / "python")
     install = [python, "-m", "pip", "install", "--quiet", "-c", str(ROOT / "constraints.txt")]

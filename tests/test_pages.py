@@ -1,4 +1,4 @@
-"""Pages cannot rot: their blocks run, print what is shown, name commands that exist, and link to what is there."""
+"""The blocks of the pages run and print what is shown; their commands, options and links exist."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ DOCS = ROOT / "docs"
 WALKED = [DOCS / "tour.md", DOCS / "pitfalls.md", *sorted((DOCS / "howto").glob("*.md"))]
 PAGES = [*sorted(ROOT.glob("*.md")), *sorted(DOCS.rglob("*.md"))]
 
-# Blocks that are not run, by page: each needs something that is not here. A new one must be counted.
+# Blocks that are not run, by page: each needs something that tests do not have. A new one must be added here.
 NOT_RUN = {
     "add-a-claim.md": ["needs the claim in the package"],
     "measure-my-model.md": ["needs downloads, images and recordings"],
@@ -43,9 +43,9 @@ reader = load("reader")
 COMMANDS: Any = typer.main.get_command(app)
 
 
-@pytest.mark.filterwarnings("default")  # a reader sees warnings of libraries, and goes on
+@pytest.mark.filterwarnings("default")  # a reader sees warnings of libraries and continues
 @pytest.mark.parametrize("page", WALKED, ids=lambda page: page.name)
-def test_a_reader_sees_what_the_page_shows(page: Path, tmp_path: Path) -> None:
+def test_blocks_print_what_the_page_shows(page: Path, tmp_path: Path) -> None:
     if page.parent.name == "howto":
         reader.prepare(tmp_path)
     for block, output in blocks.run_blocks(blocks.blocks_of(page.read_text()), tmp_path, page.name):
@@ -54,38 +54,38 @@ def test_a_reader_sees_what_the_page_shows(page: Path, tmp_path: Path) -> None:
             assert blocks.agrees(block.shown, output), f"{page.name}, line {block.line}: run `make docs`\n{seen}"
 
 
-def test_the_pages_that_are_run_are_those_that_make_docs_walks() -> None:
+def test_make_docs_runs_the_same_pages() -> None:
     assert load("build").walked() == WALKED
 
 
 def test_no_block_is_skipped_silently() -> None:
     for page in WALKED:
-        found = blocks.blocks_of(page.read_text())
-        odd = [block for block in found if not block.language or block.rest not in ("", "fails")]
+        on_page = blocks.blocks_of(page.read_text())
+        odd = [block for block in on_page if not block.language or block.rest not in ("", "fails")]
         assert [block.rest for block in odd] == NOT_RUN.get(page.name, []), page.name
-        assert all(block.language in (*blocks.RUN, "toml", "text") for block in found), page.name
-        assert any(block.runs for block in found), page.name
+        assert all(block.language in (*blocks.RUN, "toml", "text") for block in on_page), page.name
+        assert any(block.runs for block in on_page), page.name
 
 
-def test_the_tour_shows_its_mistakes_and_all_that_it_prints() -> None:
-    found = [block for block in blocks.blocks_of((DOCS / "tour.md").read_text()) if block.runs]
-    assert sum(block.fails for block in found) == 3
-    assert all(block.shown for block in found)
+def test_the_tour_shows_three_errors_and_all_output() -> None:
+    executed = [block for block in blocks.blocks_of((DOCS / "tour.md").read_text()) if block.runs]
+    assert sum(block.fails for block in executed) == 3
+    assert all(block.shown for block in executed)
 
 
-# --- what a page says of commands ---------------------------------------------------------------------------------
+# --- commands on pages ---------------------------------------------------------------------------------------------
 
 
 def command_lines(text: str) -> list[list[str]]:
-    """Every `anisoscope …` and `torchrun … -m anisoscope …` of the shell blocks of a page, as words."""
+    """List every `anisoscope …` and `torchrun … -m anisoscope …` in the shell blocks of a page, as words."""
     code = [block.code for block in blocks.blocks_of(text) if block.language in ("", "sh")]
     lines = "\n".join(code).replace("\\\n", " ").splitlines()
-    found = [blocks.commands(line)[0] for line in lines if line.startswith(("anisoscope ", "torchrun ", "srun "))]
-    return [words[words.index("anisoscope") :] for words in found]
+    commands = [blocks.commands(line)[0] for line in lines if line.startswith(("anisoscope ", "torchrun ", "srun "))]
+    return [words[words.index("anisoscope") :] for words in commands]
 
 
 def parse(words: list[str]) -> None:
-    """Parses a command line as the program would, without running it."""
+    """Parse a command line as the program would, without running it."""
     command, rest = COMMANDS, words[1:]
     while rest and hasattr(command, "commands") and not rest[0].startswith("-"):
         command, rest = command.commands[rest[0]], rest[1:]
@@ -98,11 +98,11 @@ def test_commands_on_a_page_exist_with_their_options(page: Path) -> None:
     for words in command_lines(page.read_text()):
         try:
             parse(words)
-        except Exception as error:  # the command line's own errors have no common public class
+        except Exception as error:  # errors of the command line have no common public class
             pytest.fail(f"{page.name}: {shlex.join(words)}: {getattr(error, 'message', error)!r}")
 
 
-def test_an_option_that_does_not_exist_would_be_found() -> None:
+def test_an_option_that_does_not_exist_is_detected() -> None:
     assert command_lines("```sh\nanisoscope measure v.npy   # a comment\n```") == [["anisoscope", "measure", "v.npy"]]
     parse(["anisoscope", "measure", "v.npy", "--tokens", "10"])
     with pytest.raises(Exception, match="tokenz"):
@@ -111,11 +111,11 @@ def test_an_option_that_does_not_exist_would_be_found() -> None:
         parse(["anisoscope", "mesure", "v.npy"])
 
 
-def test_every_command_and_option_has_help_and_every_command_examples_that_parse() -> None:
+def test_every_command_and_option_has_help_and_examples_that_parse() -> None:
     reference = load("cli_reference")
-    found = dict(reference.commands(COMMANDS, "anisoscope"))
-    assert len(found) > 15
-    for name, command in found.items():
+    commands = dict(reference.commands(COMMANDS, "anisoscope"))
+    assert len(commands) > 15
+    for name, command in commands.items():
         lines = reference.examples(command)
         assert lines, f"{name} --help has no example"
         assert command.help or command.callback.__doc__, name
@@ -126,11 +126,11 @@ def test_every_command_and_option_has_help_and_every_command_examples_that_parse
             parse(words[words.index("anisoscope") :])
 
 
-# --- links --------------------------------------------------------------------------------------------------------
+# --- links ---------------------------------------------------------------------------------------------------------
 
 
 def anchors(page: Path) -> set[str]:
-    """The anchors of a page's headings, as forges make them: lower case, spaces to dashes, no signs."""
+    """Return the anchors of a page's headings, as GitHub makes them: lower case, dashes for spaces, no punctuation."""
     text = re.sub(r"^```.*?^```", "", page.read_text(), flags=re.S | re.M)
     titles = re.findall(r"^#+ (.+)$", text, flags=re.M)
     return {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles}
@@ -138,12 +138,12 @@ def anchors(page: Path) -> set[str]:
 
 def links(page: Path) -> list[str]:
     text = re.sub(r"^```.*?^```", "", page.read_text(), flags=re.S | re.M)
-    found = re.findall(r"\]\(([^)\s]+)\)", re.sub(r"`[^`]*`", "", text.replace("[`", "[").replace("`]", "]")))
-    return [link for link in found if not re.match(r"[a-z]+:", link)]
+    targets = re.findall(r"\]\(([^)\s]+)\)", re.sub(r"`[^`]*`", "", text.replace("[`", "[").replace("`]", "]")))
+    return [target for target in targets if not re.match(r"[a-z]+:", target)]
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
-def test_links_lead_somewhere(page: Path) -> None:
+def test_links_and_anchors_exist(page: Path) -> None:
     for link in links(page):
         name, _, anchor = link.partition("#")
         target = (page.parent / name).resolve() if name else page
@@ -158,7 +158,7 @@ def test_every_page_is_in_the_index() -> None:
     assert not missing
 
 
-def test_the_readme_fits_on_a_page_and_begins_with_a_picture_and_two_commands() -> None:
+def test_the_readme_is_short_and_begins_with_a_figure_and_two_commands() -> None:
     text = (ROOT / "README.md").read_text()
     assert len(text.splitlines()) <= 110
     first = text.splitlines()[:24]
@@ -167,10 +167,10 @@ def test_the_readme_fits_on_a_page_and_begins_with_a_picture_and_two_commands() 
     assert "docs/index.md" in text
 
 
-# --- the runner itself --------------------------------------------------------------------------------------------
+# --- the runner itself ---------------------------------------------------------------------------------------------
 
 
-def test_a_page_that_shows_another_output_is_found() -> None:
+def test_a_page_with_different_output_is_detected() -> None:
     assert blocks.agrees("value 0.50 ± 0.01", "value 0.51 ± 0.02")
     assert not blocks.agrees("value 0.50", "value 0.90")
     assert not blocks.agrees("value 0.50", "value 0.50\nand more")
@@ -182,7 +182,7 @@ def test_a_page_that_shows_another_output_is_found() -> None:
     assert not blocks.agrees("did you mean isoscore?", "did you mean two_nn?")
 
 
-def test_a_block_that_ends_otherwise_than_it_says_is_found(tmp_path: Path) -> None:
+def test_a_block_with_the_wrong_exit_code_is_detected(tmp_path: Path) -> None:
     def run(text: str) -> None:
         list(blocks.run_blocks(blocks.blocks_of(text), tmp_path, "page"))
 
@@ -197,7 +197,7 @@ def test_a_block_that_ends_otherwise_than_it_says_is_found(tmp_path: Path) -> No
         blocks.blocks_of("```sh\nls")
 
 
-def test_what_changed_is_written_and_what_agrees_is_left(tmp_path: Path) -> None:
+def test_only_changed_output_is_rewritten(tmp_path: Path) -> None:
     page = "```python\nprint('now 1')\n```\n```text\nnow …\n```\n```python\nprint('new')\n```\n```text\nold\n```\n"
     outputs = list(blocks.run_blocks(blocks.blocks_of(page), tmp_path, "page"))
     assert blocks.refreshed(page, outputs) == page.replace("old", "new")

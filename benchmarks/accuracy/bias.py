@@ -1,4 +1,4 @@
-"""Bias at small n: what each score reads of a known population, beside its recorded null and the population's value."""
+"""Bias at small n: the average of each score on a known population, with its null and the population's value."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from benchmarks.accuracy.coverage import Array, entropy_rank, named
 DIM = 64
 SIZES = (64, 256, 1024, 4096, 16384)
 POPULATIONS = ("isotropic", "power law")
-_DRAWS = 8192  # rows over all draws of one size, at least two draws
+_DRAWS = 8192  # rows over all draws of one size; at least two draws
 SCORES = (
     *("mean_cosine", "relative_drift", "spectral_anisotropy", "singular_anisotropy", "participation_ratio"),
     *("participation_ratio_unbiased", "isoscore", "isoscore_star", "effective_rank", "stable_rank", "power_law_alpha"),
@@ -25,7 +25,7 @@ SCORES = (
 
 @dataclass(frozen=True)
 class Read:
-    """What a score reads of n independent rows, on average over draws, and the level that is recorded beside it."""
+    """The average of a score over draws of n independent rows, and of the recorded null."""
 
     population: str
     n: int
@@ -40,7 +40,7 @@ def cases(quick: bool) -> list[tuple[str, int]]:
 
 
 def read(population: str, n: int, quick: bool) -> list[Read]:
-    """All scores of one population at one size."""
+    """Return all scores of one population at one size."""
     draws = 2 if quick else max(2, min(16, _DRAWS // n))
     scale = np.sqrt(variances(population))
     values: dict[str, list[tuple[float, float | None]]] = {}
@@ -52,20 +52,20 @@ def read(population: str, n: int, quick: bool) -> list[Read]:
                 values.setdefault(name.partition(" ranks=")[0], []).append((record.value, record.null))
     known = truth(population)
     out = []
-    for name, found in values.items():
-        nulls = [null for _, null in found if null is not None]
+    for name, pairs in values.items():
+        nulls = [null for _, null in pairs if null is not None]
         null = statistics.fmean(nulls) if nulls else None
-        out.append(Read(population, n, name, statistics.fmean(v for v, _ in found), null, known[name]))
+        out.append(Read(population, n, name, statistics.fmean(v for v, _ in pairs), null, known[name]))
     return out
 
 
 def variances(population: str) -> Array:
-    """The eigenvalues of the population's covariance, (d,)."""
+    """Return the eigenvalues of the population's covariance, (d,)."""
     return np.ones(DIM) if population == "isotropic" else 1 / np.arange(1, DIM + 1)
 
 
 def truth(population: str) -> Mapping[str, float]:
-    """The scores of the population itself; its rows fill all of their dimensions."""
+    """Return the scores of the population itself, whose rows fill all dimensions."""
     values = variances(population)
     total = values.sum()
     ratio = float(total**2 / (values**2).sum())

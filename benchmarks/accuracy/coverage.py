@@ -1,7 +1,7 @@
-"""The error bars: how often a 95 % interval holds the population's value, over simulated data sets of dependent tokens.
+"""Coverage of the error bars: how often a 95 % interval contains the true value, over data sets of dependent tokens.
 
-Tokens of a document share a mean and follow each other (an autoregression), so that a document of 32 tokens is worth
-a few independent ones. The interval is the record's: value ± t·error with blocks − 1 degrees of freedom.
+Tokens of a document share a mean and are autocorrelated, so that a document of 32 tokens is worth a few independent
+ones. The interval is that of the record: value ± t·error with blocks − 1 degrees of freedom.
 """
 
 from __future__ import annotations
@@ -20,7 +20,10 @@ from anisoscope.report.interval import t_factor
 
 Array = NDArray[np.float64]
 DOCUMENTS, LENGTH, DIM = 64, 32, 32
-AR, SHARED = 0.9, 0.2  # step-to-step correlation, and the share of variance that a document's tokens have in common
+AR, SHARED = (
+    0.9,
+    0.2,
+)  # correlation of successive tokens, and the share of variance that a document's tokens have in common
 DATA_SETS = 300
 _BUILT_IN = ("mean_cosine", "mean_cosine_across_documents", "relative_drift", "drift_norm")
 SPECTRAL = ("spectral_anisotropy", "participation_ratio", "participation_ratio_unbiased", "isoscore", "effective_rank")
@@ -29,7 +32,7 @@ NEIGHBOURS = ("two_nn", "two_nn_ml", "gride", "mle_dimension")
 
 @dataclass(frozen=True)
 class World:
-    """A population of documents: how to draw one data set, what is measured, and the true values by number."""
+    """A population of documents: how to draw one data set, what is measured, and the true values."""
 
     name: str
     draw: Callable[[np.random.Generator], Array]  # (DOCUMENTS·LENGTH, d)
@@ -39,7 +42,7 @@ class World:
 
 @dataclass(frozen=True)
 class Covered:
-    """One number over all data sets of a world."""
+    """One quantity over all data sets of a world."""
 
     world: str
     number: str  # metric, with index and variant
@@ -47,13 +50,13 @@ class Covered:
     mean: float  # over data sets
     spread: float  # standard deviation over data sets
     error: float  # the recorded standard error, root mean square over data sets
-    coverage: float  # share of intervals that hold the truth
-    coverage_of_mean: float  # share that holds the mean over data sets: what is left when bias is taken out
+    coverage: float  # share of intervals that contain the true value
+    coverage_of_mean: float  # share that contains the mean over data sets, so without the bias
     sets: int
 
 
 def correlated(draw: np.random.Generator, d: int) -> Array:
-    """Standard normal coordinates of tokens, dependent inside documents, (tokens, d)."""
+    """Return standard normal coordinates of tokens, dependent within documents, (tokens, d)."""
     noise = draw.standard_normal((LENGTH, DOCUMENTS, d))
     for t in range(1, LENGTH):
         noise[t] = AR * noise[t - 1] + math.sqrt(1 - AR**2) * noise[t]
@@ -63,7 +66,7 @@ def correlated(draw: np.random.Generator, d: int) -> Array:
 
 
 def variances(kind: str) -> Array:
-    """The eigenvalues of the population's covariance."""
+    """Return the eigenvalues of the population's covariance."""
     if kind == "isotropic":
         return np.ones(DIM)
     falling = 1 / np.arange(1, DIM + 1) ** 0.5
@@ -110,12 +113,12 @@ def entropy_rank(weights: Array) -> float:
 
 
 def _population_cosine(values: Array, mean: Array) -> float:
-    """‖E u‖², the mean cosine of two independent tokens, from four million of them (± 1e-5)."""
+    """Return ‖E u‖², the mean cosine of two independent tokens, from four million of them (± 1e-5)."""
     random = np.random.default_rng(7)
     total = np.zeros(DIM)
     for _ in range(64):
         x = random.standard_normal((1 << 15, DIM)) * np.sqrt(values)
-        for sign in (1, -1):  # antithetic pairs: what is odd in the noise cancels
+        for sign in (1, -1):  # antithetic pairs: odd terms of the noise cancel
             y = mean + sign * x
             total += (y / np.linalg.norm(y, axis=1, keepdims=True)).sum(0)
     n = 64 * 2 * (1 << 15)
@@ -123,17 +126,17 @@ def _population_cosine(values: Array, mean: Array) -> float:
 
 
 def _torus(step: float | None) -> World:
-    """A flat torus of dimension 2 in 4 of 8 dimensions, evenly filled by documents that keep to their own region.
+    """A flat torus of dimension 2 in 4 of 8 dimensions, evenly filled by documents, each in its own region.
 
-    `step` makes a document a walk; without it its tokens are scattered about the document's centre.
+    With `step` a document is a random walk; without it, its tokens are scattered about the document's centre.
     """
     frame = np.linalg.qr(np.random.default_rng(3).standard_normal((8, 8)))[0][:4]
 
     def draw(random: np.random.Generator) -> Array:
         centre = random.random((DOCUMENTS, 1, 2))
-        away = random.standard_normal((DOCUMENTS, LENGTH, 2))
-        place = centre + (0.15 * away if step is None else step * away.cumsum(1))
-        angle = 2 * math.pi * place.reshape(-1, 2)
+        noise = random.standard_normal((DOCUMENTS, LENGTH, 2))
+        position = centre + (0.15 * noise if step is None else step * noise.cumsum(1))
+        angle = 2 * math.pi * position.reshape(-1, 2)
         return np.concatenate((np.cos(angle), np.sin(angle)), 1) @ frame
 
     how = "topics that overlap" if step is None else "walks"
@@ -141,7 +144,7 @@ def _torus(step: float | None) -> World:
 
 
 def _sphere() -> World:
-    """The sphere of dimension 5, in 12 dimensions: a document's tokens scatter about a point of it, drawn evenly."""
+    """The sphere of dimension 5, in 12 dimensions; tokens scatter about a random point per document."""
     frame = np.linalg.qr(np.random.default_rng(4).standard_normal((12, 12)))[0][:6]
 
     def draw(random: np.random.Generator) -> Array:
@@ -154,7 +157,7 @@ def _sphere() -> World:
 
 
 def _flat() -> World:
-    """Gaussian tokens of 3 dimensions in 16, thin outside and dense inside, each document an autoregression."""
+    """Gaussian tokens of 3 dimensions in 16, dense at the centre; each document is an autoregression."""
     frame = np.linalg.qr(np.random.default_rng(6).standard_normal((16, 16)))[0][:3]
     return World(
         "3 dimensions, autoregression", lambda random: correlated(random, 3) @ frame, NEIGHBOURS, lambda: _dimensions(3)
@@ -162,7 +165,7 @@ def _flat() -> World:
 
 
 def _dimensions(true: float) -> Mapping[str, float]:
-    """What every estimator should say."""
+    """Return the true value for every estimator."""
     return {
         **{f"{name} neighbours={which}": true for name in NEIGHBOURS[:2] for which in ("all", "other documents")},
         **{f"gride {k}": true for k in (1, 2, 4, 8, 16)},
@@ -171,12 +174,12 @@ def _dimensions(true: float) -> Mapping[str, float]:
 
 
 def worlds() -> list[World]:
-    """The last two were added when all that makes error bars stood fixed: nothing was chosen by them."""
+    """List the worlds. The last two were added after the error bars were final: nothing was tuned on them."""
     return [_vectors("separated", 1.0), _vectors("isotropic", 0.0), _torus(None), _torus(0.02), _sphere(), _flat()]
 
 
 def cover(world: World, sets: int, seed: int = 0) -> list[Covered]:
-    """Measures so many data sets of a world and counts the intervals that hold."""
+    """Measure `sets` data sets of a world and count the intervals that contain the true value."""
     document = torch.arange(DOCUMENTS).repeat_interleave(LENGTH)
     found: dict[str, list[tuple[float, float, float]]] = {}
     for which in range(sets):

@@ -1,4 +1,4 @@
-"""Known dimensions: the manifolds of scikit-dimension's benchmark, read by our estimators and by those of peers."""
+"""Known dimensions: the manifolds of scikit-dimension's benchmark, measured by our estimators and others."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ SCRIPT = Path(__file__).parent.parent / "peer_dadapy_scales.py"
 
 @dataclass(frozen=True)
 class Answer:
-    """What one estimator says of one manifold; where it says nothing, why."""
+    """The answer of one estimator on one manifold, or the reason why it is missing."""
 
     manifold: str
     true: int
@@ -42,13 +42,13 @@ def manifolds(quick: bool) -> list[str]:
 
 
 def answers(name: str, quick: bool) -> list[Answer]:
-    """All estimators on one manifold."""
+    """Return the answers of all estimators on one manifold."""
     truth = _benchmark().truth.loc[name]
     true, width = int(truth["Intrinsic Dimension"]), int(truth["Number of variables"])
     x = np.asarray(_benchmark().generate(name, n=500 if quick else ROWS, dim=width, d=true), dtype=np.float64)
     x = x[np.random.default_rng(0).permutation(len(x))]
-    said = [*_ours(x), *_scikit_dimension(x), *_dadapy(name, x)]
-    return [Answer(name, true, width, *each) for each in said]
+    values = [*_ours(x), *_scikit_dimension(x), *_dadapy(name, x)]
+    return [Answer(name, true, width, *each) for each in values]
 
 
 def _benchmark() -> Any:
@@ -74,8 +74,8 @@ def _scikit_dimension(x: Array) -> Iterator[tuple[str, float | None, str | None]
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")
                 yield name, float(estimator.fit(x).dimension_), None
-        except Exception as why:  # a peer may fail in any way; its own words are the answer
-            yield name, None, str(why)
+        except Exception as error:  # another tool may fail in any way; its message is the answer
+            yield name, None, str(error)
 
 
 def _dadapy(name: str, x: Array) -> Iterator[tuple[str, float | None, str | None]]:

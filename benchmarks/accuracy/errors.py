@@ -1,7 +1,7 @@
-"""The arithmetic: every metric by the streaming path against float64 over a grid of clouds.
+"""Errors of arithmetic: every metric by the streaming path against float64, over a grid of clouds.
 
-Both sides see the same rounded rows, so what is measured is the instrument's arithmetic and not the rounding of its
-input; that is reported apart.
+Both sides see the same rounded rows, so the error is that of our arithmetic, without the rounding of the input. The
+effect of rounding the input is reported separately.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from tests.oracles.digits import apart
 
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32, "fp64": torch.float64}
 SPECTRA = ("flat", "power law", "massive row", "outlier dimension")
-# numbers that pass through zero: their error is absolute
+# values that can be zero: their error is absolute
 ABSOLUTE = frozenset(
     {
         *("mean_cosine", "mean_cosine_centred", "mean_cosine_across_documents", "cosine_contribution"),
@@ -36,16 +36,16 @@ ABSOLUTE = frozenset(
         *("attention_entropy", "sink_mass", "qk_cosine", "logit_budget"),
     }
 )
-SLOW_ROWS = 1024  # metrics that iterate are compared up to here
+SLOW_ROWS = 1024  # iterative metrics are compared up to this number of rows
 _NOTHING = 1e-13  # a share below this is zero in float64
-_BATCH = 1000  # rows that arrive together
-_SHOWN = find(["spectral_anisotropy", "isoscore", "participation_ratio"])  # for the rounding of the input
+_BATCH = 1000  # rows per batch
+_SHOWN = find(["spectral_anisotropy", "isoscore", "participation_ratio"])  # to show the rounding of the input
 _DOCUMENT, _WORDS = 16, 11
 
 
 @dataclass(frozen=True)
 class Cell:
-    """One cloud of the grid: `mean` is the mean row's length in units of the rows' spread."""
+    """One cloud of the grid; `mean` is the norm of the mean row in units of the rows' spread."""
 
     n: int
     d: int
@@ -59,7 +59,7 @@ class Cell:
 
 @dataclass(frozen=True)
 class Worst:
-    """A metric's largest error in one cell; `missing` counts numbers that only the oracle has."""
+    """The largest error of a metric in one cell; `missing` counts values that only the oracle has."""
 
     metric: str
     dtype: str
@@ -71,7 +71,7 @@ class Worst:
 
 
 def grid(quick: bool) -> list[Cell]:
-    """The cells, small ones first; where both are many, means and spectra are paired instead of crossed."""
+    """List the cells, small ones first. In large cells, means and spectra are paired instead of crossed."""
     sizes = ((64, 8), (1024, 64)) if quick else tuple(product((64, 1024, 8192), (8, 64, 512)))
     means = (0.0, 100.0) if quick else (0.0, 1.0, 100.0, 1000.0)
     cells = [
@@ -87,7 +87,7 @@ def _chosen(cell: Cell) -> bool:
 
 
 def rows_of(cell: Cell) -> tuple[Tensor, Tensor]:
-    """The cell's rows and those of the same tokens at another step, (n, d) each, rounded to its dtype."""
+    """Return the rows of a cell and those of the same tokens at another step, (n, d) each, rounded to its dtype."""
     g = torch.Generator().manual_seed(cell.n + 31 * cell.d)
     n, d = cell.n, cell.d
 
@@ -115,7 +115,7 @@ def rows_of(cell: Cell) -> tuple[Tensor, Tensor]:
 
 
 def ours(cell: Cell, metrics: Sequence[Metric]) -> dict[str, Numbers]:
-    """The metrics' numbers, from rows that stream by in batches."""
+    """Return our values of the metrics, from rows in batches."""
     now, then = rows_of(cell)
     names = set().union(*(metric.sources for metric in metrics)) | {"Moments"}
     cloud = beside(_cloud(now, names), _cloud(then, names))
@@ -129,20 +129,20 @@ def ours(cell: Cell, metrics: Sequence[Metric]) -> dict[str, Numbers]:
 
 
 def _cloud(x: Tensor, names: set[str]) -> Cloud:
-    def look() -> Iterator[Rows]:
+    def batches() -> Iterator[Rows]:
         for first in range(0, len(x), _BATCH):
-            there = slice(first, first + _BATCH)
-            yield Rows(x[there], table.take(there))
+            part = slice(first, first + _BATCH)
+            yield Rows(x[part], table.take(part))
 
     number = torch.arange(len(x))
     document = number // _DOCUMENT
     block = block_numbers(len(x), document)
     table = token_table(document, number % _DOCUMENT, offset=1 + number % _DOCUMENT, token=number % _WORDS, block=block)
-    return collect(look, names)
+    return collect(batches, names)
 
 
 def theirs(cell: Cell) -> dict[str, Numbers]:
-    """The same numbers by the oracle, from the same rounded rows."""
+    """Return the oracle's values, from the same rounded rows."""
     number = np.arange(cell.n)
     document = number // _DOCUMENT
     block = block_numbers(cell.n, torch.from_numpy(document)).numpy()
@@ -151,12 +151,12 @@ def theirs(cell: Cell) -> dict[str, Numbers]:
 
 
 def oracle_apart(cell: Cell) -> float:
-    """How far the float64 oracle is from 50 digits in a small cell."""
+    """Return the error of the float64 oracle against 50 digits in a small cell."""
     return apart(rows_of(cell)[0].double().numpy(), theirs(cell))
 
 
 def compared(cell: Cell) -> Iterator[tuple[str, Key, float]]:
-    """(metric, number, error) for all numbers of a cell that the oracle has."""
+    """Yield (metric, key, error) for all values of a cell that the oracle has."""
     wanted = theirs(cell)
     yield from apart_from(wanted, ours(cell, [metric for name, metric in catalogue().items() if name in wanted]))
 
@@ -164,32 +164,32 @@ def compared(cell: Cell) -> Iterator[tuple[str, Key, float]]:
 def apart_from(
     wanted: Mapping[str, Numbers], found: Mapping[str, Mapping[Any, float | None]]
 ) -> Iterator[tuple[str, Key, float]]:
-    """(metric, number, error) for all numbers that the oracle has; an error of inf where ours is missing."""
+    """Yield (metric, key, error) for all values that the oracle has; the error is inf if ours is missing."""
     for name, answers in wanted.items():
         for key, true in answers.items():
-            got = found[name].get(key)
-            if got is None:
+            ours = found[name].get(key)
+            if ours is None:
                 yield name, key, math.inf
             else:
                 absolute = name in ABSOLUTE or abs(true) < _NOTHING
-                yield name, key, abs(got - true) / (1.0 if absolute else abs(true))
+                yield name, key, abs(ours - true) / (1.0 if absolute else abs(true))
 
 
 def worst_of(cell: Cell) -> list[Worst]:
-    """The largest error of each metric in a cell."""
+    """Return the largest error of each metric in a cell."""
     return worst_by_metric(compared(cell), cell.dtype, str(cell))
 
 
 def worst_by_metric(found: Iterable[tuple[str, Key, float]], dtype: str, cell: str) -> list[Worst]:
-    """The largest error of each metric."""
+    """Return the largest error of each metric."""
     by_metric: dict[str, list[tuple[float, Key]]] = {}
     for name, key, error in found:
         by_metric.setdefault(name, []).append((error, key))
     out = []
     for name, errors in by_metric.items():
-        there = [each for each in errors if math.isfinite(each[0])]
-        error, key = max(there, key=lambda each: each[0], default=(0.0, ()))
-        missing = len(errors) - len(there)
+        finite = [each for each in errors if math.isfinite(each[0])]
+        error, key = max(finite, key=lambda each: each[0], default=(0.0, ()))
+        missing = len(errors) - len(finite)
         out.append(Worst(name, dtype, cell, error, _number(key), len(errors), missing))
     return out
 
@@ -200,7 +200,7 @@ def _number(key: Key) -> str:
 
 
 def rounding(dtype: str) -> float:
-    """What rounding the input alone does: the largest relative change of spectral anisotropy and of isoscore."""
+    """Return the effect of rounding the input alone: the largest relative change of three metrics."""
     changes = []
     for mean in (0.0, 1.0):
         true, rounded = (ours(Cell(1024, 64, mean, "power law", kind), _SHOWN) for kind in ("fp64", dtype))

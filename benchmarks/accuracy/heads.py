@@ -1,4 +1,4 @@
-"""The arithmetic of attention: every metric of heads against a float64 softmax of the same rounded queries and keys."""
+"""Errors of attention metrics: each one against a float64 softmax of the same rounded queries and keys."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _SEQUENCES, _QUERY_HEADS, _KEY_HEADS = 4, 4, 2
 
 @dataclass(frozen=True)
 class HeadCell:
-    """Queries and keys of one layer: `drift` is the length of both means in units of their spread."""
+    """Queries and keys of one layer; `drift` is the norm of both means in units of their spread."""
 
     length: int
     d: int
@@ -43,7 +43,7 @@ def grid(quick: bool) -> list[HeadCell]:
 
 
 def queries_and_keys(cell: HeadCell) -> tuple[Tensor, Tensor]:
-    """(b, h, t, d) and (b, g, t, d), rounded to the cell's dtype; heads differ in sharpness."""
+    """Return queries (b, h, t, d) and keys (b, g, t, d), rounded to the cell's dtype; heads differ in sharpness."""
     g = torch.Generator().manual_seed(cell.length + 31 * cell.d)
     made = []
     for heads in (_QUERY_HEADS, _KEY_HEADS):
@@ -55,13 +55,13 @@ def queries_and_keys(cell: HeadCell) -> tuple[Tensor, Tensor]:
 
 
 def worst_of(cell: HeadCell) -> list[Worst]:
-    """The largest error of each metric of heads in a cell."""
+    """Return the largest error of each attention metric in a cell."""
     q, k = queries_and_keys(cell)
     scaling = 1 / math.sqrt(cell.d)
     blocks = HeadBlocks()
-    for place in torch.arange(_SEQUENCES).split(2):
-        counts = torch.ones(len(place), cell.length, dtype=torch.bool)
-        blocks.add(Heads(q[place], k[place], scaling, causal=cell.causal), counts, place)
+    for index in torch.arange(_SEQUENCES).split(2):
+        counts = torch.ones(len(index), cell.length, dtype=torch.bool)
+        blocks.add(Heads(q[index], k[index], scaling, causal=cell.causal), counts, index)
     cloud = blocks.cloud()
     found = {
         name: {(v.index, *v.variant.items()): v.value for v in metric.values(cloud) if v.value is not None}
@@ -71,7 +71,7 @@ def worst_of(cell: HeadCell) -> list[Worst]:
     wanted = head_numbers(_numpy(q), _numpy(k), scaling, causal=cell.causal)
     missed = sorted(set(found) - set(wanted))
     if missed:
-        raise AssertionError(f"the oracle of heads does not know {', '.join(missed)}")
+        raise AssertionError(f"the oracle has no values for {', '.join(missed)}")
     return worst_by_metric(apart_from(wanted, found), cell.dtype, str(cell))
 
 

@@ -1,4 +1,4 @@
-"""The measured parts of docs/accuracy.md, made from the results."""
+"""Write the measured parts of docs/accuracy.md from the results."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ PAGE = ROOT / "docs" / "accuracy.md"
 RANGE = 0.90, 0.98  # where the coverage of a 95 % interval over 300 data sets should lie
 Point = dict[str, Any]
 
-# what to use where a number is biased, by metric
+# what to use if a value is biased, by metric
 INSTEAD = {
     "mean_cosine": "`mean_cosine_across_documents`",
     "drift_norm": "`mean_cosine_across_documents`",
@@ -31,7 +31,7 @@ INSTEAD = {
 
 
 def page(text: str | None = None, results: Path = RESULTS) -> str:
-    """The page (docs/accuracy.md unless another text is given) with its measured parts made anew."""
+    """Return a page (docs/accuracy.md by default) with its measured parts rebuilt from the results."""
     text = PAGE.read_text() if text is None else text
     for part, table in TABLES.items():
         path = results / f"accuracy-{part}.json"
@@ -53,30 +53,30 @@ def _errors(points: Sequence[Point]) -> str:
     missing = sum(p["missing"] for p in points if "metric" in p)
     rows = []
     for name in dict.fromkeys(p["metric"] for p in points if "metric" in p):
-        own = [p for p in points if p.get("metric") == name]
-        by = {kind: max((p["error"] for p in own if p["dtype"] == kind), default=None) for kind in DTYPES}
-        worst = max(own, key=lambda p: p["error"])
+        of_metric = [p for p in points if p.get("metric") == name]
+        by = {kind: max((p["error"] for p in of_metric if p["dtype"] == kind), default=None) for kind in DTYPES}
+        worst = max(of_metric, key=lambda p: p["error"])
         where = f"{worst['dtype']}, {worst['cell']}" + (f" ({worst['number']})" if worst["number"] else "")
-        number = sum(p["compared"] for p in own)
+        number = sum(p["compared"] for p in of_metric)
         label = f"`{name}`" + (" (absolute)" if name in ABSOLUTE else "")
         rows.append([label, str(number), *(_small(by[kind]) for kind in DTYPES), where if worst["error"] else "–"])
     rounding = ", ".join(f"{p['dtype']} {p['rounding']:.1g}" for p in points if "rounding" in p)
     apart = max((p["apart"] for p in points if "apart" in p), default=None)
     numbers = sum(p["compared"] for p in points if "metric" in p)
     lines = [
-        f"{cells} cells of rows and {head_cells} of heads, {numbers:,} numbers compared; {missing} that "
-        "the oracle has and the instrument has not.",
-        f"The oracle itself is within {_small(apart)} of 50 digits (mpmath, 64 × 8 rows).",
-        "What rounding the input does to spectral anisotropy, participation ratio and isoscore, whoever computes them "
+        f"{cells} cells of rows and {head_cells} of heads; {numbers:,} values compared; {missing} values that only "
+        "the oracle has.",
+        f"The oracle itself agrees with 50-digit arithmetic to {_small(apart)} (mpmath, 64 × 8 rows).",
+        "Rounding the input alone changes spectral anisotropy, participation ratio and isoscore by up to "
         f"(1024 × 64, power law, mean 0 and 1): {rounding}.",
         "",
-        *_table(["metric", "numbers", *DTYPES, "worst in"], rows),
+        *_table(["metric", "values", *DTYPES, "worst in"], rows),
     ]
     return "\n".join(lines)
 
 
 def _cells(points: Sequence[Point]) -> int:
-    """How many cells the metric that has most of them was compared in, over all dtypes."""
+    """Return the number of cells of the metric that has most of them, over all dtypes."""
     return sum(max((p["cells"] for p in points if p["dtype"] == kind), default=0) for kind in DTYPES)
 
 
@@ -89,13 +89,13 @@ def _bias(points: Sequence[Point]) -> str:
         for number in dict.fromkeys(p["number"] for p in own):
             by = {p["n"]: p for p in own if p["number"] == number}
             truth = next(iter(by.values()))["truth"]
-            rows.append([f"`{number}`", _plain(truth), *(_beside(by.get(n)) for n in sizes)])
-        head = ["number", "population", *(f"n = {n}" for n in sizes)]
+            rows.append([f"`{number}`", _plain(truth), *(_with_null(by.get(n)) for n in sizes)])
+        head = ["quantity", "population", *(f"n = {n}" for n in sizes)]
         lines += [f"**{population.capitalize()}**, 64 dimensions:", "", *_table(head, rows), ""]
     return "\n".join(lines).rstrip()
 
 
-def _beside(point: Point | None) -> str:
+def _with_null(point: Point | None) -> str:
     if point is None:
         return "–"
     return _plain(point["value"]) + ("" if point["null"] is None else f" ({_plain(point['null'])})")
@@ -114,13 +114,13 @@ def _coverage(points: Sequence[Point]) -> str:
             ]
             for p in own
         ]
-        head = ["number", "true", "mean", "spread", "recorded error", "holds the true value", "holds its mean", ""]
+        head = ["quantity", "true", "mean", "spread", "recorded error", "holds the true value", "holds its mean", ""]
         lines += [f"**{world.capitalize()}**, {own[0]['sets']} data sets:", "", *_table(head, rows), ""]
     return "\n".join(lines).rstrip()
 
 
 def reading(point: Point) -> str:
-    """What to make of a coverage.
+    """Return the reading of a coverage in words.
 
     >>> reading({"number": "isoscore", "coverage": 0.0, "coverage_of_mean": 0.95, "mean": 0.8, "truth": 1.0})
     'biased low: read `participation_ratio_unbiased`'
@@ -150,7 +150,7 @@ def _dimensions(points: Sequence[Point]) -> str:
         cells = [_plain(by[name]["value"]) if name in by else "–" for name in off]
         rows.append([manifold, f"{true} in {width}", *cells])
     mean = [f"{sum(each) / len(each):.0%}" if each else "–" for each in off.values()]
-    rows.append(["mean distance from the true", "", *mean])
+    rows.append(["mean relative error", "", *mean])
     failed = {(p["estimator"], p["reason"]) for p in points if p["value"] is None}
     head = ["manifold", "true", *(f"`{name}`" for name in ours), *peers]
     return "\n".join([*_table(head, rows), *(f"\n{name}: {why}" for name, why in sorted(failed))])

@@ -1,4 +1,4 @@
-"""The parts of the accuracy benchmark: each measures one file of points, and can go on where it was stopped."""
+"""The parts of the accuracy benchmark. Each writes one file of points and can be resumed."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from benchmarks.accuracy.page import reading
 from benchmarks.harness import SCRATCH, Figure, Outcome, Settings
 
 Point = dict[str, Any]
-Task = tuple[str, Callable[[], list[Point]]]  # a name, and what measures its points
+Task = tuple[str, Callable[[], list[Point]]]  # a name, and a function that measures its points
 
 
 def _errors(quick: bool) -> Iterator[Task]:
@@ -46,8 +46,8 @@ def _dimensions(quick: bool) -> Iterator[Task]:
         yield name, partial(_listed, dimensions.answers, name, quick)
 
 
-def _listed(measure: Callable[..., Iterable[Any]], *given: Any) -> list[Point]:
-    return [asdict(each) for each in measure(*given)]
+def _listed(measure: Callable[..., Iterable[Any]], *arguments: Any) -> list[Point]:
+    return [asdict(each) for each in measure(*arguments)]
 
 
 def _rounding(dtype: str) -> list[Point]:
@@ -67,7 +67,7 @@ PARTS: dict[str, Callable[[bool], Iterable[Task]]] = {
 
 
 def run(part: str, settings: Settings) -> Path:
-    """Measures one part; an interrupted run leaves what it has measured, and the next one goes on from there."""
+    """Measure one part. An interrupted run keeps its results, and the next run resumes from there."""
     folder = SCRATCH / ("accuracy-quick" if settings.quick else "accuracy")
     folder.mkdir(parents=True, exist_ok=True)
     done = folder / f"{part}.jsonl"
@@ -95,7 +95,7 @@ def _write(path: Path, tasks: Sequence[Task], known: Mapping[str, list[Point]]) 
 
 
 def worst_cells(points: Sequence[Point]) -> list[Point]:
-    """Of the errors by cell the worst of each metric and dtype, with the number of cells; other points as they are."""
+    """Reduce the errors by cell to the worst of each metric and dtype; other points stay as they are."""
     groups: dict[tuple[str, str], list[Point]] = {}
     for point in points:
         if "cell" in point:
@@ -117,7 +117,7 @@ def _lines(path: Path) -> list[str]:
 
 
 def accuracy(settings: Settings) -> Outcome:
-    """All parts; the figures are what docs/accuracy.md promises."""
+    """Run all parts; the figures are what docs/accuracy.md promises."""
     found = {part: json.loads(run(part, settings).read_text())["points"] for part in PARTS}
     compared = [point for point in found["errors"] if "metric" in point]
     short = [point["number"] for point in found["coverage"] if reading(point) == "TOO SHORT"]
