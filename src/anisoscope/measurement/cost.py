@@ -89,7 +89,7 @@ def estimate_cost(model: str | Path | Opened, **options: Any) -> Cost:
 
 
 def _memory(width: int, rows: int) -> int:
-    """Bytes that a site holds while the data streams by: two scatters, the sample, the rows of largest norm."""
+    """Bytes that a site holds while data is read: two scatters, the sample, the rows of largest norm."""
     return 2 * width * width * 8 + (rows + _EXTREMES) * width * 4
 
 

@@ -1,4 +1,4 @@
-"""The statistics of all sites while batches stream by: one collector per site, and one per attention layer."""
+"""The statistics of all sites during a pass: one collector per site, and one per attention layer."""
 
 from __future__ import annotations
 

@@ -14,7 +14,7 @@ from anisoscope.models.checkpoints import Checkpoint
 from anisoscope.store.files import given_path
 from anisoscope.sweep.engines import Engine, Outcome, in_process
 from anisoscope.sweep.jobs import Job
-from anisoscope.sweep.model_run import Comparison, Entry, ModelRun, describe, open_model_run
+from anisoscope.sweep.model_run import Comparison, Entry, ModelRun, RunOptions, describe, open_model_run
 from anisoscope.sweep.tasks import Model, Task, data_digest, is_list, models_of
 
 RETRIES = 2
@@ -74,6 +74,7 @@ def sweep(
     models = models_of(source, revisions)
     base = Path(out) if out is not None else Path("runs") / Path(str(source)).stem
     data = data_digest(request)
+    shared = RunOptions(reference, keep_downloads, command)
     series: list[ModelRun] = []
     refused: dict[str, str] = {}
     try:
@@ -81,18 +82,7 @@ def sweep(
             for seed in seeds:
                 folder = _folder(base, model, seed, one=not is_list(given_path(source)), seeds=len(seeds))
                 try:
-                    opened = open_model_run(
-                        model,
-                        folder,
-                        request,
-                        data,
-                        seed=seed,
-                        reference=reference,
-                        keep_downloads=keep_downloads,
-                        command=command,
-                        overwrite=request.output.overwrite,
-                    )
-                    series.append(opened)
+                    series.append(open_model_run(model, folder, request, data, seed=seed, options=shared))
                 except InputError as error:
                     if len(models) == 1:
                         raise

@@ -200,17 +200,17 @@ def describe(entry: Entry) -> str:
     return entry.checkpoint.label
 
 
+@dataclass(frozen=True)
+class RunOptions:
+    """What the runs of a sweep share besides the request."""
+
+    reference: int | None = None  # the step that drift is measured from
+    keep_downloads: bool = False
+    command: str | None = None
+
+
 def open_model_run(
-    model: Model,
-    folder: Path,
-    request: Request,
-    data: str,
-    *,
-    seed: int,
-    reference: int | None,
-    keep_downloads: bool,
-    command: str | None,
-    overwrite: bool,
+    model: Model, folder: Path, request: Request, data: str, *, seed: int, options: RunOptions
 ) -> ModelRun:
     """Create or resume the run of a model; problems of its checkpoints are found first."""
     named = contents(model.checkpoints)
@@ -224,18 +224,18 @@ def open_model_run(
     tasks = {c.step: Task(c, seed, content_key(name, c, request, data, seed)) for c, name in found}
     settings = {"data": data, "seed": seed, **settings_of(request)}
     info = {"kind": "sweep", "source": model.name, "seed": seed, "complete": False, "settings": settings}
-    if overwrite:
+    if request.output.overwrite:
         discard_run(folder, *_PARTS)
     if (folder / "run.json").is_file():
         require_same_settings(folder, settings)
-    run = Run.create(folder, info, command=command, resume=True)
+    run = Run.create(folder, info, command=options.command, resume=True)
     try:
         ledger = Ledger(run.path)
         findings += _earlier_problems(run, ledger, tasks)
-        chosen = _reference(run, tasks, reference, model.name)
+        chosen = _reference(run, tasks, options.reference, model.name)
         run.update_info(reference=chosen, integrity=[finding.text for finding in findings])
         downloads = [c for c, _ in found if is_remote(c.source) and not is_cached(c.source, c.revision)]
-        forget = frozenset(c.step for c in downloads if not keep_downloads)
+        forget = frozenset(c.step for c in downloads if not options.keep_downloads)
         return ModelRun(model.name, run, ledger, request, tasks, chosen, forget, findings)
     except BaseException:
         run.close()
