@@ -10,7 +10,7 @@ import torch
 
 from anisoscope import metrics, synthetic
 from anisoscope.errors import InputError, MetricError
-from anisoscope.metrics.evaluate import evaluate, jackknife
+from anisoscope.metrics.evaluate import evaluate
 from anisoscope.metrics.nulls import isotropic
 from anisoscope.stats.cloud import Cloud
 from anisoscope.stats.collect import block_numbers, cloud_of

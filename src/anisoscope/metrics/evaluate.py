@@ -17,6 +17,7 @@ from anisoscope.metrics.nulls import Isotropic, isotropic
 from anisoscope.records import Record
 from anisoscope.stats.cloud import Cloud
 from anisoscope.stats.derived import Peeled, sources
+from anisoscope.stats.inference import jackknife
 from anisoscope.stats.moments import Moments
 from anisoscope.stats.neighbours import LocalDimensions, Neighbours
 from anisoscope.stats.threads import in_threads
@@ -85,21 +86,6 @@ def evaluate(
             )
             out.append(MetricResult(record, replicates))
     return out
-
-
-def jackknife(value: float, replicates: Sequence[float], sizes: Sequence[int]) -> float:
-    """Standard error of a value from its replicates without each block, blocks of any sizes.
-
-    >>> jackknife(2.0, [2.5, 2.0, 1.5], [1, 1, 1])  # the mean of 1, 2, 3: its standard error is 1/√3
-    0.5773502691896257
-    """
-    n, blocks = sum(sizes), len(sizes)
-    centre = blocks * value - sum((1 - m / n) * r for m, r in zip(sizes, replicates, strict=True))
-    spread = 0.0
-    for m, replicate in zip(sizes, replicates, strict=True):
-        h = n / m
-        spread += (h * value - (h - 1) * replicate - centre) ** 2 / (h - 1)
-    return math.sqrt(spread / blocks)
 
 
 @dataclass(frozen=True)
