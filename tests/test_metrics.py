@@ -14,6 +14,7 @@ from anisoscope.metrics.evaluate import evaluate
 from anisoscope.metrics.nulls import isotropic
 from anisoscope.stats.cloud import Cloud
 from anisoscope.stats.collect import block_numbers, cloud_of
+from anisoscope.stats.inference import jackknife
 from tests.oracles import metrics as slow
 
 RANDOM = np.random.default_rng(0)
