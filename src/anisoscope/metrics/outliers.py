@@ -55,7 +55,7 @@ def massive_tokens(norms: Norms, extremes: Extremes, sample: Sample) -> Iterator
     by_norm = int((lengths > MASSIVE * norms.median).sum())
     entry = float(sample.x[:_ENTRY_ROWS].float().abs().median())
     by_entry = int((held.abs().amax(1, keepdim=True) > max(100.0, 1000 * entry)).sum()) if len(held) else 0
-    full = len(held) == extremes.size
+    full = extremes.overflowed or len(held) == extremes.size
     for rule, count in (("norm", by_norm), ("entry", by_entry)):
         capped = full and count == len(held)
         yield Value(

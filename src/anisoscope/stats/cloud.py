@@ -245,7 +245,7 @@ def on_device(stats: Stats, device: torch.device) -> Stats:
 
 
 def at_level(extremes: Extremes, level: int) -> Extremes:
-    return Extremes(extremes.size, extremes.x, extremes.priority, table_at_level(extremes.table, level))
+    return replace(extremes, table=table_at_level(extremes.table, level))
 
 
 def table_at_level(table: Tensor, level: int) -> Tensor:

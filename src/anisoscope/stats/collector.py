@@ -42,7 +42,7 @@ from anisoscope.stats.documents import segments
 from anisoscope.stats.moments import Moments
 from anisoscope.stats.packing import pack, unpack
 from anisoscope.stats.rows import Rows, Tokens, join_rows
-from anisoscope.stats.sample import Reservoir, Sample, kept_apart, merge_extremes, split_extremes
+from anisoscope.stats.sample import Reservoir, Sample, merge_extremes, select_extremes, split_extremes
 
 _IN_MEMORY = 1 << 20  # a block with fewer numbers than this is not worth a file
 _PENDING = 2048  # rows that wait for a product of a size that runs at full speed
@@ -259,20 +259,21 @@ class Collector:
             total = self._join(total, stats)
         return total
 
-    def _apart(self) -> tuple[Tensor, int] | None:
-        """The keys of the rows that are extreme in the whole, and the size of such extremes; None where none are."""
+    def _apart(self) -> tuple[Tensor, int, bool] | None:
+        """What `select_extremes` returns for the closed blocks; None if no extremes are collected."""
         if not self._extreme_size or not self._closed:
             return None
-        return kept_apart([block.load({"Extremes"})["Extremes"] for block in self._closed], self._outsized)
+        return select_extremes([block.load({"Extremes"})["Extremes"] for block in self._closed], self._outsized)
 
-    def _joined(self, blocks: list[Stats], apart: tuple[Tensor, int] | None) -> Stats:
+    def _joined(self, blocks: list[Stats], apart: tuple[Tensor, int, bool] | None) -> Stats:
         """Blocks as one, in which only extremes of these keys stay apart: the others are multiplied, all together."""
         if apart is None:
             return reduce(self._join, blocks)
+        keys, size, overflowed = apart
         stay, lower = [], []
         for stats in blocks:
-            extremes = replace(at_level(stats.pop("Extremes"), self._level), size=apart[1])
-            high = torch.isin(extremes.table[:, 0].cpu(), apart[0])
+            extremes = replace(at_level(stats.pop("Extremes"), self._level), size=size, overflowed=overflowed)
+            high = torch.isin(extremes.table[:, 0].cpu(), keys)
             stay.append(extremes.keeping(high))
             lower.append(extremes.keeping(~high).rows)
         out = reduce(self._join, blocks)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -104,16 +104,17 @@ class Reservoir:
 
 @dataclass(frozen=True)
 class Extremes:
-    """The `size` rows of highest priority (their norm unless told otherwise), sorted by it, the highest first.
+    """The `size` rows of highest priority (by default their norm), sorted by priority, the highest first.
 
-    They are kept out of the products of their block and added at the end, so that every metric "without the k
-    largest tokens" is exact, for every k, after a single pass.
+    They are left out of the sums of their block and added at the end. So every metric "without the k largest tokens"
+    is exact after one pass, for every k.
     """
 
     size: int
     x: Tensor  # (m, d)
     priority: Tensor  # (m,)
     table: Tensor  # (m, 6) int64
+    overflowed: bool = False  # a block may have dropped rows above 1.5 × the collector's `outsized` priority
 
     @classmethod
     def of(cls, rows: Rows, size: int = 256, priority: Tensor | None = None) -> Extremes:
@@ -129,7 +130,7 @@ class Extremes:
     def keeping(self, keep: Tensor) -> Extremes:
         """The rows at these places (a mask or an index)."""
         keep = keep.to(self.x.device)
-        return Extremes(self.size, self.x[keep], self.priority[keep], self.table[keep])
+        return replace(self, x=self.x[keep], priority=self.priority[keep], table=self.table[keep])
 
     def without_block(self, blocks: Tensor) -> Extremes:
         return self.keeping(~torch.isin(self.table[:, -1], blocks.to(self.table.device)))
@@ -161,22 +162,26 @@ def merge_extremes(a: Extremes, b: Extremes) -> tuple[Extremes, Rows]:
     priority = torch.cat((a.priority, b.priority))
     table = torch.cat((a.table, b.table))
     order = _by_priority(priority, table[:, 0])
-    both = Extremes(a.size, torch.cat((a.x, b.x)), priority, table)
+    both = Extremes(a.size, torch.cat((a.x, b.x)), priority, table, a.overflowed or b.overflowed)
     return both.keeping(order[: a.size]), both.keeping(order[a.size :]).rows
 
 
-def kept_apart(parts: Sequence[Extremes], outsized: float) -> tuple[Tensor, int]:
-    """Which rows of several blocks stay extremes of the whole, by key, and the size of such extremes.
+def select_extremes(blocks: Sequence[Extremes], outsized: float) -> tuple[Tensor, int, bool]:
+    """Choose which extremes of several blocks stay extremes of the whole.
 
-    Those are the `size` of highest priority and all of at least the priority `outsized`. A size that is just filled by
-    the latter says that some that are outsized by half as much again may have been lost: a block held no others.
+    Those are the `size` rows of highest priority, and all rows of at least the priority `outsized`.
+
+    Returns:
+        The keys of the rows that stay; the size of the whole's extremes, larger than the number of outsized rows; and
+        whether it overflowed: a block was filled with rows above 1.5 × `outsized`, so that others may be missing.
     """
-    priority = torch.cat([part.priority.cpu() for part in parts])
-    key = torch.cat([part.table[:, 0].cpu() for part in parts])
-    many = int((priority >= outsized).sum())
-    kept = key[_by_priority(priority, key)[: max(parts[0].size, many)]]
-    lost = any(len(part.x) == part.size and bool((part.priority >= 1.5 * outsized).all()) for part in parts)
-    return kept, many if lost else max(parts[0].size, many + 1)
+    priority = torch.cat([block.priority.cpu() for block in blocks])
+    key = torch.cat([block.table[:, 0].cpu() for block in blocks])
+    count = int((priority >= outsized).sum())
+    size = blocks[0].size
+    kept = key[_by_priority(priority, key)[: max(size, count)]]
+    overflowed = any(len(b.x) == b.size and bool((b.priority >= 1.5 * outsized).all()) for b in blocks)
+    return kept, max(size, count + 1), overflowed
 
 
 def _by_priority(priority: Tensor, key: Tensor) -> Tensor:
