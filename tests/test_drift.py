@@ -12,7 +12,6 @@ from torch import Tensor
 from anisoscope import InputError, MetricError, metrics
 from anisoscope.stats.cloud import Cloud
 from anisoscope.stats.head_sums import HeadSums
-from anisoscope.stats.pairs import beside
 from anisoscope.stats.rows import bare_rows
 from anisoscope.stats.sample import Sample
 from tests.oracles import drift as oracle
@@ -89,7 +88,7 @@ def test_rows_are_paired_by_token_whatever_was_left_out() -> None:
     whole = Sample.of(bare_rows(x))
     some = torch.randperm(60, generator=torch.Generator().manual_seed(3))[:40]
     part = Sample.of(bare_rows(x).take(some))
-    pair = beside(Cloud({"Sample": part}), Cloud({"Sample": whole}))
+    pair = Cloud({"Sample": part}).with_reference(Cloud({"Sample": whole}))
     (found,) = metrics.cka.values(pair)
     assert found.value == pytest.approx(1, abs=1e-12)
     assert found.n == 40
@@ -104,7 +103,7 @@ def heads(q: list[list[float]], k: list[list[float]]) -> Cloud:
 def test_heads_turn_one_by_one() -> None:
     then = heads([[1, 0, 0], [0, 2, 0]], [[0, 0, 1], [1, 0, 0]])
     now = heads([[5, 0, 0], [0, -1, 0]], [[0, 1, 0], [0, 0, 0]])
-    pair = beside(now, then)
+    pair = now.with_reference(then)
     assert [v.value for v in metrics.q_direction_drift.values(pair)] == [1, -1]
     turned, gone = metrics.k_direction_drift.values(pair)
     assert turned.value == 0

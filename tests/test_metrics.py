@@ -15,6 +15,7 @@ from anisoscope.metrics.nulls import isotropic
 from anisoscope.stats.cloud import Cloud
 from anisoscope.stats.collect import block_numbers, cloud_of
 from anisoscope.stats.inference import jackknife
+from anisoscope.stats.neighbours import TwoNeighbours
 from tests.oracles import metrics as slow
 
 RANDOM = np.random.default_rng(0)
@@ -234,7 +235,7 @@ def test_neighbours_in_other_documents_are_found_where_the_own_document_is_near(
     other = [np.sort(np.linalg.norm(x[document != document[i]] - x[i], axis=1))[:2] for i in range(0, 4000, 400)]
     cloud = cloud_of(x, {"Sample"}, documents=document)
     metrics.two_nn.values(cloud)
-    neighbours = cloud.carried["TwoNeighbours"].found
+    neighbours = cloud.get(TwoNeighbours).found
     rows = {tuple(row.tolist()): place for place, row in enumerate(neighbours.x)}
     for i, expected in zip(range(0, 4000, 400), other, strict=True):
         assert neighbours.other[rows[tuple(x[i].tolist())]].numpy() == pytest.approx(expected)

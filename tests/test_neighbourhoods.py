@@ -35,7 +35,7 @@ def cloud_with_firsts(copies: bool, window: int) -> Cloud:
 @pytest.mark.parametrize("kind", [Neighbours, TwoNeighbours])
 def test_neighbours_without_tokens_are_those_of_a_new_search(copies: bool, window: int, kind: Any) -> None:
     cloud = cloud_with_firsts(copies, window)
-    cloud.carried[kind.__name__] = kind.derive(cloud)
+    cloud.get(kind)
     without = cloud.without_tokens(torch.zeros(0, dtype=torch.int64), first=True)
     filtered, searched = kind.derive(without), kind.derive(Cloud(without.stats, without.blocks))
     if isinstance(filtered, TwoNeighbours):

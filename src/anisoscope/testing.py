@@ -16,7 +16,6 @@ from anisoscope.errors import MetricError
 from anisoscope.metrics.metric import INVARIANCES, Metric
 from anisoscope.stats.cloud import Cloud
 from anisoscope.stats.collect import block_numbers, collect
-from anisoscope.stats.pairs import beside
 from anisoscope.stats.rows import Rows, token_table
 from anisoscope.synthetic import DIM, ROWS, cloud
 
@@ -117,7 +116,7 @@ def cloud_with_tokens(x: Tensor, metric: Metric) -> Cloud:
     if "reference" not in metric.requires:
         return found
     g = torch.Generator().manual_seed(5)
-    return beside(found, _collected(torch.randn(x.shape, generator=g, dtype=torch.float64) + 1.0, metric))
+    return found.with_reference(_collected(torch.randn(x.shape, generator=g, dtype=torch.float64) + 1.0, metric))
 
 
 def _collected(x: Tensor, metric: Metric) -> Cloud:

@@ -163,7 +163,7 @@ def test_a_cloud_without_a_block_is_the_cloud_of_the_other_rows(blocks: int, pee
             assert_same(cloud.of_block(place, Moments), Moments.of(own), 1e-9)
     for place, block in enumerate(cloud.blocks):
         others = ((rows.tokens.block >> level) != block.number).nonzero()[:, 0]
-        left = cloud.without_block(place, peel=peel)
+        left = cloud.without_block(place, exact_extremes=peel)
         for name in ("Moments", "Directions", "Norms"):
             found, expected = left.get(globals()[name]), MAKE[name](rows.take(others))
             if name == "Moments" and not peel:  # the massive row's fourth power has rounded the others' away
@@ -189,7 +189,7 @@ def test_first_tokens_kept_apart_still_belong_to_the_whole() -> None:
 
 def test_wide_blocks_go_to_scratch_and_come_back(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("anisoscope.stats.collector._IN_MEMORY", 1)
-    monkeypatch.setattr("anisoscope.stats.collector.HELD", 1)
+    monkeypatch.setattr("anisoscope.stats.collector.HELD_NUMBERS", 1)
     rows = make_rows(600, seed=9)
 
     def scratch_folder() -> Path:

@@ -28,11 +28,12 @@ from anisoscope.measurement.site_result import SiteResult
 from anisoscope.metrics import Metric
 from anisoscope.metrics.evaluate import MetricResult, evaluate
 from anisoscope.records import Site
-from anisoscope.stats.cloud import SECOND_LOOK, Cloud, from_arrays, to_arrays
-from anisoscope.stats.collect import second_look_at_sample
+from anisoscope.stats.cloud import Cloud, from_arrays, to_arrays
+from anisoscope.stats.collect import second_pass_on_sample
 from anisoscope.stats.collector import BlockNumbers, Collector, Part
 from anisoscope.stats.head_scores import Heads
 from anisoscope.stats.neighbours import LocalDimensions, Neighbours, TwoNeighbours
+from anisoscope.stats.registry import SECOND_PASS
 from anisoscope.stats.rows import Rows
 
 _UNIT = 256  # tokens of the smallest block where the total is not known
@@ -205,7 +206,7 @@ class Engine:
 
     def _collector(self, site: Site) -> Collector:
         if site not in self._collectors:
-            self._collectors[site] = Collector(self._names - set(SECOND_LOOK), level=self._level, **self._options)
+            self._collectors[site] = Collector(self._names - set(SECOND_PASS), level=self._level, **self._options)
         return self._collectors[site]
 
     def _pattern(self, site: Site, heads: Any) -> None:
@@ -312,7 +313,7 @@ class Engine:
         sparing: bool,
         options: dict[str, Any],
     ) -> SiteResult:
-        second = [name for name in SECOND_LOOK if any(name in m.sources for m in self.metrics)]
+        second = [name for name in SECOND_PASS if any(name in m.sources for m in self.metrics)]
         searching = {Neighbours, TwoNeighbours, LocalDimensions} if sparing and not self.layout.grid else set()
         views = [(policies[0], cloud, [m for m in self.metrics if searching.isdisjoint(m.needs)])]
         if not self.layout.grid:
@@ -323,11 +324,11 @@ class Engine:
         clouds: dict[str, Cloud] = {}
         measured: list[MetricResult] = []
         for tokens, view, metrics in views:
-            clouds[tokens] = second_look_at_sample(view, second) if second else view
+            clouds[tokens] = second_pass_on_sample(view, second) if second else view
             barred = options["errors"] and not (sparing and tokens != views[-1][0])
             some = {**options, "errors": barred}
             measured += evaluate(clouds[tokens], metrics, site=str(site), tokens=tokens, **some)
-            clouds[tokens].by_block.clear()
+            clouds[tokens].release_blocks()
         return SiteResult(site, clouds, measured, removed)
 
     def save(self, folder: Path) -> None:

@@ -16,10 +16,11 @@ from anisoscope.metrics.metric import Metric, Undefined, Value
 from anisoscope.metrics.nulls import Isotropic, isotropic
 from anisoscope.records import Record
 from anisoscope.stats.cloud import Cloud
-from anisoscope.stats.derived import Peeled, sources
+from anisoscope.stats.derived import Peeled
 from anisoscope.stats.inference import jackknife
 from anisoscope.stats.moments import Moments
 from anisoscope.stats.neighbours import LocalDimensions, Neighbours
+from anisoscope.stats.registry import leaves_blocks_out, sources
 from anisoscope.stats.threads import in_threads
 
 FEWEST_BLOCKS = 4
@@ -99,12 +100,13 @@ class _Without:
 def _replicates(cloud: Cloud, metrics: Sequence[Metric], whole: Mapping[str, _Found]) -> list[_Without]:
     """The numbers of `whole` without each block in turn, as many at a time as threads: each is too small to share."""
     peel = any(Peeled in metric.needs for metric in metrics)
-    made = {kind for metric in metrics for kind in metric.needs if kind.__name__ not in cloud.carried}
+    needs = {kind for metric in metrics for kind in metric.needs}
+    made = {kind for kind in needs if not leaves_blocks_out(kind) or cloud.derived(kind) is None}
     sample = any("Sample" in sources(kind) for kind in made)
     keys = {name: [v.key for v in found] for name, found in whole.items() if not isinstance(found, MetricError)}
 
     def without(place: int) -> _Without:
-        part = cloud.without_block(place, peel=peel, sample=sample)
+        part = cloud.without_block(place, exact_extremes=peel, sample=sample)
         values = {}
         for metric in metrics:
             found = _attempt(metric, part, keys.get(metric.name))

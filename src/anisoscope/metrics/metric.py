@@ -14,10 +14,9 @@ from anisoscope.errors import InputError, MetricError
 from anisoscope.metrics.nulls import Isotropic
 from anisoscope.stats.cloud import Cloud
 from anisoscope.stats.collect import cloud_of
-from anisoscope.stats.derived import resolve, sources
 from anisoscope.stats.directions import Directions
 from anisoscope.stats.moments import Moments
-from anisoscope.stats.pairs import beside
+from anisoscope.stats.registry import sources
 from anisoscope.stats.sample import Sample
 
 INVARIANCES = {
@@ -137,7 +136,7 @@ class Metric:
         if len(given) != wanted:
             raise InputError(f"{self.name} takes {wanted} arrays of rows, got {len(given)}")
         clouds = [cloud_of(rows, self.sources, documents=documents) for rows in given]
-        values = self.values(beside(*clouds) if wanted > 1 else clouds[0])
+        values = self.values(clouds[0].with_reference(clouds[1]) if wanted > 1 else clouds[0])
         if len(values) == 1 and values[0].index is None:
             return values[0].value
         return {_label(value): value.value for value in values}
@@ -149,7 +148,7 @@ class Metric:
         """
         try:
             _check_rows(cloud)
-            found = self.function(*(resolve(cloud, kind) for kind in self.needs))
+            found = self.function(*(cloud.get(kind) for kind in self.needs))
             if isinstance(found, Series):
                 found = found.values(only)
             values = list(found) if isinstance(found, Iterable) else [found]

@@ -11,10 +11,11 @@ import torch
 from torch import Tensor
 
 from anisoscope.errors import InputError
-from anisoscope.stats.cloud import KINDS, SECOND_LOOK, Block, Cloud
+from anisoscope.stats.cloud import Block, Cloud
 from anisoscope.stats.collector import Collector
 from anisoscope.stats.documents import segments
 from anisoscope.stats.moments import Moments
+from anisoscope.stats.registry import COLLECTED, SECOND_PASS
 from anisoscope.stats.rows import Rows, bare_rows
 from anisoscope.stats.sample import Sample
 
@@ -25,34 +26,33 @@ _BATCH = 8192
 def collect(look: Callable[[], Iterable[Rows]], names: Iterable[str], **options: Any) -> Cloud:
     """The statistics of these names over rows that `look` gives, as often as it is called (twice at the most)."""
     names = set(names)
-    second = [name for name in SECOND_LOOK if name in names]
-    collector = Collector(sorted((names - set(SECOND_LOOK)) | ({"Moments"} if second else set())), **options)
+    second = [name for name in SECOND_PASS if name in names]
+    collector = Collector(sorted((names - set(SECOND_PASS)) | ({"Moments"} if second else set())), **options)
     for rows in look():
         collector.add(rows)
     cloud = collector.finish()
-    return second_look(cloud, look(), second) if second else cloud
+    return second_pass(cloud, look(), second) if second else cloud
 
 
-def second_look(cloud: Cloud, rows: Iterable[Rows], names: Iterable[str]) -> Cloud:
+def second_pass(cloud: Cloud, rows: Iterable[Rows], names: Iterable[str]) -> Cloud:
     """The cloud with the statistics that need its pooled Moments, from rows seen again (or from its own sample)."""
     moments = cloud.get(Moments)
     if not bool(moments.fourth.isfinite()):
         return cloud  # NaN or Inf: every metric says so before it asks for more
-    make = {name: partial(KINDS[name].of, moments=moments) for name in names}  # type: ignore[attr-defined]
+    make = {name: partial(COLLECTED[name].of, moments=moments) for name in names}
     again = Collector(make, make=make)
     for part in rows:
         again.add(part)
     added = again.finish()
     extra = {block.number: block.stats for block in added.blocks}
-    blocks = tuple(_with_more(block, extra.get(block.number, {})) for block in cloud.blocks)
-    return Cloud({**cloud.stats, **added.stats}, blocks, cloud.wider, cloud.derived, cloud.carried)
+    return cloud.with_stats(added.stats, [_with_more(block, extra.get(block.number, {})) for block in cloud.blocks])
 
 
-def second_look_at_sample(cloud: Cloud, names: Iterable[str]) -> Cloud:
+def second_pass_on_sample(cloud: Cloud, names: Iterable[str]) -> Cloud:
     """The same from the rows of the cloud's sample, where the rows themselves have gone by."""
     rows = cloud.get(Sample).rows
     by_block = rows.take(torch.sort(rows.tokens.block, stable=True).indices)  # a collector takes a block at a time
-    return second_look(cloud, [by_block], names)
+    return second_pass(cloud, [by_block], names)
 
 
 def cloud_of(x: Any, names: Iterable[str], *, documents: Any = None, **options: Any) -> Cloud:

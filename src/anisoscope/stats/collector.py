@@ -23,9 +23,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from anisoscope.stats.cloud import (
-    HELD,
-    KINDS,
-    OF_REST,
+    HELD_NUMBERS,
     Block,
     Cloud,
     Scratch,
@@ -41,6 +39,7 @@ from anisoscope.stats.cloud import (
 from anisoscope.stats.documents import segments
 from anisoscope.stats.moments import Moments
 from anisoscope.stats.packing import pack, unpack
+from anisoscope.stats.registry import COLLECTED, SUMS
 from anisoscope.stats.rows import Rows, Tokens, join_rows
 from anisoscope.stats.sample import Reservoir, Sample, merge_extremes, select_extremes, split_extremes
 
@@ -84,10 +83,14 @@ class Part:
 
 
 class Collector:
-    """Adds batches of rows up; `finish` gives the cloud.
+    """Adds up the statistics of batches of rows. `finish` returns the cloud.
 
-    `make` maps names of KINDS to functions rows -> statistic, or leaves the default `of`. Rows at offset 0 of their
-    window are kept apart (`first.*`) where `sinks` says so, so that leaving them out later is exact.
+    Example:
+        >>> from anisoscope.stats.rows import bare_rows
+        >>> collector = Collector(["Moments"])
+        >>> collector.add(bare_rows(torch.eye(3)))
+        >>> collector.finish().n
+        3
     """
 
     def __init__(
@@ -103,18 +106,24 @@ class Collector:
         level: int = 0,
         outsized: float = math.inf,
     ) -> None:
-        """`level`: how often neighbouring blocks are joined from the start, where more than enough are to come.
+        """Start with nothing counted.
 
-        Of the rows that are extreme in their block, `extremes` stay apart in the whole, and all of at least the
-        priority `outsized`.
+        Args:
+            names: Names of the statistics to collect.
+            make: Functions rows -> statistic by name, instead of `of` of the kind.
+            sample: Number of rows of the keyed sample.
+            extremes: Number of rows of highest priority that are stored separately from the sums.
+            blocks: Number of blocks to end with; up to twice as many while collecting.
+            sinks: Store rows at offset 0 of their window separately (`first.*`), so that they can be left out exactly.
+            precise: Multiply rows in float64.
+            level: How often neighbouring blocks are joined from the start, if more than enough blocks will come.
+            outsized: Rows of at least this priority stay extremes, even if they are more than `extremes`.
         """
         names = list(names)
         self._sample_size = sample if "Sample" in names else 0
-        self._extreme_size = extremes if set(names) & {"Extremes", *OF_REST} else 0
+        self._extreme_size = extremes if set(names) & {"Extremes", *SUMS} else 0
         self._make: dict[str, Callable[[Rows], Any]] = {
-            name: (make or {}).get(name, KINDS[name].of)  # type: ignore[attr-defined]
-            for name in names
-            if name not in ("Sample", "Extremes")
+            name: (make or {}).get(name, COLLECTED[name].of) for name in names if name not in ("Sample", "Extremes")
         }
         if "Moments" in self._make and precise:
             self._make["Moments"] = lambda rows: Moments.of(rows, precise=True)
@@ -161,7 +170,7 @@ class Collector:
     def _count(self, number: int, rows: Rows, priority: Tensor | None) -> None:
         self._make_open(number, rows.x.device)
         for name in self._make:
-            if name not in OF_REST:
+            if name not in SUMS:
                 accumulate(self._open, name, self._make[name](rows))
         if not self._extreme_size:
             return
@@ -214,7 +223,7 @@ class Collector:
         self._pending[prefix] = []
         if waiting:
             together = join_rows(waiting)
-            for name in OF_REST:
+            for name in SUMS:
                 if name in self._make:
                     accumulate(self._open, prefix + name, self._make[name](together))
 
@@ -225,7 +234,7 @@ class Collector:
             self._flush(prefix)
         if "Extremes" in self._open:  # a small block may hold nothing else
             none = self._open["Extremes"].keeping(torch.tensor([], dtype=torch.int64)).rows
-            for name in OF_REST:
+            for name in SUMS:
                 if name in self._make and name not in self._open:
                     self._open[name] = self._make[name](none)
         self._closed.append(self._store(Block(self._number, self._open)))
@@ -255,7 +264,7 @@ class Collector:
         self._closed, total = [], Stats()
         for number, members in groups.items():
             stats = self._joined([block.load() for block in members], apart)
-            self._closed.append(self._store(Block(number, stats), HELD // len(groups)))
+            self._closed.append(self._store(Block(number, stats), HELD_NUMBERS // len(groups)))
             total = self._join(total, stats)
         return total
 
@@ -279,7 +288,7 @@ class Collector:
         out = reduce(self._join, blocks)
         out["Extremes"] = reduce(add, stay)
         evicted = [rows for rows in lower if len(rows.tokens)]
-        for name in OF_REST if evicted else ():
+        for name in SUMS if evicted else ():
             if name in self._make:
                 accumulate(out, name, self._make[name](join_rows(evicted)))
         return out

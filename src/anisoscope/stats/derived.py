@@ -1,10 +1,9 @@
-"""Statistics made from other statistics once a cloud is collected: the table of them, peeled moments, overlaps."""
+"""Derived statistics of whole clouds: moments without the largest rows, overlaps of blocks, pairs of documents."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -13,12 +12,8 @@ from anisoscope.stats.cloud import Cloud, with_extremes
 from anisoscope.stats.directions import Directions
 from anisoscope.stats.documents import Documents
 from anisoscope.stats.moments import Moments
-from anisoscope.stats.neighbours import LocalDimensions, Neighbours, TwoNeighbours
-from anisoscope.stats.pairs import Axes, Paired, PairedAxes, PairedHeads
 from anisoscope.stats.sample import Extremes, Sample
-from anisoscope.stats.words import AnyTwo, Sentences, Words
 
-S = TypeVar("S")
 _STRIP = 64  # rows of all blocks' scatters that are multiplied together
 
 
@@ -26,6 +21,7 @@ _STRIP = 64  # rows of all blocks' scatters that are multiplied together
 class Peeled:
     """Moments of a cloud from which the k rows of largest norm can be taken, exactly, for every k up to `held`."""
 
+    sources: ClassVar = (Moments, Extremes)
     bulk: Moments
     extremes: Extremes
 
@@ -53,6 +49,7 @@ class Peeled:
 class Groups:
     """Traces of the blocks' scatters about the common mean, and their inner products."""
 
+    sources: ClassVar = (Moments,)
     number: Tensor  # (B,) block numbers
     overlap: Tensor  # (B, B) tr(S_a S_b)
     trace: Tensor  # (B,)
@@ -88,6 +85,7 @@ class AcrossDocuments:
     With U_c = Σu over document c and n_c its rows, `square` = Σ n_c² and `unit_square` = Σ ‖U_c‖².
     """
 
+    sources: ClassVar = (Directions, Documents, Sample)
     number: Tensor  # (B,) block numbers
     unit: Tensor  # (B, d)
     rows: Tensor  # (B,)
@@ -97,7 +95,7 @@ class AcrossDocuments:
 
     @classmethod
     def derive(cls, cloud: Cloud) -> AcrossDocuments:
-        if cloud.wider is None:
+        if cloud.unfiltered is None:
             numbers = [block.number for block in cloud.blocks]
             parts = [(cloud.of_block(i, Directions), cloud.of_block(i, Documents)) for i in range(len(numbers))]
             return cls._of(numbers or [0], parts or [(cloud.get(Directions), cloud.get(Documents))], sampled=False)
@@ -125,41 +123,3 @@ class AcrossDocuments:
         keep = ~torch.isin(self.number, blocks)
         sums = (self.unit[keep], self.rows[keep], self.square[keep], self.unit_square[keep])
         return AcrossDocuments(self.number[keep], *sums, self.sampled)
-
-
-@dataclass(frozen=True)
-class _Derivation:
-    sources: tuple[str, ...]
-    make: Callable[[Cloud], Any]
-    carry: bool  # leaves blocks out itself, so that it need not be made again
-
-
-DERIVED: dict[type, _Derivation] = {
-    Peeled: _Derivation(("Moments", "Extremes"), Peeled.derive, carry=False),
-    Groups: _Derivation(("Moments",), Groups.derive, carry=True),
-    AcrossDocuments: _Derivation(("Directions", "Documents", "Sample"), AcrossDocuments.derive, carry=True),
-    Neighbours: _Derivation(("Sample",), Neighbours.derive, carry=True),
-    TwoNeighbours: _Derivation(("Sample",), TwoNeighbours.derive, carry=True),
-    LocalDimensions: _Derivation(("Sample",), LocalDimensions.derive, carry=True),
-    AnyTwo: _Derivation(("Sample",), AnyTwo.derive, carry=True),
-    Words: _Derivation(("Sample",), Words.derive, carry=True),
-    Sentences: _Derivation(("Sample",), Sentences.derive, carry=True),
-    Paired: _Derivation(("Sample",), Paired.derive, carry=False),
-    Axes: _Derivation(("Sample",), Axes.derive, carry=False),
-    PairedAxes: _Derivation(("Sample",), PairedAxes.derive, carry=False),
-    PairedHeads: _Derivation(("HeadSums",), PairedHeads.derive, carry=False),
-}
-
-
-def sources(kind: type) -> tuple[str, ...]:
-    """The names of the statistics to collect for this kind."""
-    return DERIVED[kind].sources if kind in DERIVED else (kind.__name__,)
-
-
-def resolve(cloud: Cloud, kind: type[S]) -> S:
-    """A statistic of the cloud, collected or derived."""
-    if kind not in DERIVED:
-        return cloud.get(kind)
-    recipe = DERIVED[kind]
-    found: S = cloud.derive(kind, recipe.make, carry=recipe.carry)
-    return found

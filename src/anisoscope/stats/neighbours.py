@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -23,6 +24,7 @@ _TWO = 4  # for two neighbours, with a little reserve for those in other documen
 class Neighbours:
     """Distances of each distinct row of the sample to its nearest others, the rows themselves, and their documents."""
 
+    sources: ClassVar = (Sample,)
     x: Tensor  # (n, d) the distinct rows
     distance: Tensor  # (q, K) float64 ascending, for the rows asked about
     index: Tensor  # (q, K) into x
@@ -38,9 +40,9 @@ class Neighbours:
     @classmethod
     def derive(cls, cloud: Cloud, most: int = LISTED + _RESERVE) -> Neighbours:
         sample = cloud.get(Sample)
-        wide = cloud.wider.carried.get(cls.__name__) if cloud.wider is not None else None
-        if wide is not None:
-            return wide.among(sample)
+        unfiltered = None if cloud.unfiltered is None else cloud.unfiltered.derived(cls)
+        if unfiltered is not None:
+            return unfiltered.among(sample)
         first, _ = unique_rows(sample.x)
         distinct = _distinct(sample.x, first)
         x = sample.x[first.to(sample.x.device)]
@@ -94,13 +96,15 @@ class Neighbours:
 class TwoNeighbours:
     """The first neighbours alone: a third of the work, unless the whole neighbourhoods are known already."""
 
+    sources: ClassVar = (Sample,)
     found: Neighbours
 
     @classmethod
     def derive(cls, cloud: Cloud) -> TwoNeighbours:
-        known = cloud.carried.get(Neighbours.__name__)
-        if known is None and cloud.wider is not None and cls.__name__ in cloud.wider.carried:
-            known = cloud.wider.carried[cls.__name__].found.among(cloud.get(Sample))
+        known = cloud.derived(Neighbours)
+        unfiltered = None if cloud.unfiltered is None else cloud.unfiltered.derived(cls)
+        if known is None and unfiltered is not None:
+            known = unfiltered.found.among(cloud.get(Sample))
         return cls(Neighbours.derive(cloud, _TWO) if known is None else known)
 
     def without_block(self, blocks: Tensor) -> TwoNeighbours:
@@ -111,13 +115,14 @@ class TwoNeighbours:
 class LocalDimensions:
     """How many directions hold 95 % of the variance among a row's neighbours, for some rows of the sample."""
 
+    sources: ClassVar = (Sample,)
     count: Tensor  # (q,)
     block: Tensor  # (q,)
     listed: int  # how many neighbours were looked at
 
     @classmethod
     def derive(cls, cloud: Cloud) -> LocalDimensions:
-        found = cloud.derive(Neighbours, Neighbours.derive, carry=True)
+        found = cloud.get(Neighbours)
         asked = torch.linspace(0, len(found.index) - 1, min(_LOCAL_ROWS, len(found.index))).long().unique()
         k = min(LISTED, found.index.shape[1])
         if k < 2:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -56,6 +57,7 @@ class UnitSums:
 class AnyTwo:
     """Sums of all sampled rows by block: the mean cosine of any two of them, to which others are compared."""
 
+    sources: ClassVar = (Sample,)
     sums: UnitSums
 
     @classmethod
@@ -72,6 +74,7 @@ class AnyTwo:
 class Words:
     """The most frequent tokens of the sample: their occurrences' sums, inner products, and those of random groups."""
 
+    sources: ClassVar = (Sample,)
     each: UnitSums  # a group a word
     products: Tensor  # (2, W, m, m) inner products of occurrences of a word, and of as many rows in key order
     block: Tensor  # (2, W, m) their blocks, −1 where there are fewer
@@ -110,6 +113,7 @@ class Words:
 class Sentences:
     """The cosine of each sampled row with the mean of the other sampled rows of its document."""
 
+    sources: ClassVar = (Sample,)
     cosine: Tensor  # (q,) for rows whose document has another
     block: Tensor  # (q,)
 
