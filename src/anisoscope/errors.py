@@ -18,7 +18,7 @@ class MetricError(AnisoscopeError):
     """A metric has no value for this cloud: which metric, why, and what would help."""
 
     def __init__(self, metric: str, reason: str, remedy: str) -> None:
-        super().__init__(f"{metric}: {reason}; {remedy}")
+        super().__init__(f"{metric}: {_sentence(reason)} {_sentence(remedy)}")
         self.metric = metric
         self.reason = reason
         self.remedy = remedy
@@ -52,3 +52,8 @@ def unknown(kind: str, name: str, known: Iterable[str]) -> InputError:
     near = difflib.get_close_matches(name, names, n=3, cutoff=0.5)
     hint = f"did you mean {' or '.join(near)}?" if near else f"known: {', '.join(names) or 'none'}"
     return InputError(f"no {kind} is called {name!r}; {hint}")
+
+
+def _sentence(clause: str) -> str:
+    """Return a clause with a capital letter and a full stop."""
+    return clause[:1].upper() + clause[1:] + ("" if clause.endswith((".", "?")) else ".")

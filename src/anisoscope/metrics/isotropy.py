@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from typing import TypeVar
 
 import torch
 from torch import Tensor
 
 from anisoscope.metrics.metric import Series, Undefined, Value, metric
-from anisoscope.metrics.spectrum_shares import top_share_of, variance_of
+from anisoscope.metrics.spectra import top_share_of, variance_of
 from anisoscope.stats.derived import AcrossDocuments, Groups
 from anisoscope.stats.directions import CentredDirections, Directions, UnitSquares
 from anisoscope.stats.moments import Moments
@@ -17,6 +18,7 @@ from anisoscope.stats.partition import Partition
 
 ZETA = 0.2  # shrinkage of IsoScore*
 _INF = math.inf
+_Number = TypeVar("_Number", float, Tensor)
 _FEWEST_PAIRED = 8  # blocks from which pairs of them tell how they vary
 _ROWS_A_DIMENSION = 10  # with fewer a covariance is visibly rounder or flatter than its population's
 
@@ -145,7 +147,7 @@ def participation_ratio(moments: Moments) -> Value:
     (Σλ)²/Σλ² = (tr C)²/‖C‖²: d for a sphere, 1 for a line; needs no eigenvalues. A finite sample of a sphere gives
     about 1/(1/d + 1/n); `participation_ratio_unbiased` does not have that bias.
     """
-    return Value(_ratio(moments), note=_biased(moments))
+    return Value(participation_ratio_of(moments), note=_biased(moments))
 
 
 @metric(
@@ -178,20 +180,20 @@ def isoscore(moments: Moments) -> Value:
 
     (PR − 1)/(d − 1), exactly the published score.
     """
-    return Value(_isoscore(_ratio(moments), moments.dim), note=_biased(moments))
+    return Value(isoscore_of(participation_ratio_of(moments), moments.dim), note=_biased(moments))
 
 
 @metric(
     Moments, low=0, high=1, keeps={"rotation", "scale", "shift"}, paper="rudman2024",
     knows={"sphere": (1, 0.01), "line": (1 / (0.64 + 0.36 / 16) - 1) / 15},
-    null=lambda iso, _: _isoscore(_shrunk(iso.participation_ratio, iso.dim), iso.dim),
+    null=lambda iso, _: isoscore_of(iso.participation_ratio, iso.dim, ZETA),
 )  # fmt: skip
 def isoscore_star(moments: Moments) -> Value:
     """IsoScore of the covariance shrunk towards a sphere of the same trace.
 
     IsoScore of (1 − ζ)C + ζ·(tr C/d)·I with ζ = 0.2: stable where there are fewer rows than dimensions.
     """
-    return Value(_isoscore(_shrunk(_ratio(moments), moments.dim), moments.dim), variant={"zeta": ZETA})
+    return Value(isoscore_of(participation_ratio_of(moments), moments.dim, ZETA), variant={"zeta": ZETA})
 
 
 @metric(
@@ -256,8 +258,8 @@ def _stretch_of_pairs(pairs: Tensor) -> float:
     return math.sqrt(max(least, a - b * squares / rows) / j)
 
 
-def _ratio(moments: Moments) -> float:
-    """(tr C)²/‖C‖²."""
+def participation_ratio_of(moments: Moments) -> float:
+    """Return (tr C)²/‖C‖² of the covariance C."""
     return float(variance_of(moments) ** 2 / moments.scatter.square().sum())
 
 
@@ -267,13 +269,23 @@ def _biased(moments: Moments) -> str | None:
     return "low by the few rows: read it against its null, or participation_ratio_unbiased"
 
 
-def _isoscore(ratio: float, d: int) -> float:
-    if d < 2:
+def isoscore_of(ratio: _Number, dim: int, zeta: float = 0.0) -> _Number:
+    """Return IsoScore from a participation ratio, or IsoScore* if `zeta` > 0.
+
+    IsoScore is (PR − 1)/(d − 1). IsoScore* takes the participation ratio of (1 − ζ)C + ζ·(tr C/d)·I, which follows from
+    that of C without eigenvalues: 1/PR* = (1 − ζ)²/PR + (1 − (1 − ζ)²)/d.
+
+    Args:
+        ratio: Participation ratio of C, a number or a tensor (differentiable).
+        dim: Number of dimensions d.
+        zeta: Shrinkage ζ towards a sphere. The metric `isoscore_star` uses `ZETA`.
+
+    >>> isoscore_of(16.0, 16), round(isoscore_of(1.0, 16, 0.2), 4)
+    (1.0, 0.034)
+    """
+    if dim < 2:
         raise Undefined("the rows have one dimension", "evenness needs at least two")
-    return (ratio - 1) / (d - 1)
-
-
-def _shrunk(ratio: float, d: int) -> float:
-    """Participation ratio of (1 − ζ)C + ζ(tr C/d)I from that of C."""
-    keep = (1 - ZETA) ** 2
-    return 1 / (keep / ratio + (1 - keep) / d)
+    if zeta:
+        keep = (1 - zeta) ** 2
+        ratio = 1 / (keep / ratio + (1 - keep) / dim)
+    return (ratio - 1) / (dim - 1)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from anisoscope.metrics.isotropy import isoscore
+from anisoscope.metrics.isotropy import isoscore_of, participation_ratio_of
 from anisoscope.metrics.metric import Undefined, Value, metric
 from anisoscope.stats.moments import Moments
 from anisoscope.stats.rows import bare_rows
@@ -43,7 +43,8 @@ def local_isotropy(sample: Sample) -> Value:
 def _within(x: Tensor) -> float:
     which = cluster(x, CLUSTERS, SEED)
     centres, _ = _means(x, which, CLUSTERS)
-    return float(isoscore(Moments.of(bare_rows(x - centres[which]))).value)
+    moments = Moments.of(bare_rows(x - centres[which]))
+    return isoscore_of(participation_ratio_of(moments), moments.dim)
 
 
 def _gaussian_like(x: Tensor) -> Tensor:

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from anisoscope.metrics.metric import Undefined, Value, metric
 from anisoscope.metrics.nulls import Isotropic, null_of
-from anisoscope.metrics.spectrum_shares import top_share_of, variance_of
+from anisoscope.metrics.spectra import top_share_of, variance_of
 from anisoscope.stats.derived import Peeled
 from anisoscope.stats.moments import Moments
 from anisoscope.stats.row_norms import Norms

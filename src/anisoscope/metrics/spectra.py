@@ -146,3 +146,28 @@ def _octaves(d: int) -> list[int]:
 def _log_spaced(d: int, points: int = 24) -> list[int]:
     """Ranks 1 … d, each at most once, evenly spaced on a log axis."""
     return sorted({round(d ** (j / (points - 1))) for j in range(points)}) if d > 1 else [1]
+
+
+def variance_of(moments: Moments) -> Tensor:
+    """Return the trace of the scatter.
+
+    Raises:
+        Undefined: The rows do not vary.
+    """
+    trace = moments.trace
+    rounding = 1e-24 * moments.n * (moments.mean @ moments.mean)  # float64 sums leave this much of a constant column
+    if moments.n < 2 or trace <= rounding:
+        raise Undefined(f"the {moments.n} rows do not vary", "give at least two different rows")
+    return trace
+
+
+def top_share_of(spectrum: Tensor) -> float:
+    """Return the share of the first number in the sum.
+
+    Raises:
+        Undefined: The sum is zero.
+    """
+    total = float(spectrum.sum())
+    if total <= 0:
+        raise Undefined("the rows do not vary", "give at least two different rows")
+    return float(spectrum[0]) / total
