@@ -11,7 +11,7 @@ from torch import Tensor
 
 from anisoscope.stats.arithmetic import CHUNK, double, full_precision, gram, narrow
 from anisoscope.stats.rows import Rows
-from anisoscope.stats.tridiagonal import Tridiagonal
+from anisoscope.stats.tridiagonal import Tridiagonal, is_usable
 
 _FAR = 100.0  # beyond this ratio of mean to spread float32 rows have lost digits that float64 products still hold
 
@@ -126,8 +126,10 @@ class Moments:
 
     @cached_property
     def _tridiagonal(self) -> Tridiagonal | None:
-        """What both spectra and the top axis are read off on the CPU; elsewhere each is computed by itself."""
-        return Tridiagonal.of(self.scatter, self.mean, self.n) if self.scatter.device.type == "cpu" else None
+        """The reduced scatter, on the CPU; None if spectra and axes must be computed one by one."""
+        if self.scatter.device.type != "cpu" or not is_usable():
+            return None
+        return Tridiagonal.of(self.scatter, self.mean, self.n)
 
     @cached_property
     def top_axis(self) -> Tensor:
