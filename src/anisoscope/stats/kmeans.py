@@ -39,16 +39,15 @@ def kmeans(x: Tensor, centres: Tensor, rounds: int) -> tuple[Tensor, Tensor]:
         rounds: Number of rounds, at most; it stops early if no row changes its cluster.
 
     Returns:
-        The cluster of each row, (n,), by the centres of the last round, and the centres (k, d).
+        The cluster of each row, (n,), as assigned in the last round, and the means of these clusters, (k, d).
     """
-    labels = nearest_centre(x, centres)
+    labels = torch.full((len(x),), -1, dtype=torch.int64, device=x.device)
     for _ in range(rounds):
+        before, labels = labels, nearest_centre(x, centres)
+        if bool((labels == before).all()):
+            break
         means, count = cluster_means(x, labels, len(centres))
         centres = torch.where(count[:, None] > 0, means, centres)
-        again = nearest_centre(x, centres)
-        if bool((again == labels).all()):
-            break
-        labels = again
     return labels, centres
 
 
