@@ -66,3 +66,8 @@ def test_every_built_in_metric_is_an_attribute() -> None:
         assert getattr(metrics, name) is metric
         assert isinstance(metric, Metric)
     assert set(metrics.catalogue()) <= set(dir(metrics))
+
+
+def test_an_unknown_metric_name_suggests_similar_ones() -> None:
+    with pytest.raises(InputError, match="did you mean isoscore"):
+        metrics.find(["isoscor"])

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 import torch
 
@@ -46,3 +48,10 @@ def test_a_metric_without_a_value_raises_with_its_name() -> None:
 def test_an_unknown_invariance_is_refused() -> None:
     with pytest.raises(ValueError, match="mirror"):
         metrics.metric(Moments, low=0, high=1, keeps={"mirror"}, paper="anisoscope")
+
+
+def test_bad_rows_raise_with_metric_reason_and_remedy() -> None:
+    with pytest.raises(MetricError, match=r"mean_cosine: 1 rows hold NaN or Inf .*\. Drop those rows, .*\.$"):
+        metrics.mean_cosine([[1.0, math.nan], [0.0, 1.0]])
+    with pytest.raises(InputError, match="matrix"):
+        metrics.mean_cosine([1.0, 2.0])

@@ -109,3 +109,14 @@ def test_inference_does_not_load_torch_or_scipy_stats() -> None:
     code = "import sys, anisoscope.stats.inference; print({'torch', 'scipy.stats'} & set(sys.modules))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "set()"
+
+
+RANDOM = np.random.default_rng(0)
+
+
+def test_the_jackknife_of_a_mean_is_its_standard_error_for_any_block_sizes() -> None:
+    blocks = [RANDOM.standard_normal(size) for size in (10, 10, 10, 10, 10)]
+    x = np.concatenate(blocks)
+    replicates = [np.concatenate(blocks[:i] + blocks[i + 1 :]).mean() for i in range(5)]
+    means = [b.mean() for b in blocks]
+    assert jackknife(x.mean(), replicates, [10] * 5) == pytest.approx(np.std(means, ddof=1) / math.sqrt(5))

@@ -37,7 +37,7 @@ def test_one_reduction_gives_both_spectra_and_the_top_axis(d: int, offset: float
     assert turned.T @ second @ turned == pytest.approx(np.diag(uncentred), abs=1e-12 * uncentred[-1])
 
 
-def test_what_is_given_stays_as_it_was() -> None:
+def test_the_input_is_not_changed() -> None:
     scatter, mean, n = scatter_and_mean(20, 1.0)
     before = scatter.clone(), mean.clone()
     found = Tridiagonal.of(scatter, mean, n)
@@ -48,7 +48,7 @@ def test_what_is_given_stays_as_it_was() -> None:
     assert torch.equal(found.eigenvalues(centred=True), found.eigenvalues(centred=True))
 
 
-def test_threads_at_once_agree_and_leave_the_process_its_threads() -> None:
+def test_concurrent_threads_agree_and_restore_the_thread_limits() -> None:
     given = [scatter_and_mean(60, 1.0, seed) for seed in range(24)]
     alone = [Tridiagonal.of(*each).eigenvalues(centred=True) for each in given]
     before = [library["num_threads"] for library in threadpool_info()]

@@ -1,19 +1,34 @@
-"""Neighbours within fewer tokens, filtered from a search that was made before, are those a new search would find."""
+"""Neighbours of the sampled rows."""
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
-from anisoscope.metrics.dimension import _gride
+from anisoscope import metrics
 from anisoscope.stats.cloud import Cloud
+from anisoscope.stats.collect import cloud_of
 from anisoscope.stats.collector import Collector
 from anisoscope.stats.neighbours import Neighbours, TwoNeighbours
 from anisoscope.stats.rows import Rows, token_table
-from anisoscope.stats.threads import in_threads
+
+
+def test_neighbours_in_other_documents_are_found_if_rows_of_the_same_document_are_nearer() -> None:
+    random = np.random.default_rng(5)
+    document = np.repeat(np.arange(100), 40)
+    x = random.standard_normal((100, 10))[document] + 0.05 * random.standard_normal((4000, 10))
+    values = {v.variant["neighbours"]: v for v in metrics.two_nn.values(cloud_of(x, {"Sample"}, documents=document))}
+    assert values["other documents"].note == "100% of rows have their nearest neighbour in their own document"
+    other = [np.sort(np.linalg.norm(x[document != document[i]] - x[i], axis=1))[:2] for i in range(0, 4000, 400)]
+    cloud = cloud_of(x, {"Sample"}, documents=document)
+    metrics.two_nn.values(cloud)
+    neighbours = cloud.get(TwoNeighbours).found
+    rows = {tuple(row.tolist()): place for place, row in enumerate(neighbours.x)}
+    for i, expected in zip(range(0, 4000, 400), other, strict=True):
+        assert neighbours.other[rows[tuple(x[i].tolist())]].numpy() == pytest.approx(expected)
 
 
 def cloud_with_firsts(copies: bool, window: int) -> Cloud:
@@ -33,7 +48,7 @@ def cloud_with_firsts(copies: bool, window: int) -> Cloud:
 @pytest.mark.parametrize("copies", [False, True])
 @pytest.mark.parametrize("window", [10, 150])
 @pytest.mark.parametrize("kind", [Neighbours, TwoNeighbours])
-def test_neighbours_without_tokens_are_those_of_a_new_search(copies: bool, window: int, kind: Any) -> None:
+def test_filtered_neighbours_equal_those_of_a_new_search(copies: bool, window: int, kind: Any) -> None:
     cloud = cloud_with_firsts(copies, window)
     cloud.get(kind)
     without = cloud.without_tokens(torch.zeros(0, dtype=torch.int64), first=True)
@@ -48,30 +63,3 @@ def test_neighbours_without_tokens_are_those_of_a_new_search(copies: bool, windo
     assert torch.equal(filtered.block, searched.block)
     assert torch.allclose(filtered.other, searched.other, rtol=1e-9)
     assert torch.equal(filtered.same_document, searched.same_document)
-
-
-def test_threads_give_what_a_loop_gives_and_leave_torch_as_it_was() -> None:
-    before = torch.get_num_threads()
-    matrices = [torch.randn(20, 20, dtype=torch.float64, generator=torch.Generator().manual_seed(i)) for i in range(9)]
-    torch.set_num_threads(2)
-    try:
-        many = in_threads(lambda m: torch.linalg.eigvalsh(m @ m.T), matrices)
-        assert torch.get_num_threads() == 2
-        assert torch.get_float32_matmul_precision() == "highest"
-    finally:
-        torch.set_num_threads(before)
-    for found, matrix in zip(many, matrices, strict=True):
-        assert torch.allclose(found, torch.linalg.eigvalsh(matrix @ matrix.T))
-
-
-@pytest.mark.parametrize("k", [2, 16])
-@pytest.mark.parametrize("far", [1e-9, 1.0, 40.0])
-def test_gride_finds_its_root_wherever_it_lies(k: int, far: float) -> None:
-    """Ratios of two kinds pull the root to either end of where it can lie; the likelihood is looked at on a grid."""
-    log_mu = torch.cat((torch.full((90,), 1e-3), torch.full((10,), far))).double()
-    found = _gride(log_mu, k)
-    d = torch.logspace(math.log10(found) - 3, math.log10(found) + 3, 6001, dtype=torch.float64)[:, None]
-    # ln of d·(μ^d − 1)^(k−1)/μ^((2k−1)d+1), up to what does not depend on d
-    each = d.log() + (k - 1) * (-(-d * log_mu).expm1()).log() - k * d * log_mu
-    best = float(d[each.sum(1).argmax(), 0])
-    assert found == pytest.approx(best, rel=3e-3)
