@@ -7,7 +7,7 @@ import pytest
 from anisoscope.metrics import Metric, catalogue
 from anisoscope.testing import check_hard, check_invariances, check_known
 
-# attention: tests/metrics/test_attention.py; gain and bias of a norm, whose rows are single numbers: tests/test_measure_more.py
+# Metrics of heads and of norms take other input; they have tests of their own.
 METRICS = [m for m in catalogue().values() if not m.requires & {"heads", "norm"}]
 every_metric = pytest.mark.parametrize("metric", METRICS, ids=lambda m: m.name)
 
