@@ -116,7 +116,7 @@ def test_several_tensors_ask_which(tmp_path: Path) -> None:
     ("arguments", "words"),
     [
         (["measure", "nowhere.npy"], "nowhere.npy"),
-        (["metrics", "isoscor"], "did you mean isoscore"),
+        (["metrics", "isoscor"], "Did you mean 'isoscore"),
         (["export", "nowhere", "--to", "x.parquet"], "nowhere"),
         (["recompute", "nowhere", "--metric", "rankme"], "nowhere"),
         (["transform", "v.npy", "--out", "x.npy"], "nothing to do"),

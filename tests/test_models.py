@@ -267,7 +267,7 @@ def test_a_trial_that_dies_is_told_from_one_that_lives(monkeypatch: pytest.Monke
 
 
 def test_unknown_dtypes_and_devices_are_refused(gpt2: Path) -> None:
-    with pytest.raises(InputError, match="did you mean bfloat16"):
+    with pytest.raises(InputError, match="Did you mean 'bfloat16"):
         open_model(gpt2, dtype="bflaot16")
     with pytest.raises(InputError, match="is not a device"):
         open_model(gpt2, device="gpu")

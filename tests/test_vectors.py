@@ -251,7 +251,7 @@ def test_several_arrays_are_listed_with_their_shapes_and_chosen_by_name(tmp_path
         source = open_vectors(path, tensor="wpe")
         assert source.name == f"{name}:wpe"
         assert torch.equal(rows(source), torch.from_numpy(X[:10]))
-        with pytest.raises(InputError, match="did you mean wte"):
+        with pytest.raises(InputError, match="Did you mean 'wte"):
             open_vectors(path, tensor="wtf")
         with pytest.raises(InputError, match=r"bias has shape \(6,\)"):
             open_vectors(path, tensor="bias")
@@ -314,7 +314,7 @@ def test_documents_that_do_not_fit_are_refused_when_named_and_ignored_when_not(t
     for name, seen in (("documents", r"int64 \(7,\)"), ("weights", "float32")):
         with pytest.raises(InputError, match=rf"{seen}.*one whole number a row, shape \(50,\)"):
             open_vectors(tmp_path / "v.npz", documents=name)
-    with pytest.raises(InputError, match="did you mean documents"):
+    with pytest.raises(InputError, match="Did you mean 'documents"):
         open_vectors(tmp_path / "v.npz", documents="document")
 
 
@@ -419,7 +419,7 @@ def test_the_vector_column_is_found_or_chosen(tmp_path: Path) -> None:
     assert torch.equal(rows(open_vectors(tmp_path / "two.parquet", column="y")), torch.from_numpy(X))
     with pytest.raises(InputError, match="--column NAME"):
         open_vectors(tmp_path / "two.parquet", tensor="y")
-    with pytest.raises(InputError, match="no column is called 'z'"):
+    with pytest.raises(InputError, match="No column named 'z'"):
         open_vectors(tmp_path / "two.parquet", column="z")
 
 

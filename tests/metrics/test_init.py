@@ -69,5 +69,5 @@ def test_every_built_in_metric_is_an_attribute() -> None:
 
 
 def test_an_unknown_metric_name_suggests_similar_ones() -> None:
-    with pytest.raises(InputError, match="did you mean isoscore"):
+    with pytest.raises(InputError, match="Did you mean 'isoscore"):
         metrics.find(["isoscor"])

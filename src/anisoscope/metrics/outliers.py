@@ -84,7 +84,7 @@ def removal_curve(peeled: Peeled) -> Iterator[Value]:
     bars=False,
 )  # fmt: skip
 def tokens_to_halve(peeled: Peeled) -> Value:
-    """Share of rows, largest norms first, that must be removed to halve the excess of spectral anisotropy over its null.
+    """Share of rows, largest norms first, to remove until the excess of spectral anisotropy over its null is halved.
 
     One massive row in a thousand gives 0.001. There is no value if there is no excess, or if removing all kept rows
     does not halve it. The null accounts for the rows' lengths, so unequal lengths in random directions are no excess.
