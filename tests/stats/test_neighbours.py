@@ -25,7 +25,7 @@ def test_neighbours_in_other_documents_are_found_if_rows_of_the_same_document_ar
     other = [np.sort(np.linalg.norm(x[document != document[i]] - x[i], axis=1))[:2] for i in range(0, 4000, 400)]
     cloud = cloud_of(x, {"Sample"}, documents=document)
     metrics.two_nn.values(cloud)
-    neighbours = cloud.get(TwoNeighbours).found
+    neighbours = cloud.get(TwoNeighbours).neighbours
     rows = {tuple(row.tolist()): place for place, row in enumerate(neighbours.x)}
     for i, expected in zip(range(0, 4000, 400), other, strict=True):
         assert neighbours.other[rows[tuple(x[i].tolist())]].numpy() == pytest.approx(expected)
@@ -54,7 +54,7 @@ def test_filtered_neighbours_equal_those_of_a_new_search(copies: bool, window: i
     without = cloud.without_tokens(torch.zeros(0, dtype=torch.int64), first=True)
     filtered, searched = kind.derive(without), kind.derive(Cloud(without.stats, without.blocks))
     if isinstance(filtered, TwoNeighbours):
-        filtered, searched = filtered.found, searched.found
+        filtered, searched = filtered.neighbours, searched.neighbours
     k = filtered.distance.shape[1]
     assert k >= 2
     assert torch.equal(filtered.x, searched.x)

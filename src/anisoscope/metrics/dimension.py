@@ -39,7 +39,7 @@ def two_nn(two: TwoNeighbours) -> Iterator[Value]:
     all rows. If documents are known, `neighbours=other documents` ignores neighbours in a row's own document:
     neighbouring tokens are close for that reason alone, which lowers the dimension.
     """
-    yield from _both(two.found, _slope)
+    yield from _both(two.neighbours, _slope)
 
 
 @metric(
@@ -51,7 +51,7 @@ def two_nn_ml(two: TwoNeighbours) -> Iterator[Value]:
 
     (n − 1)/Σ ln μ. Variants as in `two_nn`.
     """
-    yield from _both(two.found, _likeliest)
+    yield from _both(two.neighbours, _likeliest)
 
 
 @metric(
@@ -63,7 +63,7 @@ def two_nn_paper(two: TwoNeighbours) -> Value:
     The slope over the lowest 20 % of μ, without removing copies of rows: 10 % of duplicates turn a true 10 into about
     17.
     """
-    neighbours = two.found
+    neighbours = two.neighbours
     distance, copies = neighbours.distance, neighbours.copies
     _enough(neighbours)
     nearest_is_double = copies[neighbours.index[:, 0]] > 1

@@ -1,9 +1,9 @@
-"""Collecting statistics by block of contiguous documents: the pooled cloud, and the cloud without any one block.
+"""Collect statistics by block of contiguous documents.
 
-Tokens of one document depend on each other, so error bars come from leaving out blocks of whole documents. A token's
-block number is (first row of its document) // unit, a pure function of the data. While rows stream in, at most
-2·`blocks` blocks exist: when more come, neighbours are joined in pairs. Only the open block and, at the end, the
-total are held in memory; finished blocks of wide clouds wait in a scratch folder.
+Tokens of one document depend on each other, so error bars come from leaving out blocks of whole documents. The block
+number of a token is (first row of its document) // unit, a pure function of the data. While rows are added there are at
+most 2·`blocks` blocks: if there are more, neighbouring blocks are joined in pairs. Only the open block and, at the end,
+the total are in memory; finished blocks of wide rows are stored in a scratch folder.
 """
 
 from __future__ import annotations
@@ -44,11 +44,11 @@ from anisoscope.stats.rows import Rows, Tokens, join_rows
 from anisoscope.stats.sample import Reservoir, Sample, merge_extremes, select_extremes, split_extremes
 
 _IN_MEMORY = 1 << 20  # a block with fewer numbers than this is not worth a file
-_PENDING = 2048  # rows that wait for a product of a size that runs at full speed
+_PENDING = 2048  # rows that are collected before a product, so that it runs at full speed
 
 
 class BlockNumbers:
-    """The block of each token of a stream: (tokens before its document) // unit."""
+    """Numbers the blocks of a stream of tokens: (tokens before the document) // unit."""
 
     def __init__(self, unit: int, before: int = 0, document: int | None = None, number: int = 0) -> None:
         self._unit = unit
@@ -57,11 +57,11 @@ class BlockNumbers:
         self._number = number
 
     def state(self) -> list[int | None]:
-        """What the constructor takes to go on from here."""
+        """Return the arguments of a constructor that continues from here."""
         return [self._unit, self._before, self._document, self._number]
 
     def of(self, document: Tensor) -> Tensor:
-        """The block numbers of the next tokens, whose documents these are, (n,) -> (n,)."""
+        """Return the block numbers of the next tokens, given their documents, (n,) -> (n,)."""
         starts, ids = segments(document)
         numbers = []
         for start, each in zip(starts.tolist(), ids.tolist(), strict=True):
@@ -75,7 +75,7 @@ class BlockNumbers:
 
 @dataclass(frozen=True)
 class Part:
-    """What a collector has counted, on the host: to be added to another's, in this process or elsewhere."""
+    """What a collector has collected, on the CPU, for another collector to absorb, here or in another process."""
 
     level: int  # how often neighbouring blocks were joined
     blocks: tuple[tuple[int, Stats], ...]  # by number
@@ -133,14 +133,19 @@ class Collector:
         self._outsized = outsized
         self._number: int | None = None
         self._open: Stats = {}
-        self._pending: dict[str, list[Rows]] = {}  # of first tokens (`first.`) and of others, to be multiplied together
+        self._pending: dict[str, list[Rows]] = {}  # rows by prefix (`first.` or none) that are not in the sums yet
         self._closed: list[Block] = []
         self._reservoir = Reservoir(self._sample_size)
         self._scratch: Scratch | None = None
-        self._loaded = False  # from files, onto the host
+        self._loaded = False  # from files, to the CPU
 
     def add(self, rows: Rows, priority: Tensor | None = None) -> None:
-        """Counts these rows; `priority` replaces their norm in choosing the extremes."""
+        """Add rows.
+
+        Args:
+            rows: The rows; blocks must come in order.
+            priority: Replaces the norm of the rows when extremes are chosen, (n,).
+        """
         if not len(rows.tokens):
             return
         if self._loaded:
@@ -159,7 +164,7 @@ class Collector:
             )
 
     def finish(self) -> Cloud:
-        """The cloud of all rows added so far."""
+        """Return the cloud of all rows added so far."""
         self._close()
         stats = self._settle()
         sample = self._reservoir.sample()
@@ -191,13 +196,13 @@ class Collector:
         return self._pending.setdefault(prefix, [])
 
     def _raise_level(self, highest: int) -> None:
-        """Joins blocks in pairs until the highest block number is below twice the number of blocks wanted."""
+        """Join blocks in pairs until the highest block number is below twice the number of blocks."""
         while highest >> self._level >= 2 * self._blocks:
             self._close()
             self._halve()
 
     def _halve(self) -> None:
-        """Joins neighbouring blocks in pairs."""
+        """Join neighbouring blocks in pairs."""
         self._level += 1
         pairs: dict[int, list[Block]] = {}
         for block in self._closed:
@@ -211,11 +216,11 @@ class Collector:
         return join(a, b, self._make)
 
     def _make_open(self, number: int, device: torch.device) -> None:
-        """Makes the block of this number the open one, on the device of its rows."""
+        """Open the block of this number, on the device of its rows."""
         if self._number is not None and number != self._number:
             self._close()
         if self._number is None and self._closed and self._closed[-1].number == number:
-            self._open = on_device(dict(self._closed.pop().load()), device)  # a file is read onto the host
+            self._open = on_device(dict(self._closed.pop().load()), device)  # files are read to the CPU
         self._number = number
 
     def _flush(self, prefix: str) -> None:
@@ -241,7 +246,7 @@ class Collector:
         self._open, self._number = {}, None
 
     def _store(self, block: Block, limit: int = _IN_MEMORY) -> Block:
-        """The block, moved to the scratch folder where it holds more numbers than `limit`."""
+        """Return the block, stored in the scratch folder if it holds more numbers than `limit`."""
         assert isinstance(block.stats, dict)
         arrays = to_arrays(block.stats)
         if sum(a.numel() for a in arrays.values()) < limit:
@@ -250,12 +255,13 @@ class Collector:
             self._scratch = Scratch()
         path = self._scratch.path / f"{self._level}-{block.number}.safetensors"
         save_file(arrays, path.with_suffix(".new"))
-        path.with_suffix(".new").replace(path)  # the old file may be what these arrays are mapped from
+        path.with_suffix(".new").replace(path)  # these arrays may be mapped from the old file
         return Block(block.number, path, scratch=self._scratch)
 
     def _settle(self) -> Stats:
-        """The pooled statistics. Rows that are extreme in their block but not in the whole go back to their block."""
-        halved = 1 if 2 * len(self._closed) >= 3 * self._blocks else 0  # an error bar is paid for by the block
+        """Return the statistics of all blocks. Rows that are extreme only in their block are added to its sums."""
+        # every block costs time for error bars
+        halved = 1 if 2 * len(self._closed) >= 3 * self._blocks else 0
         self._level += halved
         groups: dict[int, list[Block]] = {}
         for block in self._closed:
@@ -275,7 +281,7 @@ class Collector:
         return select_extremes([block.load({"Extremes"})["Extremes"] for block in self._closed], self._outsized)
 
     def _joined(self, blocks: list[Stats], apart: tuple[Tensor, int, bool] | None) -> Stats:
-        """Blocks as one, in which only extremes of these keys stay apart: the others are multiplied, all together."""
+        """Join blocks into one. Extremes with other keys than those of `apart` are added to the sums."""
         if apart is None:
             return reduce(self._join, blocks)
         keys, size, overflowed = apart
@@ -294,18 +300,18 @@ class Collector:
         return out
 
     def part(self) -> Part:
-        """All that has been counted, as a value that another collector can absorb."""
+        """Return everything collected so far, as a value that another collector can absorb."""
         self._close()
-        blocks = tuple((block.number, _on_host(block.load())) for block in self._closed)
+        blocks = tuple((block.number, _on_cpu(block.load())) for block in self._closed)
         sample = self._reservoir.sample()
         return Part(self._level, blocks, None if sample is None else replace(sample, x=sample.x.cpu()))
 
     def absorb(self, part: Part) -> None:
-        """Adds what was counted elsewhere of other documents of the same stream, whose blocks are numbered alike."""
+        """Add what another collector collected from other documents of the same stream, with the same block numbers."""
         self._close()
         while self._level < part.level:
             self._halve()
-        known = {block.number: _block_on_host(block) for block in self._closed}
+        known = {block.number: _block_on_cpu(block) for block in self._closed}
         for finer, stats in part.blocks:
             number = finer >> (self._level - part.level)
             if number in known:
@@ -317,7 +323,7 @@ class Collector:
             self._reservoir.absorb(part.sample)
 
     def save(self, folder: Path) -> None:
-        """Writes all that has been counted; `load` goes on from there, to the bit."""
+        """Write everything collected so far to a new folder. After `load`, results are equal to the bit."""
         folder.mkdir(parents=True)
         for place, block in enumerate(self._closed):
             to = folder / f"{place}.safetensors"
@@ -340,7 +346,7 @@ class Collector:
         (folder / "state.json").write_text(json.dumps(state))
 
     def load(self, folder: Path) -> None:
-        """Goes on from what `save` wrote, on whatever device the next rows are."""
+        """Continue from what `save` wrote, on the device of the next rows."""
         state = json.loads((folder / "state.json").read_text())
         self._level, self._number = state["level"], state["number"]
         self._closed = []
@@ -362,7 +368,7 @@ class Collector:
         self._loaded = True
 
     def _move_to(self, device: torch.device) -> None:
-        """Layers of one model may lie on several devices: where this one's is, its rows tell."""
+        """Move everything to the device of the rows: layers of one model may be on different devices."""
         self._open = on_device(self._open, device)
         self._pending = {
             prefix: [Rows(rows.x.to(device), rows.tokens) for rows in waiting]
@@ -372,10 +378,10 @@ class Collector:
         self._loaded = False
 
 
-def _on_host(stats: Stats) -> Stats:
+def _on_cpu(stats: Stats) -> Stats:
     return from_arrays(to_arrays(stats))
 
 
-def _block_on_host(block: Block) -> Block:
-    """The block with its statistics on the host; one that waits in a file is read from there onto the host anyway."""
-    return block if isinstance(block.stats, Path) else replace(block, stats=_on_host(block.stats))
+def _block_on_cpu(block: Block) -> Block:
+    """Return the block with its statistics on the CPU; files are read to the CPU anyway."""
+    return block if isinstance(block.stats, Path) else replace(block, stats=_on_cpu(block.stats))

@@ -1,4 +1,4 @@
-"""The same tokens seen twice: rows and heads of now beside those of a reference, for metrics of what has moved."""
+"""Derived statistics of two clouds of the same tokens: now, and a reference."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _ROUNDING = 1e-12  # share of the largest eigenvalue below which a direction is 
 
 @dataclass(frozen=True)
 class Paired:
-    """Sampled rows of now and of the reference: row i of both is the same token."""
+    """Sampled rows of both clouds: row i is the same token in both."""
 
     sources: ClassVar = (Sample,)
     compares: ClassVar = True
@@ -29,21 +29,21 @@ class Paired:
     @classmethod
     def derive(cls, cloud: Cloud) -> Paired:
         now, then = cloud.get(Sample), cloud.require_reference().get(Sample)
-        both = torch.isin(now.table[:, 0], then.table[:, 0])  # samples are sorted by key: what is left lies in order
+        both = torch.isin(now.table[:, 0], then.table[:, 0])  # sorted by key: the order is the same
         again = torch.isin(then.table[:, 0], now.table[:, 0])
-        # the reference stays where the past is kept; only what is compared moves to the rows of now
+        # the reference may be on another device: only the compared rows are moved
         return cls(plain(now.x[both.to(now.x.device)]), plain(then.x[again.to(then.x.device)].to(now.x.device)))
 
 
 @dataclass(frozen=True)
 class Axes:
-    """Moments of a cloud's sampled rows, and their principal axes as columns, the strongest first."""
+    """Moments of the sampled rows of a cloud, and their principal axes as columns, the strongest first."""
 
     sources: ClassVar = (Sample,)
     moments: Moments
     values: Tensor  # (d,) float64, eigenvalues of the scatter, descending
     vectors: Tensor  # (d, d) float64
-    rank: int  # how many of them are more than rounding
+    rank: int  # number of eigenvalues above rounding
 
     @classmethod
     def derive(cls, cloud: Cloud) -> Axes:
@@ -55,7 +55,7 @@ class Axes:
 
 @dataclass(frozen=True)
 class PairedAxes:
-    """Axes of now and of the reference. They need no pairing of rows, so those of a reference are found only once."""
+    """Axes of both clouds. They do not depend on the pairing, so those of the reference are computed only once."""
 
     sources: ClassVar = (Sample,)
     compares: ClassVar = True
@@ -69,7 +69,7 @@ class PairedAxes:
 
 @dataclass(frozen=True)
 class PairedHeads:
-    """Queries and keys per head, of now and of the reference."""
+    """Sums of queries and keys per head of both clouds."""
 
     sources: ClassVar = (HeadSums,)
     compares: ClassVar = True
