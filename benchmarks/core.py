@@ -40,7 +40,7 @@ def spectrum(settings: Settings) -> Outcome:
             "product and eigenvalues": lambda: torch.linalg.eigvalsh((x.T @ x).double()),
             "moments": lambda: _moments(x).eigenvalues,
             "cloud": lambda: cloud_of(x, ["Moments"]).get(Moments).eigenvalues,
-            "scores": lambda: (metrics.isoscore(whole), metrics.participation_ratio(whole)),
+            "scores": lambda: (metrics.isoscore.of(whole), metrics.participation_ratio.of(whole)),
         },
         settings.rounds,
     )
@@ -120,7 +120,7 @@ def _moments(x: Tensor, *, precise: bool = False) -> Moments:
 
 
 def _mean_cosine(batches: Iterable[Rows]) -> float:
-    return float(metrics.mean_cosine(reduce(add, map(Directions.of, batches))).value)
+    return float(metrics.mean_cosine.of(reduce(add, map(Directions.of, batches))).value or 0.0)
 
 
 def _cosine_error(x: Tensor) -> float:

@@ -30,18 +30,18 @@ def assert_right(cell: errors.Cell) -> None:
 
 
 @pytest.mark.parametrize("cell", CELLS, ids=lambda cell: f"{cell}, {cell.dtype}")
-def test_every_number_of_a_hard_cloud_is_the_oracles(cell: errors.Cell) -> None:
+def test_every_number_of_a_hard_cloud_equals_the_oracle(cell: errors.Cell) -> None:
     assert_right(cell)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("cell", [c for c in errors.grid(False) if c.n <= 1024], ids=lambda c: f"{c}, {c.dtype}")
-def test_every_number_of_the_grid_is_the_oracles(cell: errors.Cell) -> None:
+def test_every_number_of_the_grid_equals_the_oracle(cell: errors.Cell) -> None:
     assert_right(cell)
 
 
 @pytest.mark.parametrize("cell", heads.grid(True), ids=lambda cell: f"{cell}, {cell.dtype}")
-def test_every_number_of_heads_is_the_oracles(cell: heads.HeadCell) -> None:
+def test_every_number_of_heads_equals_the_oracle(cell: heads.HeadCell) -> None:
     found = heads.worst_of(cell)
     assert len(found) == 8
     assert not [each for each in found if each.missing or not each.error <= LIMIT]
@@ -49,7 +49,7 @@ def test_every_number_of_heads_is_the_oracles(cell: heads.HeadCell) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("cell", heads.grid(False)[len(heads.grid(True)) :], ids=lambda cell: f"{cell}, {cell.dtype}")
-def test_every_number_of_larger_heads_is_the_oracles(cell: heads.HeadCell) -> None:
+def test_every_number_of_larger_heads_equals_the_oracle(cell: heads.HeadCell) -> None:
     assert not [each for each in heads.worst_of(cell) if each.missing or not each.error <= 1e-4]
 
 
@@ -81,14 +81,14 @@ def test_recorded_errors_are_the_spread_over_data_sets(place: int, numbers: tupl
 
 @pytest.mark.slow
 @pytest.mark.parametrize("place", range(4))
-def test_intervals_hold_or_the_bias_is_named(place: int) -> None:
+def test_intervals_cover_the_truth_or_the_bias_is_documented(place: int) -> None:
     for each in coverage.cover(coverage.worlds()[place], coverage.DATA_SETS, seed=2):
         assert reading(vars(each)) != "TOO SHORT", each
         if each.number in ("mean_cosine_across_documents", "participation_ratio_unbiased"):
             assert RANGE[0] - 0.02 <= each.coverage <= RANGE[1] + 0.01, each
 
 
-def test_the_unbiased_participation_ratio_reads_the_population_at_every_size() -> None:
+def test_the_unbiased_participation_ratio_equals_that_of_the_population_at_every_size() -> None:
     scale = 1 / np.sqrt(np.arange(1, 65))
     for n in (256, 1024):
         read = [
@@ -100,7 +100,7 @@ def test_the_unbiased_participation_ratio_reads_the_population_at_every_size() -
 
 
 @pytest.mark.parametrize("name", ["M1_Sphere", "M7_Roll", "M13b_Spiral"])
-def test_two_nn_of_a_known_manifold_is_scikit_dimensions(name: str) -> None:
+def test_two_nn_of_a_known_manifold_agrees_with_scikit_dimension(name: str) -> None:
     known = import_module("skdim.datasets").BenchmarkManifolds(random_state=0)
     true, width, _ = known.truth.loc[name]
     x = known.generate(name, n=800, dim=int(width), d=int(true))
@@ -110,11 +110,11 @@ def test_two_nn_of_a_known_manifold_is_scikit_dimensions(name: str) -> None:
     assert found == pytest.approx(true, rel=0.2)
 
 
-def test_the_page_is_what_the_results_give() -> None:
+def test_the_page_matches_the_results() -> None:
     assert page() == PAGE.read_text(), "run `python -m benchmarks.accuracy`"
 
 
-def test_a_coverage_is_read_as_short_only_where_bias_does_not_explain_it() -> None:
+def test_coverage_counts_as_short_only_if_bias_does_not_explain_it() -> None:
     point = {"number": "isoscore", "mean": 0.8, "truth": 1.0}
     assert reading({**point, "coverage": 0.0, "coverage_of_mean": 0.6}) == "TOO SHORT"
     assert reading({**point, "coverage": 0.95, "coverage_of_mean": 0.95}) == "holds"

@@ -716,8 +716,8 @@ def test_a_skipped_layer_is_named_and_does_not_shift_the_others() -> None:
 @pytest.mark.parametrize(
     ("name", "site", "message"),
     [
-        ("gpt2", "rezid", "no site is called 'rezid'; did you mean resid"),
-        ("gpt2", "resid.7", "did you mean resid"),
+        ("gpt2", "rezid", "No site named 'rezid'. Did you mean 'resid"),
+        ("gpt2", "resid.7", "Did you mean 'resid"),
         ("gpt2", "enc.resid", "no site"),
         ("bert", Site("final"), "no final norm after its last block; take the last resid"),
         ("mamba", "q.0", "state-space layers have no attention"),
@@ -725,7 +725,7 @@ def test_a_skipped_layer_is_named_and_does_not_shift_the_others() -> None:
         (
             "gpt2",
             "in.transformer.h.0.mpl",
-            "no module is called 'transformer.h.0.mpl'; did you mean transformer.h.0.mlp",
+            "No module named 'transformer.h.0.mpl'. Did you mean 'transformer.h.0.mlp",
         ),
         ("gpt2", "weight.lm_head", "no site of this model"),
     ],

@@ -189,7 +189,7 @@ def test_dark_and_light_differ_in_ground_and_hues() -> None:
 
 
 def test_a_metric_that_is_not_there_is_named_with_its_neighbours(run: Run) -> None:
-    with pytest.raises(InputError, match="did you mean two_nn"):
+    with pytest.raises(InputError, match="Did you mean 'two_nn"):
         run.plot("two_n")
 
 
@@ -206,7 +206,7 @@ def test_a_pick_that_is_not_there_says_what_is(run: Run) -> None:
 def test_a_colour_that_does_not_fit_says_which_do(run: Run) -> None:
     with pytest.raises(InputError, match="possible: tokens, training step"):
         run.plot("two_nn", colour="layer")
-    with pytest.raises(InputError, match="no field of these records is called 'hed'"):
+    with pytest.raises(InputError, match="No field of these records named 'hed'"):
         run.plot("attention_entropy", colour="hed")
 
 

@@ -416,9 +416,9 @@ def test_attention_without_its_mean_query_is_that_of_centred_queries() -> None:
 def test_a_claim_that_does_not_exist_is_refused_with_its_neighbours() -> None:
     assert [claim.id for claim in find_claims(["a3", "S1"])] == ["S1", "A3"]
     assert len(find_claims([])) == 26
-    with pytest.raises(InputError, match="no claim is called 'S9'"):
+    with pytest.raises(InputError, match="No claim named 'S9'"):
         find_claims(["S9"])
-    with pytest.raises(InputError, match="no size is called 'huge'"):
+    with pytest.raises(InputError, match="No size named 'huge'"):
         find_size("huge")
 
 

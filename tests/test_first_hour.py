@@ -59,8 +59,8 @@ def run(words: Sequence[str]) -> tuple[int, str]:
 
 
 MISTAKES = {
-    "a typo in a metric": (["measure", "vectors.npy", "-m", "isoscor"], "did you mean isoscore"),
-    "a dash in a metric": (["metrics", "mean-cosine"], "did you mean mean_cosine"),
+    "a typo in a metric": (["measure", "vectors.npy", "-m", "isoscor"], "Did you mean 'isoscore"),
+    "a dash in a metric": (["metrics", "mean-cosine"], "Did you mean 'mean_cosine"),
     "a typo in a file": (["measure", "vector.npy"], "there is no file vector.npy (did you mean vectors.npy?)"),
     "a text in place of vectors": (["measure", "corpus.jsonl"], "anisoscope measure MODEL --text corpus.jsonl"),
     "vectors in place of a model": (["measure", "vectors.npy", "--text", "corpus.jsonl"], "leave out --text"),
@@ -71,24 +71,24 @@ MISTAKES = {
     "the run in place of a checkpoint": (["measure", "runs/decoder", "--text", "corpus.jsonl"], f"such as {STEP}"),
     "a step that was not kept": (["measure", f"{STEP[:-1]}3", "--text", "corpus.jsonl"], f"did you mean {STEP} or"),
     "a folder before": (["measure", "runs/decodr/checkpoints/step-2", "--text", "corpus.jsonl"], "mean runs/decoder?"),
-    "a typo in a site": (["measure", STEP, "--text", "corpus.jsonl", "--sites", "resdi"], "did you mean resid"),
+    "a typo in a site": (["measure", STEP, "--text", "corpus.jsonl", "--sites", "resdi"], "Did you mean 'resid"),
     "vectors twice": (
         ["measure", "vectors.npy", "-m", "isoscore", "--out", "runs/v"],
         "look at it with `anisoscope show`",
     ),
     "another measurement in a run": ([*MEASURE, "--tokens", "128"], "different: tokens"),
     "training twice": (["lab", "train", "--out", "runs/decoder"], "go on with it (--resume)"),
-    "a switch that is none": (["lab", "train", "--set", "atention=sigmoid"], "did you mean attention"),
+    "a switch that is none": (["lab", "train", "--set", "atention=sigmoid"], "Did you mean 'attention"),
     "a text of the lab": (["lab", "train", "--text", "corpus.json", "--out", "runs/k"], "did you mean corpus.jsonl"),
     "all runs at once": (["report", "runs"], "holds runs; give one or more: decoder, measured, v"),
     "a typo in a run": (["show", "runs/decoderr"], "runs/decoder?)"),
     "a run that is not here": (["report", "elsewhere/exp1"], "there is no folder"),
-    "a metric that was not measured": (["figure", "runs/v", "-m", "two_nn", "--save", "a.png"], "known: isoscore"),
+    "a metric that was not measured": (["figure", "runs/v", "-m", "two_nn", "--save", "a.png"], "Known: isoscore"),
     "a picture of another kind": (["figure", "runs/v", "-m", "isoscore", "--save", "a.xls"], "must end in .png"),
     "runs that share nothing": (["compare", "runs/v", "runs/measured"], "share no number"),
     "a metric that needs more": (["recompute", "runs/v", "-m", "two_nn"], "measure again with this metric"),
     "nothing to serve": (["serve", "nowhere"], "give the folder that holds your runs"),
-    "a claim that is none": (["claims", "run", "S11"], "did you mean S1?"),
+    "a claim that is none": (["claims", "run", "S11"], "Did you mean 'S1'?"),
 }
 
 
@@ -158,7 +158,7 @@ def test_mistakes_in_python_lead_back(started: Path, monkeypatch: pytest.MonkeyP
         anisoscope.measure(STEP, text="some words of mine")
     with pytest.raises(StoreError, match="does not exist"):
         anisoscope.Run.open("runs/none")
-    with pytest.raises(InputError, match="known: isoscore"):
+    with pytest.raises(InputError, match="Known: isoscore"):
         anisoscope.Run.open("runs/v").plot("two_nn")
 
 

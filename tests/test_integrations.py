@@ -143,7 +143,7 @@ def test_a_rule_that_says_stop_ends_lightning(tmp_path: Path) -> None:
 
 @quietly
 def test_a_module_that_lightning_does_not_have_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="did you mean model"):
+    with pytest.raises(InputError, match="Did you mean 'model"):
         pl_train(tmp_path, pl_callback(tmp_path, module="mode"), enable_checkpointing=False)
 
 

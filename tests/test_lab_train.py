@@ -320,11 +320,11 @@ def test_bfloat16_trains_where_it_works(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("switches", "words"),
     [
-        ({"atention": "softmax"}, "did you mean attention"),
+        ({"atention": "softmax"}, "Did you mean 'attention"),
         ({"attention": "sofmax"}, "choose one of softmax"),
         ({"layers": "many"}, "expected int"),
         ({"causal": "maybe"}, "expected bool"),
-        ({"kind": "decodr"}, "did you mean decoder"),
+        ({"kind": "decodr"}, "Did you mean 'decoder"),
         ({"masking": 1.5}, "from 0 to 1"),
         ({"steps": 0}, "at least 1"),
         ({"project": "tangent", "rank": 500}, "smaller rank"),

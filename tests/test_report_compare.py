@@ -80,7 +80,7 @@ def test_runs_that_share_nothing_are_refused(tmp_path: Path) -> None:
 
 def test_a_metric_that_one_run_lacks_is_named(tmp_path: Path) -> None:
     a = runs.make_run(tmp_path / "a", runs.profiles())
-    with pytest.raises(InputError, match="did you mean two_nn"):
+    with pytest.raises(InputError, match="Did you mean 'two_nn"):
         compare(a, a, ["two_n"])
 
 

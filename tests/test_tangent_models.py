@@ -304,9 +304,9 @@ def test_first_tokens_and_massive_ones_do_not_count_unless_asked() -> None:
 
 def test_errors_say_what_to_do() -> None:
     model, _ = build("llama")
-    with pytest.raises(InputError, match="did you mean hidden"):
+    with pytest.raises(InputError, match="Did you mean 'hidden"):
         anisoscope.tangent_test(model, fit=batches(1), test=batches(2), gradients=["hiden"])
-    with pytest.raises(InputError, match="did you mean coordinates"):
+    with pytest.raises(InputError, match="Did you mean 'coordinates"):
         anisoscope.tangent_test(model, fit=batches(1), test=batches(2), tangent=Tangent(nulls=["coordinate"]))
     with pytest.raises(InputError, match="cannot be told from its class"):
         anisoscope.tangent_test(HomeMade(), fit=batches(1), test=batches(2))

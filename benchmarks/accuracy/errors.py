@@ -20,7 +20,6 @@ from anisoscope.errors import MetricError
 from anisoscope.metrics import Metric, catalogue, find
 from anisoscope.stats.cloud import Cloud
 from anisoscope.stats.collect import block_numbers, collect
-from anisoscope.stats.pairs import beside
 from anisoscope.stats.rows import Rows, token_table
 from tests.oracles.cloud import Given, Key, Numbers, numbers
 from tests.oracles.digits import apart
@@ -118,7 +117,7 @@ def ours(cell: Cell, metrics: Sequence[Metric]) -> dict[str, Numbers]:
     """Return our values of the metrics, from rows in batches."""
     now, then = rows_of(cell)
     names = set().union(*(metric.sources for metric in metrics)) | {"Moments"}
-    cloud = beside(_cloud(now, names), _cloud(then, names))
+    cloud = _cloud(now, names).with_reference(_cloud(then, names))
     found: dict[str, Numbers] = {}
     for metric in metrics:
         try:

@@ -1,4 +1,4 @@
-"""The errors a user can meet. Each says what was seen, what was expected and what to do."""
+"""The errors that users can meet. Messages state what happened, why, and what to do."""
 
 from __future__ import annotations
 
@@ -7,25 +7,31 @@ from collections.abc import Iterable
 
 
 class AnisoscopeError(Exception):
-    """Anything this package raises on purpose; the command line prints it as one line and exits with 1."""
+    """Base class of all errors of this package. The command line prints the message and exits with status 1."""
 
 
 class InputError(AnisoscopeError):
-    """Something the user gave (a file, a name, an option) cannot be used as it is."""
+    """An input (a file, a name, an option) cannot be used."""
 
 
 class MetricError(AnisoscopeError):
-    """A metric has no value for this cloud: which metric, why, and what would help."""
+    """A metric has no value for these rows.
+
+    Attributes:
+        metric: Name of the metric.
+        reason: Why, as a clause: "the rows do not vary".
+        remedy: What to do, as a clause: "give at least two different rows".
+    """
 
     def __init__(self, metric: str, reason: str, remedy: str) -> None:
-        super().__init__(f"{metric}: {reason}; {remedy}")
+        super().__init__(f"{metric}: {_sentence(reason)} {_sentence(remedy)}")
         self.metric = metric
         self.reason = reason
         self.remedy = remedy
 
 
 class CaptureError(AnisoscopeError):
-    """A site that was asked for was not seen in the model."""
+    """A requested site was not seen in the model."""
 
 
 class StoreError(AnisoscopeError):
@@ -33,7 +39,7 @@ class StoreError(AnisoscopeError):
 
 
 def visible(text: str) -> str:
-    """A text whose control characters are written out: one from a stranger's file must not command the terminal.
+    """Return the text with control characters escaped, so that untrusted files cannot control the terminal.
 
     >>> visible("a\\x1b]0;b"), visible("two\\nlines")
     ('a\\\\x1b]0;b', 'two\\nlines')
@@ -42,13 +48,22 @@ def visible(text: str) -> str:
 
 
 def first_line(error: BaseException) -> str:
-    """What an error of a library says, short enough for a line of ours."""
+    """Return the first line of an error message, at most 200 characters."""
     return (str(error).strip().splitlines() or [type(error).__name__])[0][:200]
 
 
 def unknown(kind: str, name: str, known: Iterable[str]) -> InputError:
-    """An InputError for a name that does not exist, with its nearest neighbours."""
+    """Return an InputError for a name that does not exist; the message suggests similar names.
+
+    >>> unknown("metric", "isoscor", ["isoscore", "two_nn"])
+    InputError("No metric named 'isoscor'. Did you mean 'isoscore'?")
+    """
     names = sorted(known)
     near = difflib.get_close_matches(name, names, n=3, cutoff=0.5)
-    hint = f"did you mean {' or '.join(near)}?" if near else f"known: {', '.join(names) or 'none'}"
-    return InputError(f"no {kind} is called {name!r}; {hint}")
+    hint = f"Did you mean {' or '.join(map(repr, near))}?" if near else f"Known: {', '.join(names) or 'none'}."
+    return InputError(f"No {kind} named {name!r}. {hint}")
+
+
+def _sentence(clause: str) -> str:
+    """Return a clause with a capital letter and a full stop."""
+    return clause[:1].upper() + clause[1:] + ("" if clause.endswith((".", "?")) else ".")

@@ -1,4 +1,4 @@
-"""Sites (where in a model) and records (one result line). Standard library only."""
+"""`Site`, an address in a model, and `Record`, one result line. Uses the standard library only."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from typing import Any
 
 from anisoscope.errors import InputError
 
-# Kinds of one layer in the order in which a forward pass meets them; a head makes q and k one site each.
+# Kinds of sites of one layer, in the order of a forward pass. Sites of q and k may name a single head.
 _LAYER_KINDS = ("q.pre", "k.pre", "q", "k", "pattern", "attn", "mlp", "resid")
 _HEAD_KINDS = ("q.pre", "k.pre", "q", "k")
 _WHOLE_KINDS = ("vectors", "embed", "final.in", "final")
 _NAMED_KINDS = ("vectors", "in", "weight")
 _ORDER = {"vectors": 0, "embed": 1, **dict.fromkeys(_LAYER_KINDS, 2), "final.in": 3, "final": 4, "in": 5, "weight": 6}
-_DIGITS = 9  # of a layer's or a head's number: more than any model has, few enough for any type of number
+_DIGITS = 9  # of the number of a layer or head: more than any model needs, and fits in 32 bits
 _STACKS = ("", "enc", "dec")
 
 
@@ -23,10 +23,14 @@ _STACKS = ("", "enc", "dec")
 class Site:
     """An address in a model: `embed`, `resid.7`, `q.7.3`, `enc.attn.0`, `grad.resid.7`, `weight.lm_head`, …
 
-    `resid.i` is the output of block i counting from 0, `embed` what enters block 0, `final` what leaves the final
-    norm, `final.in` what enters it; `q.pre` / `k.pre` are queries and keys before rotary embedding, `pattern.i` the
-    attention's probabilities, `in.<module>` a module's input, `weight.<name>` a matrix. Encoder-decoder models prefix
-    `enc.` / `dec.`, gradients `grad.`; bare vectors have the site `vectors`.
+    - `embed`: the input of layer 0; `resid.i`: the output of layer i, counting from 0;
+    - `attn.i`, `mlp.i`: the outputs of attention and MLP of layer i;
+    - `q.i.h`, `k.i.h`: queries and keys of head h; `q.pre.i.h`, `k.pre.i.h`: the same before rotary embedding;
+    - `pattern.i`: the attention probabilities of layer i;
+    - `final.in`, `final`: the input and output of the final norm;
+    - `in.<module>`: the input of a module; `weight.<name>`: a matrix; `vectors`: rows without a model.
+
+    Encoder-decoder models prefix `enc.` or `dec.`, gradients prefix `grad.`.
 
     >>> str(Site.parse("enc.q.7.3")), Site.parse("enc.q.7.3").head
     ('enc.q.7.3', 3)
@@ -41,6 +45,11 @@ class Site:
 
     @classmethod
     def parse(cls, text: str) -> Site:
+        """Parse an address.
+
+        Raises:
+            InputError: The text is not an address.
+        """
         rest = text
         grad = rest.startswith("grad.")
         rest = rest.removeprefix("grad.")
@@ -62,8 +71,8 @@ class Site:
             if len(numbers) == 2 and kind in _HEAD_KINDS:
                 return cls(kind, layer=int(numbers[0]), head=int(numbers[1]), stack=stack, grad=grad)
         raise InputError(
-            f"{text[:80]!r} is not a site; sites look like embed, resid.7, attn.7, mlp.7, q.7.3, k.7.3, q.pre.7.3, "
-            "pattern.7, final, final.in, in.<module>, weight.<name>, with enc./dec. or grad. in front"
+            f"{text[:80]!r} is not a site. Sites are embed, resid.7, attn.7, mlp.7, q.7.3, k.7.3, q.pre.7.3, "
+            "pattern.7, final, final.in, in.<module> or weight.<name>, with an optional prefix enc., dec. or grad."
         )
 
     def __str__(self) -> str:
@@ -75,7 +84,7 @@ class Site:
         return ".".join(parts)
 
     def __lt__(self, other: Site) -> bool:
-        """The order of a forward pass: embed, layer by layer, final; then weights; gradients after activations."""
+        """Sort in the order of a forward pass: embed, layer by layer, final, then weights; gradients come last."""
         return self._rank() < other._rank()
 
     def _rank(self) -> tuple[Any, ...]:
@@ -87,11 +96,23 @@ class Site:
 
 @dataclass(frozen=True)
 class Record:
-    """One result: what was measured where, its value, one standard error, and the value expected without structure.
+    """One result line.
 
-    `index` is a rank, scale, dimension or head; `variant` whatever else tells two numbers of one metric apart;
-    `error` one standard error (intervals use t with blocks - 1); `null` what isotropic rows of the same documents
-    would give; `note` the caveat, or why `value` is missing. A value is finite or None, never NaN.
+    Attributes:
+        site: Address in the model.
+        metric: Name of the metric.
+        value: The number, finite, or None if there is none.
+        run: Name of the run.
+        step: Training step or checkpoint.
+        version: Version of the metric's formula.
+        tokens: Token policy: `all` or `no-sink`.
+        index: Rank, scale, dimension or head.
+        variant: Whatever else distinguishes the numbers of one metric.
+        error: One standard error. Intervals use Student's t with (number of blocks − 1) degrees of freedom.
+        error_kind: How the error was found, such as `jackknife-16-documents`.
+        null: The value that isotropic rows of the same documents would give.
+        n: Number of rows.
+        note: A caveat, or why `value` is missing.
     """
 
     site: str
@@ -113,10 +134,10 @@ class Record:
         for name in ("value", "error", "null"):
             number = getattr(self, name)
             if number is not None and not math.isfinite(number):
-                raise ValueError(f"a record's {name} is finite or None, got {number} for {self.metric} at {self.site}")
+                raise ValueError(f"{name} of {self.metric} at {self.site} is {number}. It must be finite or None.")
 
     def to_json(self) -> dict[str, Any]:
-        """The record as a plain dict, keys in the order users script against."""
+        """Return the record as a dict, with keys in the order of `COLUMNS`."""
         return {
             "run": self.run,
             "step": self.step,
@@ -136,11 +157,15 @@ class Record:
 
     @classmethod
     def from_json(cls, row: Mapping[str, Any]) -> Record:
-        """The inverse of `to_json`; a row with missing or unknown keys raises an InputError that names them."""
+        """Rebuild a record from the dict that `to_json` returned.
+
+        Raises:
+            InputError: Keys are missing or unknown. The message names them.
+        """
         expected = set(COLUMNS)
         if set(row) != expected:
-            odd = sorted(set(row) ^ expected)
-            raise InputError(f"not a record: missing or unknown keys {', '.join(odd)}")
+            wrong = sorted(set(row) ^ expected)
+            raise InputError(f"This is not a record. Missing or unknown keys: {', '.join(wrong)}.")
         return cls(**row)
 
 

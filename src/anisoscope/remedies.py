@@ -1,4 +1,4 @@
-"""The field's remedies for embeddings: centring, removing the top directions, whitening; fitted by streaming."""
+"""Remedies for anisotropic embeddings: centring, removing the top directions, whitening."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Remedy:
     shrinkage: float
 
     def __call__(self, x: Tensor) -> Tensor:
-        """The rows after the remedy, (n, d) -> (n, d), in their own dtype."""
+        """Apply the remedy to rows, (n, d) -> (n, d), in their dtype."""
         with full_precision(x.device):
             return ((double(x) - self.centre) @ self.matrix).to(x.dtype)
 
@@ -29,20 +29,32 @@ class Remedy:
 def fit_remedy(
     moments: Moments, *, centre: bool = False, remove_top: int = 0, whiten: bool = False, shrinkage: float | None = None
 ) -> Remedy:
-    """The remedy for rows with these moments.
+    """Fit a remedy to rows with these moments.
 
-    `centre` subtracts the mean (Mu and Viswanath 2018, step 1); `remove_top` takes out the k strongest directions
-    about the mean (step 2: all but the top); `whiten` gives all directions that are left the same variance, after
-    shrinking the covariance towards a sphere by `shrinkage` (Ledoit and Wolf's optimum unless given), so that
-    directions which the sample hardly shows are not blown up.
+    Args:
+        moments: Moments of the rows.
+        centre: Subtract the mean (Mu and Viswanath 2018, step 1).
+        remove_top: Number of strongest directions about the mean to remove (step 2, "all but the top").
+        whiten: Give all remaining directions the same variance.
+        shrinkage: How far to shrink the covariance towards a sphere before whitening, from 0 to 1, so that weak
+            directions are not amplified too much. None takes the optimum of Ledoit and Wolf.
+
+    Raises:
+        InputError: An option is out of range, the rows do not vary, or directions without variance cannot be whitened.
+
+    Example:
+        >>> from anisoscope.stats.rows import bare_rows
+        >>> rows = torch.tensor([[1.0, 2.0], [3.0, 4.0]])
+        >>> fit_remedy(Moments.of(bare_rows(rows)), centre=True)(rows).tolist()
+        [[-1.0, -1.0], [1.0, 1.0]]
     """
     d = moments.dim
     if not 0 <= remove_top < d:
-        raise InputError(f"cannot remove {remove_top} of {d} directions; choose 0 to {d - 1}")
+        raise InputError(f"Cannot remove {remove_top} of {d} directions. Choose 0 to {d - 1}.")
     if shrinkage is not None and not 0 <= shrinkage <= 1:
-        raise InputError(f"a shrinkage lies between 0 and 1, got {shrinkage}")
+        raise InputError(f"The shrinkage is {shrinkage}. Choose a number from 0 to 1.")
     if moments.n < 2 or float(moments.trace) <= 0:
-        raise InputError("the rows do not vary: there is nothing to fit")
+        raise InputError("The rows do not vary, so there is nothing to fit. Give at least two different rows.")
     values, axes = torch.linalg.eigh(moments.scatter / moments.n)  # ascending
     used = 0.0
     gain = torch.ones_like(values)
@@ -50,16 +62,16 @@ def fit_remedy(
         used = optimal_shrinkage(moments) if shrinkage is None else shrinkage
         shrunk = (1 - used) * values.clamp(min=0) + used * values.clamp(min=0).mean()
         if float(shrunk[0]) <= 1e-12 * float(shrunk[-1]):
-            raise InputError("some directions have no variance and cannot be whitened; give a --shrinkage above 0")
+            raise InputError("Some directions have no variance and cannot be whitened. Use a shrinkage above 0.")
         gain = shrunk.rsqrt()
     if remove_top:
         gain[d - remove_top :] = 0.0
-    matrix = (axes * gain) @ axes.T  # symmetric: rows stay as close to what they were as the remedy allows
+    matrix = (axes * gain) @ axes.T  # symmetric: rows change as little as the remedy allows
     return Remedy(moments.mean if centre else torch.zeros_like(moments.mean), matrix, used)
 
 
 def optimal_shrinkage(moments: Moments) -> float:
-    """Ledoit and Wolf's (2004) share of the sphere: min(1, E‖yyᵀ − C‖²/n ÷ ‖C − μI‖²), exact from the fourth moment."""
+    """Return the optimal shrinkage of Ledoit and Wolf (2004): min(1, E‖yyᵀ − C‖²/n ÷ ‖C − μI‖²)."""
     n, d = moments.n, moments.dim
     covariance = moments.scatter / n
     square = float(covariance.square().sum())

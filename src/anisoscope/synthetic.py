@@ -1,4 +1,4 @@
-"""Clouds with known answers: what a correct metric must say of them is declared beside each metric (`knows`)."""
+"""Synthetic clouds with known answers. Each metric declares its answers for them (`knows`)."""
 
 from __future__ import annotations
 
@@ -15,7 +15,19 @@ DIM = 16
 
 
 def cloud(name: str, *, n: int = ROWS, d: int = DIM, seed: int = 0) -> Tensor:
-    """The cloud of that name, (n, d) float64, the same for the same arguments.
+    """Make the cloud of a name. Equal arguments give equal rows.
+
+    Args:
+        name: One of `CLOUDS`, such as "sphere", "line" or "power law".
+        n: Number of rows.
+        d: Number of dimensions.
+        seed: Seed of the random numbers.
+
+    Returns:
+        Rows (n, d) in float64.
+
+    Raises:
+        InputError: The name is unknown.
 
     >>> cloud("line", n=3, d=2).shape
     torch.Size([3, 2])
@@ -26,17 +38,17 @@ def cloud(name: str, *, n: int = ROWS, d: int = DIM, seed: int = 0) -> Tensor:
 
 
 def sphere(n: int, d: int, g: torch.Generator) -> Tensor:
-    """An isotropic Gaussian: every direction alike."""
+    """An isotropic Gaussian."""
     return torch.randn(n, d, generator=g, dtype=torch.float64)
 
 
 def line(n: int, d: int, g: torch.Generator) -> Tensor:
-    """One direction of variance, about an offset."""
+    """Rows on a line that does not pass through the origin."""
     return 3.0 + sphere(n, 1, g) * _direction(d)
 
 
 def one_direction(n: int, d: int, g: torch.Generator) -> Tensor:
-    """Rows of different lengths on one ray: cosine 1, lengths 1 and 3, mean length 2."""
+    """Rows of length 1 and 3 in one direction: cosine 1, mean length 2."""
     length = 1.0 + 2.0 * (torch.arange(n) % 2).double()
     return length[:, None] * _direction(d)
 
@@ -61,7 +73,7 @@ def cone(n: int, d: int, g: torch.Generator) -> Tensor:
 
 
 def power_law(n: int, d: int, g: torch.Generator) -> Tensor:
-    """A Gaussian whose variances fall as 1, 1/2, 1/3, …, in a random frame."""
+    """A Gaussian with variances 1, 1/2, 1/3, … along random orthogonal axes."""
     scale = torch.arange(1, d + 1, dtype=torch.float64).rsqrt()
     return sphere(n, d, g) * scale @ _frame(d, d, g)
 
@@ -81,7 +93,7 @@ def curved(n: int, d: int, g: torch.Generator) -> Tensor:
 
 
 def duplicates(n: int, d: int, g: torch.Generator) -> Tensor:
-    """The plane with every tenth row a copy of the row before."""
+    """The plane, with every tenth row a copy of the row before it."""
     rows = plane(n, d, g)
     copies = torch.arange(9, n, 10)
     rows[copies] = rows[copies - 1]
@@ -107,7 +119,7 @@ def _direction(d: int) -> Tensor:
 
 
 def _frame(k: int, d: int, g: torch.Generator) -> Tensor:
-    """min(k, d) random orthonormal rows in d dimensions, as a (k, d) map."""
+    """Return a (k, d) matrix with min(k, d) random orthonormal rows or columns."""
     q = torch.linalg.qr(torch.randn(max(k, d), max(k, d), generator=g, dtype=torch.float64)).Q
     return q[:k, :d]
 

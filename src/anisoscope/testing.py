@@ -1,8 +1,8 @@
-"""The laws that every metric is held to, for ours and for yours: `check_metric(my_metric)` raises where one breaks.
+"""Check that a metric, built-in or yours, keeps its declared facts: `check_metric(my_metric)`.
 
-A metric declares its range, what leaves it unchanged and clouds whose answer it knows. Each is checked in both
-directions: what is declared must hold, and what is not declared must visibly fail on some cloud, so that a fact can
-neither be wrong nor forgotten.
+A metric declares its range, its invariances and its known answers. Invariances are checked in both directions: a
+declared one must hold on all test clouds, and one that is not declared must fail on some cloud. So a fact can be
+neither wrong nor forgotten.
 """
 
 from __future__ import annotations
@@ -16,47 +16,50 @@ from anisoscope.errors import MetricError
 from anisoscope.metrics.metric import INVARIANCES, Metric
 from anisoscope.stats.cloud import Cloud
 from anisoscope.stats.collect import block_numbers, collect
-from anisoscope.stats.pairs import beside
 from anisoscope.stats.rows import Rows, token_table
 from anisoscope.synthetic import DIM, ROWS, cloud
 
-_SAME = 1e-6  # relative difference that rounding may make
-_OTHER = 1e-4  # relative difference that shows a dependence
+_SAME = 1e-6  # largest relative difference due to rounding
+_OTHER = 1e-4  # smallest relative difference that shows a dependence
 
 
 def check_metric(metric: Metric) -> None:
-    """All laws for one metric; an AssertionError says which law broke, on what."""
+    """Run all checks for one metric.
+
+    Raises:
+        AssertionError: A declared fact does not hold. The message names the fact and the cloud.
+    """
     check_known(metric)
     check_invariances(metric)
     check_hard(metric)
 
 
 def check_known(metric: Metric) -> None:
-    """The metric says of synthetic clouds what it declares to know (all its numbers, where it has several)."""
+    """Check the known answers on synthetic clouds, for all numbers of the metric."""
     for name, answer in metric.knows.items():
         wanted, tolerance = answer if isinstance(answer, tuple) else (answer, 1e-9)
         for value in metric.values(cloud_with_tokens(cloud(name, n=ROWS, d=DIM), metric)):
             got = value.value
-            assert got is not None, f"{metric.name} of {name}: {wanted} is declared, there is no value ({value.note})"
+            assert got is not None, f"{metric.name} of {name}: no value ({value.note}), declared {wanted}"
             assert abs(got - wanted) <= tolerance, f"{metric.name} of {name}: {got}, declared {wanted} ± {tolerance}"
 
 
 def check_invariances(metric: Metric) -> None:
-    """What the metric declares to ignore leaves it unchanged; what it does not declare changes it on some cloud."""
+    """Check that declared invariances hold, and that others do not hold on some cloud."""
     for law in INVARIANCES:
         moved = [(name, _difference(metric, x, _change(law, x))) for name, x in witnesses()]
         if law in metric.keeps:
             for name, difference in moved:
                 assert difference <= _SAME, (
-                    f"{metric.name} declares to ignore {law}, but {name} moves it by {difference}"
+                    f"{metric.name} declares invariance under {law}, but on {name} it changes by {difference}"
                 )
         else:
             most = max(difference for _, difference in moved)
-            assert most > _OTHER, f"{metric.name} does not declare to ignore {law}, but nothing moves it (most: {most})"
+            assert most > _OTHER, f"{metric.name} does not declare invariance under {law}, but changes by only {most}"
 
 
 def check_hard(metric: Metric) -> None:
-    """Clouds that break careless code give finite numbers, or a MetricError with a reason and a remedy."""
+    """Check that difficult clouds give finite numbers, or a MetricError with a reason and a remedy."""
     for name, x in hard_clouds():
         try:
             values = metric.values(cloud_with_tokens(x, metric))
@@ -70,7 +73,7 @@ def check_hard(metric: Metric) -> None:
 
 
 def witnesses() -> Iterator[tuple[str, Tensor]]:
-    """Clouds on which a dependence shows: a smooth one away from the origin, and one with a massive entry."""
+    """Yield clouds that reveal dependences: a smooth one away from the origin, and one with a massive entry."""
     g = torch.Generator().manual_seed(7)
     scale = torch.tensor([4.0, 3.0, 2.0, 1.0, 1.0, 0.5, 0.5, 0.25, 0.2, 0.1], dtype=torch.float64)
     yield "a smooth cloud", torch.randn(400, 10, generator=g, dtype=torch.float64) * scale + 2.0
@@ -80,7 +83,7 @@ def witnesses() -> Iterator[tuple[str, Tensor]]:
 
 
 def hard_clouds() -> Iterator[tuple[str, Tensor]]:
-    """Clouds that break careless code."""
+    """Yield clouds that break careless code: constant, tiny, huge, NaN, fewer rows than dimensions."""
     g = torch.Generator().manual_seed(3)
 
     def gaussian(n: int, d: int) -> Tensor:
@@ -97,9 +100,9 @@ def hard_clouds() -> Iterator[tuple[str, Tensor]]:
     yield "all zero", torch.zeros(40, 4, dtype=torch.float64)
     yield "a grid", torch.cartesian_prod(*[torch.arange(4.0, dtype=torch.float64)] * 3)
     for name, bad in (("NaN", float("nan")), ("Inf", float("inf"))):
-        spoilt = gaussian(60, 4)
-        spoilt[7, 1] = bad
-        yield f"one {name}", spoilt
+        corrupt = gaussian(60, 4)
+        corrupt[7, 1] = bad
+        yield f"one {name}", corrupt
     yield "float16 with Inf from overflow", (gaussian(60, 4) * 1e5).half()
     yield "float32 whose squares overflow", (gaussian(60, 4) * 1e25).float()
     yield "bfloat16", gaussian(60, 4).bfloat16()
@@ -109,15 +112,15 @@ def hard_clouds() -> Iterator[tuple[str, Tensor]]:
 
 
 def cloud_with_tokens(x: Tensor, metric: Metric) -> Cloud:
-    """The statistics a metric needs, of rows in documents of ten with seven words, so that no metric lacks anything.
+    """Collect the statistics that a metric needs, from rows in documents of ten tokens with seven words.
 
-    A metric of what has moved compares with a fixed cloud of as many rows: its laws are about the rows of now.
+    A metric that compares two clouds gets a fixed reference with the same number of rows.
     """
-    found = _collected(x, metric)
+    cloud = _collected(x, metric)
     if "reference" not in metric.requires:
-        return found
+        return cloud
     g = torch.Generator().manual_seed(5)
-    return beside(found, _collected(torch.randn(x.shape, generator=g, dtype=torch.float64) + 1.0, metric))
+    return cloud.with_reference(_collected(torch.randn(x.shape, generator=g, dtype=torch.float64) + 1.0, metric))
 
 
 def _collected(x: Tensor, metric: Metric) -> Cloud:
@@ -143,7 +146,7 @@ def _change(law: str, x: Tensor) -> Tensor:
 
 
 def _difference(metric: Metric, before: Tensor, after: Tensor) -> float:
-    """The largest relative difference between the metric's numbers; a number that appears or goes counts as 1."""
+    """Return the largest relative difference between the numbers; one that appears or disappears counts as 1."""
     found = [{value.key: value.value for value in metric.values(cloud_with_tokens(x, metric))} for x in (before, after)]
     if set(found[0]) != set(found[1]):
         return 1.0

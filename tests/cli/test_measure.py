@@ -84,7 +84,7 @@ def test_a_file_of_several_tensors_asks_for_one(tmp_path: Path) -> None:
     ("arguments", "words"),
     [
         (["measure", "nowhere.npy"], "nowhere.npy"),
-        (["metrics", "isoscor"], "did you mean isoscore"),
+        (["metrics", "isoscor"], "Did you mean 'isoscore"),
         (["export", "nowhere", "--to", "x.parquet"], "nowhere"),
         (["recompute", "nowhere", "--metric", "rankme"], "nowhere"),
         (["transform", "v.npy", "--out", "x.npy"], "nothing to do"),

@@ -72,7 +72,7 @@ def assert_same(a: Any, b: Any, tolerance: float) -> None:
     seed=st.integers(0, 1000),
 )
 @settings(max_examples=25, deadline=None)
-def test_statistics_of_parts_add_to_the_whole(name: str, n: int, cuts: list[int], mean: float, seed: int) -> None:
+def test_statistics_of_parts_add_up_to_the_whole(name: str, n: int, cuts: list[int], mean: float, seed: int) -> None:
     rows = make_rows(n, mean=0.0 if name == "Partition" else mean, seed=seed)
     edges = sorted({0, n, *(cut for cut in cuts if cut < n)})
     parts = [MAKE[name](rows.take(slice(a, b))) for a, b in pairwise(edges)]
@@ -83,7 +83,7 @@ def test_statistics_of_parts_add_to_the_whole(name: str, n: int, cuts: list[int]
 
 
 @pytest.mark.parametrize("name", MAKE)
-def test_one_row_at_a_time_adds_to_the_whole(name: str) -> None:
+def test_single_rows_add_up_to_the_whole(name: str) -> None:
     rows = make_rows(40)
     total = MAKE[name](rows.take(slice(0, 1)))
     for i in range(1, 40):
@@ -97,7 +97,7 @@ def test_a_statistic_survives_packing(name: str) -> None:
     assert_same(unpack(type(made), pack(made)), made, 0.0)
 
 
-def test_unpacking_names_what_is_missing() -> None:
+def test_unpacking_names_missing_arrays() -> None:
     arrays = pack(Moments.of(make_rows(10)))
     del arrays["third"]
     with pytest.raises(KeyError, match="third"):
@@ -105,7 +105,7 @@ def test_unpacking_names_what_is_missing() -> None:
 
 
 @pytest.mark.parametrize("kind", [Moments, Directions, UnitSquares, Norms, CentredDirections, Partition])
-def test_taking_a_part_out_again_leaves_the_rest(kind: type) -> None:
+def test_subtracting_a_part_leaves_the_rest(kind: type) -> None:
     rows = make_rows(100, mean=3.0)
     make = MAKE[kind.__name__]
     rest = make(rows).without(make(rows.take(slice(20, 50))))
@@ -148,7 +148,7 @@ def test_a_collected_cloud_does_not_depend_on_the_batches(cuts: list[int], block
 
 @pytest.mark.parametrize("blocks", [2, 8])
 @pytest.mark.parametrize("peel", [True, False])
-def test_a_cloud_without_a_block_is_the_cloud_of_the_other_rows(blocks: int, peel: bool) -> None:
+def test_a_cloud_without_a_block_equals_the_cloud_of_the_other_rows(blocks: int, peel: bool) -> None:
     rows = make_rows(1000, seed=6)
     rows.x[333] *= 1e4  # one massive row may be in the block that is left out
     cloud = collected(rows, [137, 500, 501], ALL, sample=100, extremes=30, blocks=blocks)
@@ -163,7 +163,7 @@ def test_a_cloud_without_a_block_is_the_cloud_of_the_other_rows(blocks: int, pee
             assert_same(cloud.of_block(place, Moments), Moments.of(own), 1e-9)
     for place, block in enumerate(cloud.blocks):
         others = ((rows.tokens.block >> level) != block.number).nonzero()[:, 0]
-        left = cloud.without_block(place, peel=peel)
+        left = cloud.without_block(place, exact_extremes=peel)
         for name in ("Moments", "Directions", "Norms"):
             found, expected = left.get(globals()[name]), MAKE[name](rows.take(others))
             if name == "Moments" and not peel:  # the massive row's fourth power has rounded the others' away
@@ -177,7 +177,7 @@ def test_a_cloud_without_a_block_is_the_cloud_of_the_other_rows(blocks: int, pee
         ).any()
 
 
-def test_first_tokens_kept_apart_still_belong_to_the_whole() -> None:
+def test_separately_stored_first_tokens_belong_to_the_whole() -> None:
     rows = make_rows(400, seed=8)
     offset = torch.arange(400) % 16
     rows = Rows(rows.x, token_table(rows.tokens.document, rows.tokens.position, offset=offset, block=rows.tokens.block))
@@ -187,9 +187,9 @@ def test_first_tokens_kept_apart_still_belong_to_the_whole() -> None:
     assert_same(cloud.stats["first.Moments"], Moments.of(rows.take((offset == 0).nonzero()[:, 0])), 1e-9)
 
 
-def test_wide_blocks_go_to_scratch_and_come_back(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_wide_blocks_are_stored_in_a_scratch_folder_and_read_back(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("anisoscope.stats.collector._IN_MEMORY", 1)
-    monkeypatch.setattr("anisoscope.stats.collector.HELD", 1)
+    monkeypatch.setattr("anisoscope.stats.collector.HELD_NUMBERS", 1)
     rows = make_rows(600, seed=9)
 
     def scratch_folder() -> Path:
@@ -203,7 +203,7 @@ def test_wide_blocks_go_to_scratch_and_come_back(monkeypatch: pytest.MonkeyPatch
     assert not scratch_folder().exists()  # gone with the cloud
 
 
-def test_a_cloud_survives_being_stored() -> None:
+def test_a_cloud_survives_storing() -> None:
     cloud = collected(make_rows(300), [100], ALL)
     again = Cloud(from_arrays(to_arrays(cloud.stats)))
     for name in ("Moments", "Directions", "Norms", "Sample"):
@@ -235,7 +235,7 @@ def far_from_origin(n: int, d: int, offset: float) -> Tensor:
 
 
 @pytest.mark.parametrize("offset", [0.0, 1.0, 30.0])
-def test_singular_values_are_right_to_one_per_cent_down_to_1e_3_in_float32(offset: float) -> None:
+def test_float32_singular_values_are_within_one_per_cent_down_to_1e_3(offset: float) -> None:
     """A float32 product moves every eigenvalue by up to c·λ1, so σ by (c/2)(σ1/σ)² of itself.
 
     Measured c/2: at most 2e-9 (kernels of AVX-512, AVX2 and SSE2). The law holds c/2 below 1e-8.
@@ -250,7 +250,7 @@ def test_singular_values_are_right_to_one_per_cent_down_to_1e_3_in_float32(offse
     assert int((size > 1e-3).sum()) > 200
 
 
-def test_precise_moments_are_right_down_to_1e_6() -> None:
+def test_precise_singular_values_are_right_down_to_1e_6() -> None:
     g = torch.Generator().manual_seed(2)
     x = torch.randn(5000, 32, generator=g, dtype=torch.float64) * torch.logspace(0, -6, 32, dtype=torch.float64)
     rows = Rows(x.float() + 0.0, token_table(torch.arange(5000), torch.zeros(5000)))
@@ -259,14 +259,14 @@ def test_precise_moments_are_right_down_to_1e_6() -> None:
     assert float(((got - want).abs() / want).max()) < 0.01
 
 
-def test_a_mean_beyond_100_spreads_is_multiplied_in_float64_by_itself() -> None:
+def test_a_mean_beyond_100_spreads_switches_to_float64() -> None:
     x = far_from_origin(9000, 300, 500.0)
     got = Moments.of(Rows(x, token_table(torch.arange(9000), torch.zeros(9000)))).eigenvalues.sqrt()
     want = torch.linalg.svdvals(x.double() - x.double().mean(0))
     assert float(((got - want).abs() / want).max()) < 1e-6
 
 
-def test_a_massive_row_does_not_round_the_others_away() -> None:
+def test_a_massive_row_does_not_cost_other_rows_precision() -> None:
     x = torch.randn(4096, 300, generator=torch.Generator().manual_seed(0))
     x[100] *= 1e6
     tokens = token_table(torch.arange(4096), torch.zeros(4096))
@@ -279,7 +279,7 @@ def test_a_massive_row_does_not_round_the_others_away() -> None:
     torch.testing.assert_close(got.scatter, want.scatter, rtol=1e-5, atol=1e-3)
 
 
-def test_measuring_inside_autocast_and_tf32_settings_changes_nothing() -> None:
+def test_autocast_and_tf32_settings_change_nothing() -> None:
     rows = make_rows(500, dtype=torch.float32)
     plain = Moments.of(rows)
     torch.set_float32_matmul_precision("medium")

@@ -7,18 +7,18 @@ import pytest
 from anisoscope.metrics import Metric, catalogue
 from anisoscope.testing import check_hard, check_invariances, check_known
 
-# attention: tests/test_heads.py; gain and bias of a norm, whose rows are single numbers: tests/test_measure_more.py
+# Metrics of heads and of norms take other input; they have tests of their own.
 METRICS = [m for m in catalogue().values() if not m.requires & {"heads", "norm"}]
 every_metric = pytest.mark.parametrize("metric", METRICS, ids=lambda m: m.name)
 
 
 @every_metric
-def test_a_metric_knows_the_answer_for_the_clouds_it_names(metric: Metric) -> None:
+def test_a_metric_gives_its_known_answers(metric: Metric) -> None:
     check_known(metric)
 
 
 @every_metric
-def test_a_metric_ignores_what_it_declares_and_nothing_else(metric: Metric) -> None:
+def test_a_metric_has_exactly_its_declared_invariances(metric: Metric) -> None:
     check_invariances(metric)
 
 
@@ -28,7 +28,7 @@ def test_a_metric_gives_a_number_or_a_reason_on_hard_clouds(metric: Metric) -> N
 
 
 @every_metric
-def test_a_metric_explains_itself(metric: Metric) -> None:
+def test_a_metric_has_a_docstring(metric: Metric) -> None:
     assert metric.meaning.endswith((".", ":")) or metric.meaning, metric.name
     assert metric.paper
     assert metric.low < metric.high

@@ -163,9 +163,9 @@ def test_errors_explain_what_to_do() -> None:
     model, inputs = gpt2()
     with pytest.raises(InputError, match="give text, images, audio or batches"):
         anisoscope.measure(model)
-    with pytest.raises(InputError, match="no site is called 'residd'"):
+    with pytest.raises(InputError, match="No site named 'residd'"):
         anisoscope.measure(model, [inputs], sites=["residd"])
-    with pytest.raises(InputError, match="did you mean isoscore"):
+    with pytest.raises(InputError, match="Did you mean 'isoscore"):
         anisoscope.measure(model, [inputs], metrics=["isoscor"])
     with pytest.raises(InputError, match="nothing to measure"):
         anisoscope.measure(model, [])

@@ -26,8 +26,8 @@ from anisoscope.measurement.site_collectors import CollectorOptions, SiteCollect
 from anisoscope.measurement.site_evaluation import EvaluationOptions, SiteEvaluator
 from anisoscope.measurement.site_result import SiteResult
 from anisoscope.records import Site
-from anisoscope.stats.cloud import SECOND_LOOK
 from anisoscope.stats.collector import BlockNumbers
+from anisoscope.stats.registry import SECOND_PASS
 
 _UNIT = 256  # tokens of the smallest block if the total is not known
 _UNITS = 64  # smallest blocks if it is: a text of a quarter of that length still has enough
@@ -210,7 +210,7 @@ class Engine:
         return [m for m in choose_metrics(names, known) if names is not None or not m.slow]
 
     def _collector_options(self, extremes: int) -> CollectorOptions:
-        names = collected_names([m.sources for m in self.metrics if "heads" not in m.requires], SECOND_LOOK)
+        names = collected_names([m.sources for m in self.metrics if "heads" not in m.requires], SECOND_PASS)
         sample = self.request.statistics.sample or MODEL_SAMPLE
         return CollectorOptions(names, sample, extremes, sinks=not self.layout.grid)
 

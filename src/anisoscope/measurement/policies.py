@@ -23,9 +23,9 @@ def massive(cloud: Cloud) -> Tensor:
     """Keys of the tokens that are massive here; more than a block can hold is an error."""
     extremes = cloud.get(Extremes)
     outsized = extremes.x.double().norm(dim=1).cpu() > MASSIVE * cloud.get(Norms).median
-    if len(outsized) == extremes.size and bool((extremes.priority >= OUTSIZED).all()):
+    if extremes.overflowed:
         raise InputError(
-            f"more than {extremes.size} tokens have over {OUTSIZED:g} times the median norm, too many to be outliers "
+            f"more than {len(outsized)} tokens have over {OUTSIZED:g} times the median norm, too many to be outliers "
             "and to be held; look at the norms first (`--metrics massive_tokens,outlier_dimensions` on fewer tokens)"
         )
     return extremes.table[:, 0].cpu()[outsized]

@@ -17,9 +17,10 @@ from anisoscope.measurement.site_result import SiteResult
 from anisoscope.metrics import Metric
 from anisoscope.metrics.evaluate import MetricResult, evaluate
 from anisoscope.records import Site
-from anisoscope.stats.cloud import SECOND_LOOK, Cloud, from_arrays, to_arrays
-from anisoscope.stats.collect import second_look_at_sample
+from anisoscope.stats.cloud import Cloud, from_arrays, to_arrays
+from anisoscope.stats.collect import second_pass_on_sample
 from anisoscope.stats.neighbours import LocalDimensions, Neighbours, TwoNeighbours
+from anisoscope.stats.registry import SECOND_PASS
 
 POLICIES = ("all", "no-sink")
 
@@ -109,7 +110,7 @@ class SiteEvaluator:
 
     def _evaluate_cloud(self, cloud: Cloud, site: Site, flagged: Tensor, options: EvaluationOptions) -> SiteResult:
         metrics = self.of_clouds
-        second = [name for name in SECOND_LOOK if any(name in m.sources for m in metrics)]
+        second = [name for name in SECOND_PASS if any(name in m.sources for m in metrics)]
         searching = {Neighbours, TwoNeighbours, LocalDimensions} if options.sparing and not self.grid else set()
         views = [(options.policies[0], cloud, [m for m in metrics if searching.isdisjoint(m.needs)])]
         if not self.grid:
@@ -120,10 +121,10 @@ class SiteEvaluator:
         clouds: dict[str, Cloud] = {}
         measured: list[MetricResult] = []
         for tokens, view, chosen in views:
-            clouds[tokens] = second_look_at_sample(view, second) if second else view
+            clouds[tokens] = second_pass_on_sample(view, second) if second else view
             labels = options.labels(options.errors and not (options.sparing and tokens != views[-1][0]))
             measured += evaluate(clouds[tokens], chosen, site=str(site), tokens=tokens, **labels)
-            clouds[tokens].by_block.clear()
+            clouds[tokens].release_blocks()
         return SiteResult(site, clouds, measured)
 
     def _evaluate_heads(self, collectors: SiteCollectors, site: Site, options: EvaluationOptions) -> SiteResult:

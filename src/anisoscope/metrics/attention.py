@@ -1,4 +1,4 @@
-"""Attention per head: how sharp it is, how much goes to the first token, how far queries and keys drift together."""
+"""Attention per head: its sharpness, its weight on the first token, and the drift of queries and keys."""
 
 from __future__ import annotations
 
@@ -17,9 +17,10 @@ _INF = math.inf
 
 @metric(Attention, low=0, high=1, keeps=set(), paper="godey2024", requires={"heads"})
 def attention_entropy(attention: Attention) -> Iterator[Value]:
-    """Average entropy of a head's attention rows over that of even attention; index is the head.
+    """Average entropy of a head's attention rows, relative to uniform attention; index is the head.
 
-    H/ln(visible keys), 1 where attention is even, 0 where one key takes all. Rows that see one key are left out.
+    H/ln(number of visible keys): 1 for uniform attention, 0 if one key gets all the weight. Rows with one visible key
+    are left out.
     """
     yield from _means(attention.entropy, attention.rows)
 
@@ -38,25 +39,31 @@ def sink_mass(attention: Attention) -> Iterator[Value]:
 
 @metric(Attention, low=0, high=_INF, keeps=set(), paper="godey2024", requires={"heads"})
 def logit_std(attention: Attention) -> Iterator[Value]:
-    """Average standard deviation of a head's logits over the keys that a row sees; index is the head."""
+    """Average standard deviation of a head's logits over the visible keys of a row; index is the head."""
     yield from _means(attention.logit_std, attention.spread_rows)
 
 
 @metric(HeadSums, low=0, high=_INF, keeps=set(), paper="godey2024", requires={"heads"})
 def q_drift(heads: HeadSums) -> Iterator[Value]:
-    """Length of a head's mean query, and in units of the queries' root mean square length; index is the head."""
+    """Length of a head's mean query; index is the head.
+
+    `in=units` is the length itself, `in=rms` is divided by the root mean square length of the queries.
+    """
     yield from _drift(heads.q, heads.qq.diagonal(dim1=1, dim2=2).sum(1), heads.tokens)
 
 
 @metric(HeadSums, low=0, high=_INF, keeps=set(), paper="godey2024", requires={"heads"})
 def k_drift(heads: HeadSums) -> Iterator[Value]:
-    """Length of a head's mean key, and in units of the keys' root mean square length; index is the key head."""
+    """Length of a head's mean key; index is the key head.
+
+    `in=units` is the length itself, `in=rms` is divided by the root mean square length of the keys.
+    """
     yield from _drift(heads.k, heads.k_square, heads.tokens)
 
 
 @metric(HeadSums, low=-1, high=1, keeps=set(), paper="godey2024", requires={"heads"})
 def qk_cosine(heads: HeadSums) -> Iterator[Value]:
-    """Cosine between a head's mean query and mean key, with its sign; index is the head."""
+    """Cosine between a head's mean query and its mean key; index is the head."""
     for head, (q, k) in enumerate(zip(heads.q, _per_query_head(heads.k, heads), strict=True)):
         length = q.norm() * k.norm()
         yield Value(float(q @ k / length) if length > 0 else None, index=head, n=int(heads.tokens), note=_zero(length))
@@ -64,10 +71,10 @@ def qk_cosine(heads: HeadSums) -> Iterator[Value]:
 
 @metric(HeadSums, low=0, high=1, keeps=set(), paper="anisoscope", requires={"heads"})
 def logit_budget(heads: HeadSums) -> Iterator[Value]:
-    """Share of the mean query in what moves a head's logits from key to key; index is the head.
+    """Share of the variance of a head's logits over keys that is due to the mean query; index is the head.
 
-    q̄ᵀΣ_k q̄/(q̄ᵀΣ_k q̄ + tr Σ_q Σ_k), Σ_k within windows: the mean key alone cancels in the softmax, so only this part
-    of the drift can sharpen attention.
+    q̄ᵀΣ_k q̄/(q̄ᵀΣ_k q̄ + tr Σ_q Σ_k) with Σ_k the covariance of keys within windows. The mean key cancels in the softmax,
+    so this is the only part of the drift that can sharpen attention.
     """
     n = heads.tokens
     for head, (q, qq, k) in enumerate(zip(heads.q, heads.qq, _per_query_head(heads.k_within, heads), strict=True)):
@@ -80,7 +87,7 @@ def logit_budget(heads: HeadSums) -> Iterator[Value]:
 
 def _means(total: Tensor, rows: Tensor) -> Iterator[Value]:
     if not bool((rows > 0).any()):
-        raise Undefined("no attention row sees two keys", "give windows of at least two tokens")
+        raise Undefined("no attention row has two visible keys", "give windows of at least two tokens")
     for head, (value, n) in enumerate(zip(total.tolist(), rows.tolist(), strict=True)):
         yield Value(value / n, index=head, n=int(n))
 
@@ -93,7 +100,7 @@ def _drift(total: Tensor, square: Tensor, n: Tensor) -> Iterator[Value]:
 
 
 def _per_query_head(k: Tensor, heads: HeadSums) -> Tensor:
-    """Key heads repeated for the query heads that share them."""
+    """Repeat key heads for the query heads that share them."""
     return k.repeat_interleave(len(heads.q) // len(k), 0)
 
 

@@ -1,4 +1,4 @@
-"""How much a word's vector depends on its context: needs token ids, and documents for the sentence measure."""
+"""How much the vector of a word depends on its context."""
 
 from __future__ import annotations
 
@@ -11,10 +11,11 @@ from anisoscope.stats.words import AnyTwo, Sentences, Words
     requires={"tokens"},
 )  # fmt: skip
 def self_similarity(words: Words, any_two: AnyTwo) -> Value:
-    """Average cosine between occurrences of one word in different contexts, above that of any two rows.
+    """Average cosine between occurrences of the same word in different contexts, minus that of any two rows.
 
-    The mean over words of the mean pairwise cosine, minus the sample's mean cosine: 0 when a word is as unlike itself
-    as anything else, 1 − baseline when context does not matter. The 64 most frequent words of the sample count.
+    The mean over words of the mean pairwise cosine, minus the mean cosine of the sample: 0 if occurrences of a word are
+    no more similar than any two rows, 1 − baseline if context does not matter. Computed for the 64 most frequent words
+    of the sample.
     """
     _require_words(words)
     own = words.each.cosines()
@@ -31,10 +32,10 @@ def self_similarity(words: Words, any_two: AnyTwo) -> Value:
     requires={"documents"},
 )  # fmt: skip
 def intra_sentence_similarity(sentences: Sentences, any_two: AnyTwo) -> Value:
-    """Average cosine between a row and the mean of the other sampled rows of its document, above any two rows'.
+    """Average cosine between a row and the mean of the other sampled rows of its document, minus that of any two rows.
 
-    The published measure compares with the mean of the sentence, the word itself included; here the row is left out
-    of its mean, because the sample holds only some of a document's rows.
+    The published measure includes the row itself in the mean of its sentence. Here it is left out, because the sample
+    holds only some rows of each document.
     """
     if not len(sentences.cosine):
         raise Undefined("no document has two rows in the sample", "give longer documents or a larger sample")
@@ -45,10 +46,9 @@ def intra_sentence_similarity(sentences: Sentences, any_two: AnyTwo) -> Value:
     Words, low=-1, high=1, keeps={"rotation", "scale"}, paper="ethayarajh2019", requires={"tokens"},
 )  # fmt: skip
 def max_explainable_variance(words: Words) -> Value:
-    """How well one static vector could stand for all occurrences of a word, above that of random groups of rows.
+    """How well one static vector can replace all occurrences of a word, minus the same for random groups of rows.
 
-    The mean over words of σ1²/Σσ² of (at most 32 of) their occurrences, minus the same for groups of equal size
-    drawn in key order.
+    The mean over words of σ1²/Σσ² of at most 32 occurrences, minus that of random groups of the same size.
     """
     _require_words(words)
     own, random = words.first_shares()
@@ -61,7 +61,7 @@ def _require_words(words: Words) -> None:
     if not words.each.rows.shape[1]:
         raise Undefined("no word occurs 5 times in the sample", "measure a model on text, and on more tokens")
     if not bool((words.each.rows.sum(0) > 1).any()):
-        raise Undefined("no word occurs twice in what is left", "give more documents")
+        raise Undefined("no word occurs twice in the remaining rows", "give more documents")
 
 
 def _baseline(any_two: AnyTwo) -> float:

@@ -1,10 +1,10 @@
-"""Intrinsic dimension: in how many directions one can move without leaving the cloud.
+"""Intrinsic dimension: the number of directions in which one can move without leaving the cloud.
 
-All estimators read the keyed sample, exact copies of a row removed first (and counted in the note). All saturate: a
-true 50 reads about 32 from 2,048 rows, so compare only numbers of equal n, which the record holds.
+All estimators use the keyed sample, after removing exact copies of rows (the note counts them). All of them saturate: a
+true 50 gives about 32 from 2,048 rows. So compare only numbers of equal n, which the record holds.
 
-Rows that are each other's neighbours share distances, whatever their blocks: error bars that see only blocks would be
-a third too small. `_stretch` adds what neighbours in other blocks have in common.
+Neighbouring rows share distances even if they are in different blocks, so error bars from blocks alone would be a third
+too small. `_stretch` corrects for what neighbours in other blocks have in common.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ _KEEPS = {"rotation", "scale", "shift"}
 _MLE_NEIGHBOURS = 20
 _KEPT = 0.9  # share of the ratios that the slope is fitted to
 _PUBLISHED_SHARE = 0.2
-_NEAR = 0.05  # how far from a first guess ln d is looked for first
-_INNER, _OUTER = 4, 0.5  # in neighbourhoods of more rows than this pairs count half: outer ones share little
+_NEAR = 0.05  # half width of the first search interval for ln d
+_INNER, _OUTER = 4, 0.5  # with more than 4 neighbours, pairs count half: the outer ones share little
 
 
 @metric(
@@ -35,11 +35,11 @@ _INNER, _OUTER = 4, 0.5  # in neighbourhoods of more rows than this pairs count 
 def two_nn(two: TwoNeighbours) -> Iterator[Value]:
     """Intrinsic dimension from the ratio of the distances to the second and the first neighbour.
 
-    Slope through the origin of −ln(1 − F(μ)) on ln μ, μ = r2/r1, over the lowest 90 % of μ. `neighbours=all` counts
-    every row; where documents are known, `neighbours=other documents` leaves a row's own document out: tokens that
-    follow each other are near for that reason alone and pull the dimension down.
+    Slope through the origin of −ln(1 − F(μ)) on ln μ, with μ = r2/r1, over the lowest 90 % of μ. `neighbours=all` uses
+    all rows. If documents are known, `neighbours=other documents` ignores neighbours in a row's own document:
+    neighbouring tokens are close for that reason alone, which lowers the dimension.
     """
-    yield from _both(two.found, _slope)
+    yield from _both(two.neighbours, _slope)
 
 
 @metric(
@@ -47,23 +47,23 @@ def two_nn(two: TwoNeighbours) -> Iterator[Value]:
     knows={"line": (1, 0.1), "plane": (3, 0.3), "swiss roll": (2, 0.2), "curved": (4, 0.5), "duplicates": (3, 0.3)},
 )  # fmt: skip
 def two_nn_ml(two: TwoNeighbours) -> Iterator[Value]:
-    """Intrinsic dimension from the same ratios by maximum likelihood.
+    """Intrinsic dimension by maximum likelihood from the ratios that `two_nn` uses.
 
-    (n − 1)/Σ ln μ; variants as in `two_nn`.
+    (n − 1)/Σ ln μ. Variants as in `two_nn`.
     """
-    yield from _both(two.found, _likeliest)
+    yield from _both(two.neighbours, _likeliest)
 
 
 @metric(
     TwoNeighbours, low=0, high=_INF, keeps=_KEEPS, paper="razzhigaev2023", knows={"plane": (3, 0.4)},
 )  # fmt: skip
 def two_nn_paper(two: TwoNeighbours) -> Value:
-    """Intrinsic dimension as `The Shape of Learning` computed it: for comparison, not for use.
+    """Intrinsic dimension as computed in `The Shape of Learning`: to compare with that paper only.
 
-    The slope over the lowest 20 % of μ only, with copies of a row left in the distribution: 10 % of duplicates turn a
-    true 10 into about 17.
+    The slope over the lowest 20 % of μ, without removing copies of rows: 10 % of duplicates turn a true 10 into about
+    17.
     """
-    neighbours = two.found
+    neighbours = two.neighbours
     distance, copies = neighbours.distance, neighbours.copies
     _enough(neighbours)
     nearest_is_double = copies[neighbours.index[:, 0]] > 1
@@ -82,8 +82,8 @@ def two_nn_paper(two: TwoNeighbours) -> Value:
 def gride(neighbours: Neighbours) -> Iterator[Value]:
     """Intrinsic dimension by scale, from the ratio of the distances to neighbours 2k and k; index is k.
 
-    Maximum likelihood of d for r_2k/r_k, k = 1, 2, 4, …: near-copies and noise spoil small k, curvature large k; a
-    plateau is a dimension.
+    Maximum likelihood of d from r_2k/r_k for k = 1, 2, 4, … Noise and near copies distort small k, curvature distorts
+    large k. A plateau between them is the dimension.
     """
     _enough(neighbours)
     k = 1
@@ -100,9 +100,9 @@ def gride(neighbours: Neighbours) -> Iterator[Value]:
     knows={"line": (1, 0.1), "plane": (3, 0.3), "swiss roll": (2, 0.2)},
 )  # fmt: skip
 def mle_dimension(neighbours: Neighbours) -> Value:
-    """Intrinsic dimension from how fast neighbours accumulate around a row.
+    """Intrinsic dimension by maximum likelihood from the distances to the 20 nearest neighbours.
 
-    (k − 1)/Σ_j ln(r_k/r_j) with k = 20, averaged harmonically over rows.
+    (k − 1)/Σ_j ln(r_k/r_j) with k = 20, as a harmonic mean over rows.
     """
     _enough(neighbours)
     k = min(_MLE_NEIGHBOURS, neighbours.distance.shape[1])
@@ -121,19 +121,17 @@ def mle_dimension(neighbours: Neighbours) -> Value:
 def local_pca_dimension(local: LocalDimensions) -> Value:
     """Average number of directions that hold 95 % of the variance among a row's nearest neighbours.
 
-    At most the number of neighbours (32) can be seen, so a large value is a lower bound. 256 rows are asked about.
+    Computed for 256 rows with 32 neighbours each. The value cannot exceed the number of neighbours, so a large value is
+    a lower bound.
     """
     if len(local.count) < 3:
-        raise Undefined(f"{len(local.count)} different rows are too few", "give at least 20")
+        raise Undefined(f"{len(local.count)} different rows are not enough", "give at least 20")
     variant = {"k": local.listed, "share": LOCAL_SHARE}
     return Value(float(local.count.double().mean()), variant=variant, n=len(local.count))
 
 
 def _both(neighbours: Neighbours, estimate: Callable[[Tensor], float]) -> Iterator[Value]:
-    """The estimate from ln μ, ascending, of all neighbours and of those in other documents.
-
-    The latter says for what share of the rows the nearest neighbour is in their own document.
-    """
+    """Apply an estimate to the sorted ln μ of all neighbours, and of neighbours in other documents."""
     _enough(neighbours)
     log_mu = (neighbours.distance[:, 1] / neighbours.distance[:, 0]).log()
     stretch = _stretch(neighbours, log_mu, neighbours.index[:, :2])
@@ -155,13 +153,13 @@ def _both(neighbours: Neighbours, estimate: Callable[[Tensor], float]) -> Iterat
 
 
 def _stretch(neighbours: Neighbours, each: Tensor, near: Tensor) -> float:
-    """How much wider the error bar of a mean over rows is for what rows share with neighbours in other blocks.
+    """Return the factor for the error bar of a mean over rows that share distances with neighbours in other blocks.
 
-    With ψ the rows' terms about their mean, leaving blocks out sees Σ_b (Σ_{i∈b} ψ_i)²; to be added are the products
-    ψ_i·ψ_j of rows i and their neighbours j (`near`, (n, k) places) that lie in other blocks.
+    With ψ the terms of the rows about their mean, leaving out blocks accounts for Σ_b (Σ_{i∈b} ψ_i)². This adds the
+    products ψ_i·ψ_j of rows i and their neighbours j (`near`, (n, k) indices) in other blocks.
     """
     if len(neighbours.row) < len(neighbours.x):
-        return 1.0  # a replicate: nobody asks for its error
+        return 1.0  # a replicate: its error bar is not used
     psi = each - each.mean()
     block = neighbours.block
     number, which = block.unique(return_inverse=True)
@@ -179,7 +177,7 @@ def _slope(log_mu: Tensor) -> float:
     keep = max(2, int(_KEPT * n))
     heights = -torch.log1p(-torch.arange(1, keep + 1, dtype=torch.float64) / n) if keep < n else None
     if heights is None:
-        raise Undefined(f"{n} different rows are too few", "give at least 20")
+        raise Undefined(f"{n} different rows are not enough", "give at least 20")
     return _through_origin(log_mu[:keep], heights)
 
 
@@ -198,12 +196,11 @@ def _likeliest(log_mu: Tensor) -> float:
 
 
 def _gride(log_mu: Tensor, k: int) -> float:
-    """The d that makes ratios of neighbours 2k and k likeliest: the root of the score, searched on log d.
+    """Return the maximum-likelihood d from ratios of neighbours 2k and k: the root of the score, searched on log d.
 
-    score(d) = n/d + (k − 1) Σ ln μ/(1 − μ^−d) − (2k − 1) Σ ln μ, decreasing in d. The first guess is
-    the d by which the mean of ln μ is what it is expected to be, (1/k + … + 1/(2k − 1))/d. As x/(1 − e^−x) is convex,
-    the root lies nowhere below that of equal ratios, which is within 3 % of the guess; as it is at most 1 + x, nowhere
-    above n/Σ ln μ.
+    score(d) = n/d + (k − 1) Σ ln μ/(1 − μ^−d) − (2k − 1) Σ ln μ decreases in d. The first guess is the d for which the
+    mean of ln μ has its expected value (1/k + … + 1/(2k − 1))/d. Because x/(1 − e^−x) is convex, the root is not below
+    that of equal ratios, which is within 3 % of the guess. Because it is at most 1 + x, the root is not above n/Σ ln μ.
     """
     n, total = len(log_mu), float(log_mu.sum())
     if total <= 0:
@@ -223,14 +220,14 @@ def _gride(log_mu: Tensor, k: int) -> float:
 
 
 def _gride_terms(log_mu: Tensor, k: int, d: float) -> Tensor:
-    """Each row's part of the score at d, (n,)."""
+    """Return the contribution of each row to the score at d, (n,)."""
     inner = torch.where(log_mu > 0, log_mu / -torch.expm1(-d * log_mu.clamp(min=1e-300)), 1 / d)
     return (k - 1) * inner - (2 * k - 1) * log_mu
 
 
 def _enough(neighbours: Neighbours) -> None:
     if neighbours.distance.shape[1] < 2 or len(neighbours.distance) < 3:
-        raise Undefined(f"{len(neighbours.distance)} different rows are too few", "give at least 20")
+        raise Undefined(f"{len(neighbours.distance)} different rows are not enough", "give at least 20")
 
 
 def _value(

@@ -1,4 +1,4 @@
-"""What has moved since the reference step: the same tokens, now and then."""
+"""Drift: the same tokens compared with a reference (an earlier step, another layer or another model)."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from anisoscope.stats.arithmetic import double
 from anisoscope.stats.knn import nearest
 from anisoscope.stats.pairs import Paired, PairedAxes, PairedHeads
 
-RANKS = (1, 8, 32)  # of the subspaces whose angles are taken
+RANKS = (1, 8, 32)  # dimensions of the compared subspaces
 NEIGHBOURS = 10
 
 
 @metric(PairedAxes, low=-1, high=1, keeps={"scale"}, paper="godey2024", requires={"reference"}, bars=False)
 def mean_direction_drift(pair: PairedAxes) -> Value:
-    """Cosine between the mean row and the mean row of the same tokens at the reference: 1 where it has not turned."""
+    """Cosine between the mean row and the mean row of the same tokens at the reference: 1 if it has not turned."""
     _require_same_width(pair)
     now, then = pair.now.moments, pair.then.moments
     return _cosine(now.mean, then.mean.to(now.mean.device), now.n)
@@ -30,16 +30,16 @@ def mean_direction_drift(pair: PairedAxes) -> Value:
     bars=False,
 )  # fmt: skip
 def subspace_angle(pair: PairedAxes) -> Iterator[Value]:
-    """Angles in radians between the top principal directions and those at the reference; index is how many.
+    """Angles in radians between the top k principal directions and those at the reference; index is k.
 
-    With σ the singular values of UᵀV: the largest angle arccos(min σ), and the average one arccos √(mean σ²), which
-    is arccos √(k/d) between random subspaces. 0 where the subspace has not turned, π/2 where it is wholly new.
+    With σ the singular values of UᵀV: the largest angle is arccos(min σ) and the average one arccos √(mean σ²), which
+    is arccos √(k/d) for random subspaces. 0 if the subspace has not turned, π/2 if it is entirely new.
     """
     _require_same_width(pair)
     now, then = pair.now, pair.then
     most = min(now.rank, then.rank)
     if not most:
-        raise Undefined("the rows do not vary at one of the two steps", "give at least two different rows")
+        raise Undefined("the rows of one of the two clouds do not vary", "give at least two different rows")
     n, width = now.moments.n, now.moments.dim
     for k in RANKS:
         if k > min(most, width // 2 or 1):
@@ -57,18 +57,18 @@ def subspace_angle(pair: PairedAxes) -> Iterator[Value]:
     bars=False,
 )  # fmt: skip
 def cka(pair: Paired) -> Value:
-    """Linear centred kernel alignment with the reference, debiased: 1 up to a rotation, 0 where nothing is shared.
+    """Linear centred kernel alignment (CKA) with the reference, debiased: 1 for a rotation, 0 for unrelated rows.
 
-    HSIC(K, L)/√(HSIC(K, K)·HSIC(L, L)) with the unbiased estimator of HSIC, so that unrelated rows give 0 also where
-    there are fewer of them than dimensions. In feature space: one d × d product instead of two n × n ones.
+    HSIC(K, L)/√(HSIC(K, K)·HSIC(L, L)) with the unbiased estimator of HSIC. So unrelated rows give 0 on average even if
+    there are fewer rows than dimensions. Computed in feature space, with one d × d product instead of two n × n ones.
     """
     n = len(pair.now)
     if n < 4:
-        raise Undefined(f"{n} rows have been seen both times", "four are needed")
+        raise Undefined(f"{n} rows are in both clouds", "four are needed")
     x, y = _centred(pair.now), _centred(pair.then)
     own = _hsic(x, x) * _hsic(y, y)
     if not own > 0:
-        raise Undefined("the rows do not vary at one of the two steps", "give different rows")
+        raise Undefined("the rows of one of the two clouds do not vary", "give different rows")
     return Value(max(-1.0, min(1.0, _hsic(x, y) / math.sqrt(own))), n=n, null=0.0)
 
 
@@ -76,13 +76,13 @@ def cka(pair: Paired) -> Value:
     Paired, low=0, high=1, keeps={"rotation", "scale", "shift"}, paper="anisoscope", requires={"reference"}, bars=False
 )
 def neighbour_overlap(pair: Paired) -> Value:
-    """Share of a row's ten nearest rows that were among its ten nearest at the reference, averaged; index is ten.
+    """Average share of a row's ten nearest rows that are among its ten nearest at the reference; index is ten.
 
-    Unrelated clouds give k/(n − 1).
+    Unrelated rows give k/(n − 1).
     """
     n, k = len(pair.now), NEIGHBOURS
     if n <= 2 * k:
-        raise Undefined(f"{n} rows have been seen both times", f"more than {2 * k} are needed")
+        raise Undefined(f"{n} rows are in both clouds", f"more than {2 * k} are needed")
     now, then = nearest(pair.now, k).index, nearest(pair.then, k).index  # (n, k) each
     shared = (now[:, :, None] == then[:, None, :]).any(2).double().mean()
     return Value(float(shared), index=k, n=n, null=k / (n - 1))
@@ -103,7 +103,7 @@ def k_direction_drift(heads: PairedHeads) -> Iterator[Value]:
 def _turned(now: Tensor, then: Tensor, n: int) -> Iterator[Value]:
     if now.shape != then.shape:
         raise Undefined(
-            f"heads are {tuple(now.shape)} now, {tuple(then.shape)} at the reference", "compare like models"
+            f"heads are {tuple(now.shape)} now, {tuple(then.shape)} at the reference", "compare models of one shape"
         )
     for head, (a, b) in enumerate(zip(now, then, strict=True)):
         yield _cosine(a, b, n, head)
@@ -122,10 +122,10 @@ def _centred(x: Tensor) -> Tensor:
 
 
 def _hsic(x: Tensor, y: Tensor) -> float:
-    """n(n − 3) times the unbiased HSIC of linear kernels K, L of centred rows, from features, in float64.
+    """Return n(n − 3) times the unbiased HSIC of linear kernels K, L of centred rows, from features, in float64.
 
-    Without their diagonals the rows of K and L sum to minus those, since Σx = Σy = 0. One massive row's part of tr KL
-    is nearly all on the diagonal and goes with it: float32 products leave an error of 1e-2 there.
+    Since Σx = Σy = 0, the rows of K and L without their diagonals sum to minus the diagonals. A massive row contributes
+    to tr KL almost only on the diagonal, which is subtracted; in float32 an error of 1e-2 would be left.
     """
     n = len(x)
     xx, yy = x.square().sum(1), y.square().sum(1)  # (n,) the diagonals
@@ -136,9 +136,9 @@ def _hsic(x: Tensor, y: Tensor) -> float:
 def _require_same_width(pair: PairedAxes) -> None:
     now, then = pair.now.moments, pair.then.moments
     if not now.n or not then.n:
-        raise Undefined("there are no rows at one of the two steps", "measure the same tokens")
+        raise Undefined("one of the two clouds has no rows", "measure the same tokens")
     if now.dim != then.dim:
         raise Undefined(
             f"rows are {now.dim} wide now, {then.dim} at the reference",
-            "compare like layers; cka and neighbour_overlap allow other widths",
+            "compare layers of one width, or use cka or neighbour_overlap",
         )

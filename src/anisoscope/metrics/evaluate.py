@@ -1,8 +1,8 @@
-"""From a collected cloud to records: every metric's numbers with their error bars and nulls.
+"""Compute metrics of a cloud as records, with error bars and null values.
 
-Error bars are jackknives over blocks of documents: each metric is computed again without each block. Blocks differ a
-little in size, so the delete-m_j form is used (Busing, Meijer and van der Leeden 1999). Where blocks are not all of
-the dependence (rows that share neighbours, pairs of blocks) a value says by how much to stretch the replicates.
+Error bars come from a jackknife over blocks of documents: every metric is computed again without each block. If blocks
+do not account for all dependence (rows that share neighbours, pairs of blocks), the metric's `Value.stretch` corrects
+the replicates.
 """
 
 from __future__ import annotations
@@ -16,18 +16,20 @@ from anisoscope.metrics.metric import Metric, Undefined, Value
 from anisoscope.metrics.nulls import Isotropic, isotropic
 from anisoscope.records import Record
 from anisoscope.stats.cloud import Cloud
-from anisoscope.stats.derived import Peeled, sources
+from anisoscope.stats.derived import Peeled
+from anisoscope.stats.inference import jackknife
 from anisoscope.stats.moments import Moments
 from anisoscope.stats.neighbours import LocalDimensions, Neighbours
+from anisoscope.stats.registry import leaves_blocks_out, sources
 from anisoscope.stats.threads import in_threads
 
 FEWEST_BLOCKS = 4
-_Found = list[Value] | MetricError
+_Outcome = list[Value] | MetricError
 
 
 @dataclass(frozen=True)
 class MetricResult:
-    """A record, and its value without each block in turn (so that two runs can be compared in pairs)."""
+    """A record, and its value without each block in turn, from which paired comparisons of two runs are made."""
 
     record: Record
     replicates: tuple[float, ...] = ()
@@ -45,10 +47,21 @@ def evaluate(
     errors: bool = True,
     slow_errors: bool = True,
 ) -> list[MetricResult]:
-    """All numbers of these metrics for a cloud. A metric without a value gives one record whose note says why.
+    """Compute metrics of a cloud.
 
-    `unit` is what blocks are made of: documents, windows, rows. Without `slow_errors` metrics that iterate to a
-    fixed point are computed once and not again without each block.
+    Args:
+        cloud: The collected statistics.
+        metrics: The metrics; the cloud must hold their `sources`.
+        site: Site of the records.
+        run: Run of the records.
+        step: Step of the records.
+        tokens: Token policy of the records.
+        unit: What blocks consist of, for `error_kind`: documents, windows or rows.
+        errors: Compute error bars.
+        slow_errors: Compute error bars of slow metrics too.
+
+    Returns:
+        One result per number. A metric without a value gives one record without value, whose note has the reason.
     """
     # whole neighbourhoods first: metrics of two neighbours then need no search of their own
     whole = {
@@ -60,12 +73,12 @@ def evaluate(
     null = isotropic(cloud) if cloud.has(Moments) and _finite(cloud) else None
     out: list[MetricResult] = []
     for metric in metrics:
-        found = whole[metric.name]
-        if isinstance(found, MetricError):
-            why = f"{found.reason}; {found.remedy}"
+        outcome = whole[metric.name]
+        if isinstance(outcome, MetricError):
+            why = f"{outcome.reason}; {outcome.remedy}"
             out.append(MetricResult(Record(site, metric.name, None, run, step, metric.version, tokens, note=why)))
             continue
-        for value in found:
+        for value in outcome:
             error, note, replicates = _error(metric, value, without, cloud, unit, errors)
             record = Record(
                 site=site,
@@ -87,48 +100,34 @@ def evaluate(
     return out
 
 
-def jackknife(value: float, replicates: Sequence[float], sizes: Sequence[int]) -> float:
-    """Standard error of a value from its replicates without each block, blocks of any sizes.
-
-    >>> jackknife(2.0, [2.5, 2.0, 1.5], [1, 1, 1])  # the mean of 1, 2, 3: its standard error is 1/√3
-    0.5773502691896257
-    """
-    n, blocks = sum(sizes), len(sizes)
-    centre = blocks * value - sum((1 - m / n) * r for m, r in zip(sizes, replicates, strict=True))
-    spread = 0.0
-    for m, replicate in zip(sizes, replicates, strict=True):
-        h = n / m
-        spread += (h * value - (h - 1) * replicate - centre) ** 2 / (h - 1)
-    return math.sqrt(spread / blocks)
-
-
 @dataclass(frozen=True)
 class _Without:
-    """What the metrics say without one block of `size` rows."""
+    """Values of the metrics without one block of `size` rows."""
 
     size: int
     values: dict[str, dict[tuple[object, ...], float | None]]
 
 
-def _replicates(cloud: Cloud, metrics: Sequence[Metric], whole: Mapping[str, _Found]) -> list[_Without]:
-    """The numbers of `whole` without each block in turn, as many at a time as threads: each is too small to share."""
+def _replicates(cloud: Cloud, metrics: Sequence[Metric], whole: Mapping[str, _Outcome]) -> list[_Without]:
+    """Compute the numbers of `whole` without each block, one block per thread: each is too small for several."""
     peel = any(Peeled in metric.needs for metric in metrics)
-    made = {kind for metric in metrics for kind in metric.needs if kind.__name__ not in cloud.carried}
+    needs = {kind for metric in metrics for kind in metric.needs}
+    made = {kind for kind in needs if not leaves_blocks_out(kind) or cloud.derived(kind) is None}
     sample = any("Sample" in sources(kind) for kind in made)
-    keys = {name: [v.key for v in found] for name, found in whole.items() if not isinstance(found, MetricError)}
+    keys = {name: [v.key for v in values] for name, values in whole.items() if not isinstance(values, MetricError)}
 
-    def without(place: int) -> _Without:
-        part = cloud.without_block(place, peel=peel, sample=sample)
+    def without(index: int) -> _Without:
+        part = cloud.without_block(index, exact_extremes=peel, sample=sample)
         values = {}
         for metric in metrics:
-            found = _attempt(metric, part, keys.get(metric.name))
-            values[metric.name] = {} if isinstance(found, MetricError) else {v.key: v.value for v in found}
+            outcome = _attempt(metric, part, keys.get(metric.name))
+            values[metric.name] = {} if isinstance(outcome, MetricError) else {v.key: v.value for v in outcome}
         return _Without(cloud.n - part.n, values)
 
     return in_threads(without, range(len(cloud.blocks)))
 
 
-def _attempt(metric: Metric, cloud: Cloud, only: Collection[tuple[object, ...]] | None = None) -> _Found:
+def _attempt(metric: Metric, cloud: Cloud, only: Collection[tuple[object, ...]] | None = None) -> _Outcome:
     try:
         return metric.values(cloud, only)
     except MetricError as why:
@@ -145,11 +144,11 @@ def _error(
     if not without:
         return None, f"no error bar: {len(cloud.blocks)} blocks of {unit}, {FEWEST_BLOCKS} are needed", ()
     if metric.name not in without[0].values:
-        return None, "no error bar unless asked for by name: it is slow" if metric.bars else None, ()
+        return None, "no error bar because it is slow: name the metric to get one" if metric.bars else None, ()
     replicates = [part.values[metric.name].get(value.key) for part in without]
     known = [r for r in replicates if r is not None]
     if len(known) < len(replicates):
-        return None, "no error bar: without some blocks there is no value", ()
+        return None, "no error bar: there is no value without some of the blocks", ()
     stretched = [value.value + value.stretch * (r - value.value) for r in known]
     return jackknife(value.value, stretched, [part.size for part in without]), None, tuple(stretched)
 
@@ -157,7 +156,7 @@ def _error(
 def _null(metric: Metric, value: Value, null: Isotropic | None, cloud: Cloud) -> float | None:
     if value.null is not None or metric.null is None or null is None:
         return value.null
-    share = 1.0 if value.n is None else min(1.0, value.n / cloud.n)  # a sample is worth fewer rows
+    share = 1.0 if value.n is None else min(1.0, value.n / cloud.n)  # a sample has fewer rows
     try:
         level = metric.null(Isotropic(null.dim, max(null.rows * share, 1.0), null.heaviest), value)
     except Undefined:
@@ -165,7 +164,7 @@ def _null(metric: Metric, value: Value, null: Isotropic | None, cloud: Cloud) ->
     return level if level is not None and math.isfinite(level) else None
 
 
-def _largest(values: _Found, top: int | None) -> _Found:
+def _largest(values: _Outcome, top: int | None) -> _Outcome:
     if isinstance(values, MetricError) or top is None or len(values) <= top:
         return values
     return sorted(values, key=lambda v: -abs(v.value or 0.0))[:top]

@@ -4,21 +4,23 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from typing import TypeVar
 
 import torch
 from torch import Tensor
 
 from anisoscope.metrics.metric import Series, Undefined, Value, metric
-from anisoscope.metrics.spectrum_shares import top_share_of, variance_of
+from anisoscope.metrics.spectra import top_share_of, variance_of
 from anisoscope.stats.derived import AcrossDocuments, Groups
 from anisoscope.stats.directions import CentredDirections, Directions, UnitSquares
 from anisoscope.stats.moments import Moments
 from anisoscope.stats.partition import Partition
 
-ZETA = 0.2  # shrinkage of IsoScore*
+ZETA = 0.2  # shrinkage of IsoScore*, as published; `tangent` keeps its own of 0.1 for gradients
 _INF = math.inf
-_FEWEST_PAIRED = 8  # blocks from which pairs of them tell how they vary
-_ROWS_A_DIMENSION = 10  # with fewer a covariance is visibly rounder or flatter than its population's
+_Number = TypeVar("_Number", float, Tensor)
+_FEWEST_PAIRED = 8  # blocks that pairs of blocks need to show how they vary
+_ROWS_PER_DIMENSION = 10  # with fewer, a sample covariance is visibly flatter than that of the population
 
 
 @metric(
@@ -28,8 +30,8 @@ _ROWS_A_DIMENSION = 10  # with fewer a covariance is visibly rounder or flatter 
 def mean_cosine(directions: Directions) -> Value:
     """Average cosine between two different rows, over all pairs.
 
-    (‖Σu‖² − n)/(n(n − 1)) with u = x/‖x‖: exact, in one read. It reflects the mean of the rows; see
-    `mean_cosine_centred`. Rows of norm zero have no direction: they are left out and counted.
+    (‖Σu‖² − n)/(n(n − 1)) with u = x/‖x‖: exact, in one pass. A large mean row makes it large; compare with
+    `mean_cosine_centred`. Rows of norm zero have no direction. They are left out, and the note counts them.
 
     Two equal rows give 1, two opposite rows −1.
     """
@@ -43,8 +45,8 @@ def mean_cosine(directions: Directions) -> Value:
 def mean_cosine_centred(directions: CentredDirections) -> Value:
     """Average cosine between two different rows after the mean row is subtracted.
 
-    The same formula on x − mean. The mean must be known first: from a file this takes a second pass; inside a model
-    it is computed on the keyed sample.
+    The formula of `mean_cosine` on x − mean. The mean must be known first: rows of a file are read twice, rows of a
+    model come from the keyed sample.
     """
     return _cosine(directions.unit, directions.directed, int(directions.zero))
 
@@ -56,8 +58,8 @@ def mean_cosine_centred(directions: CentredDirections) -> Value:
 def mean_cosine_across_documents(across: AcrossDocuments) -> Value:
     """Average cosine between two rows of different documents.
 
-    (‖Σu‖² − Σ_b ‖Σ_{i∈b} u‖²)/(n² − Σ n_b²): what rows share although their texts do not. Exact over all rows; where
-    tokens were left out (`no-sink`), over the keyed sample.
+    (‖Σu‖² − Σ_b ‖Σ_{i∈b} u‖²)/(n² − Σ n_b²) with b the documents: what rows have in common although their texts do not.
+    Exact over all rows. If tokens were left out (`no-sink`), it is computed on the keyed sample.
     """
     n = int(across.rows.sum())
     pairs = n**2 - float(across.square.sum())
@@ -77,7 +79,7 @@ def mean_cosine_across_documents(across: AcrossDocuments) -> Value:
 def drift_norm(directions: Directions) -> float:
     """Length of the mean row.
 
-    ‖Σx‖/n. Correlate the cosine with this, not with ‖Σu‖/n, which determines the cosine by itself.
+    ‖Σx‖/n. To explain the mean cosine, correlate it with this, not with ‖Σu‖/n, which determines it by definition.
     """
     return float(directions.total.norm()) / directions.n
 
@@ -87,13 +89,13 @@ def drift_norm(directions: Directions) -> float:
     knows={"one direction": (0.894, 0.001), "sphere": (0, 0.05)}, null=lambda iso, _: 1 / math.sqrt(iso.rows),
 )  # fmt: skip
 def relative_drift(directions: Directions) -> float:
-    """Length of the mean row in units of the rows' root mean square length.
+    """Length of the mean row divided by the root mean square length of the rows.
 
-    ‖mean x‖/√(mean ‖x‖²): 0 for a centred cloud, 1 when all rows are equal.
+    ‖mean x‖/√(mean ‖x‖²): 0 for centred rows, 1 if all rows are equal.
     """
     square = float(directions.norm_square) / directions.n
     if square == 0:
-        raise Undefined("all rows are zero", "check what was captured")
+        raise Undefined("all rows are zero", "check the captured site")
     return min(1.0, float(directions.total.norm()) / directions.n / math.sqrt(square))
 
 
@@ -114,9 +116,9 @@ def spectral_anisotropy(moments: Moments) -> float:
     knows={"one direction": 1, "sphere": (1 / 16, 0.01)}, null=lambda iso, _: iso.top_share,
 )  # fmt: skip
 def spectral_anisotropy_uncentred(moments: Moments) -> float:
-    """Share of the squared length that the top direction carries, the mean included.
+    """Share of the squared length that the top direction carries, without subtracting the mean.
 
-    σ1²/Σσ² of the rows as they are: a large mean alone makes it large.
+    σ1²/Σσ² of the uncentred rows: a large mean alone makes it large.
     """
     return top_share_of(moments.eigenvalues_uncentred)
 
@@ -129,8 +131,8 @@ def spectral_anisotropy_uncentred(moments: Moments) -> float:
 def singular_anisotropy(moments: Moments) -> float:
     """Share of the top singular value in the sum of singular values, uncentred.
 
-    σ1/Σσ, as notes on the paper give it; the authors' code squares and centres (`spectral_anisotropy`).
-    σ = (10, 2, 1) gives 0.769.
+    σ1/Σσ, as the text of the paper defines it. The authors' code squares the singular values and centres the rows,
+    which is `spectral_anisotropy`. σ = (10, 2, 1) gives 0.769.
     """
     return top_share_of(moments.eigenvalues_uncentred.sqrt())
 
@@ -142,10 +144,10 @@ def singular_anisotropy(moments: Moments) -> float:
 def participation_ratio(moments: Moments) -> Value:
     """Number of directions that share the variance.
 
-    (Σλ)²/Σλ² = (tr C)²/‖C‖²: d for a sphere, 1 for a line; needs no eigenvalues. A finite sample of a sphere gives
-    about 1/(1/d + 1/n); `participation_ratio_unbiased` does not have that bias.
+    (Σλ)²/Σλ² = (tr C)²/‖C‖²: d for a sphere, 1 for a line. n rows of a sphere give about 1/(1/d + 1/n);
+    `participation_ratio_unbiased` does not have this bias.
     """
-    return Value(_ratio(moments), note=_biased(moments))
+    return Value(participation_ratio_of(moments), note=_biased(moments))
 
 
 @metric(
@@ -153,10 +155,10 @@ def participation_ratio(moments: Moments) -> Value:
     knows={"sphere": (16, 0.3), "plane": (3, 0.05)}, null=None,
 )  # fmt: skip
 def participation_ratio_unbiased(groups: Groups) -> Value:
-    """Participation ratio from pairs of different document blocks only, free of the finite-sample bias.
+    """Participation ratio from pairs of different blocks of documents, without finite-sample bias.
 
-    [(Σt)² − Σt_b²]/[‖ΣS‖² − Σ‖S_b‖²] with S_b the scatter of block b about the common mean, t_b its trace. For a
-    sphere of any sample size it is d on average; it may exceed d.
+    [(Σt)² − Σt_b²]/[‖ΣS‖² − Σ‖S_b‖²] with S_b the scatter of block b about the common mean and t_b its trace. A sphere
+    gives d on average, for any number of rows. Single values may exceed d.
     """
     blocks = len(groups.trace)
     if blocks < 2:
@@ -174,35 +176,36 @@ def participation_ratio_unbiased(groups: Groups) -> Value:
     knows={"sphere": (1, 0.01), "line": 0}, null=lambda iso, _: iso.isoscore,
 )  # fmt: skip
 def isoscore(moments: Moments) -> Value:
-    """Evenness of variance over directions: 1 is a sphere, 0 a line.
+    """Evenness of the variance over directions: 1 for a sphere, 0 for a line.
 
-    (PR − 1)/(d − 1), exactly the published score.
+    (PR − 1)/(d − 1) with PR the participation ratio. It equals the published score.
     """
-    return Value(_isoscore(_ratio(moments), moments.dim), note=_biased(moments))
+    return Value(isoscore_of(participation_ratio_of(moments), moments.dim), note=_biased(moments))
 
 
 @metric(
     Moments, low=0, high=1, keeps={"rotation", "scale", "shift"}, paper="rudman2024",
     knows={"sphere": (1, 0.01), "line": (1 / (0.64 + 0.36 / 16) - 1) / 15},
-    null=lambda iso, _: _isoscore(_shrunk(iso.participation_ratio, iso.dim), iso.dim),
+    null=lambda iso, _: isoscore_of(iso.participation_ratio, iso.dim, ZETA),
 )  # fmt: skip
 def isoscore_star(moments: Moments) -> Value:
-    """IsoScore of the covariance shrunk towards a sphere of the same trace.
+    """IsoScore of the covariance after shrinking it towards a sphere of the same trace.
 
-    IsoScore of (1 − ζ)C + ζ·(tr C/d)·I with ζ = 0.2: stable where there are fewer rows than dimensions.
+    IsoScore of (1 − ζ)C + ζ·(tr C/d)·I with ζ = 0.2: stable with fewer rows than dimensions.
     """
-    return Value(_isoscore(_shrunk(_ratio(moments), moments.dim), moments.dim), variant={"zeta": ZETA})
+    return Value(isoscore_of(participation_ratio_of(moments), moments.dim, ZETA), variant={"zeta": ZETA})
 
 
 @metric(
     Partition, low=0, high=1, keeps={"rotation"}, paper="mu2018", knows={"sphere": (0.9, 0.1)},
 )  # fmt: skip
 def partition_isotropy(partition: Partition) -> Iterator[Value]:
-    """Smallest over largest value of the partition function along the cloud's axes: 1 is isotropic.
+    """Smallest value of the partition function divided by the largest, over the principal axes: 1 is isotropic.
 
-    min Z(v)/max Z(v), Z(v) = Σ exp(x·v), v the eigenvectors of XᵀX. Their sign is arbitrary: `signs=both` uses ±v,
-    `signs=mean` the side of the mean. It depends on scale (`rows=raw`); `rows=unit-rms` rescales the cloud so that
-    widths can be compared. A light-tailed cloud of mean m gives about exp(−‖m‖) (`mean`) or exp(−2‖m‖) (`both`).
+    min Z(v)/max Z(v) with Z(v) = Σ exp(x·v), v the eigenvectors of XᵀX. Their sign is arbitrary: `signs=both` uses v
+    and −v, `signs=mean` the sign towards the mean. The value depends on scale (`rows=raw`); `rows=unit-rms` rescales
+    the rows first, so that models of different width can be compared. Light-tailed rows with mean m give about
+    exp(−‖m‖) (`mean`) or exp(−2‖m‖) (`both`).
     """
     for scale, rows in enumerate(("raw", "unit-rms")):
         both = partition.log_z[scale]  # (2, d)
@@ -215,9 +218,9 @@ def partition_isotropy(partition: Partition) -> Iterator[Value]:
     Directions, UnitSquares, low=-1, high=1, keeps={"scale", "row-scale"}, paper="timkey2021", top=8,
 )  # fmt: skip
 def cosine_contribution(directions: Directions, squares: UnitSquares) -> Series:
-    """How much each dimension adds to the mean cosine; index is the dimension.
+    """Contribution of each dimension to the mean cosine; index is the dimension.
 
-    ((Σu_i)² − Σu_i²)/(n(n − 1)): sums to `mean_cosine`. A run records the largest.
+    ((Σu_i)² − Σu_i²)/(n(n − 1)). All contributions add up to `mean_cosine`. A run records the 8 largest.
     """
     n = directions.directed
     if n < 2:
@@ -233,16 +236,17 @@ def _cosine(unit: Tensor, n: int, zero: int) -> Value:
 
 
 def _bounded(cosine: float) -> float:
-    """A mean of cosines as rows on one ray have it: rounding of float32 directions may lift it above 1 (by 1e-7)."""
+    """Limit a mean cosine to [−1, 1]: rounding of float32 directions can exceed 1 by 1e-7."""
     return max(-1.0, min(1.0, cosine))
 
 
 def _stretch_of_pairs(pairs: Tensor) -> float:
-    """What a jackknife over B blocks must be multiplied by for a mean over pairs of different blocks, (B, B) -> ().
+    """Return the factor for a jackknife over B blocks of a mean over pairs of blocks, from their terms (B, B).
 
-    With g the pairs' terms (they sum to 0) and R_a their sum over a row, the jackknife is j·Σ R_a². It is right where
-    single blocks differ (g_ab = v_a + v_b) and 2.4 times too large without structure, where only pairs do. Of the form
-    a·Σ R_a² − b·Σ g_ab² one is right for both. Both sums are estimates: the factor is held to what no structure gives.
+    With g the terms of pairs (they sum to 0) and R_a their sum over a row, the jackknife variance is j·Σ R_a². It is
+    right if single blocks differ (g_ab = v_a + v_b), and 2.4 times too large without structure, when only pairs differ.
+    One combination a·Σ R_a² − b·Σ g_ab² is right in both cases. Both sums are estimates, so the factor is at least that
+    of no structure.
     """
     n = len(pairs)
     off = pairs - torch.diag(pairs.diagonal())
@@ -256,24 +260,34 @@ def _stretch_of_pairs(pairs: Tensor) -> float:
     return math.sqrt(max(least, a - b * squares / rows) / j)
 
 
-def _ratio(moments: Moments) -> float:
-    """(tr C)²/‖C‖²."""
+def participation_ratio_of(moments: Moments) -> float:
+    """Return (tr C)²/‖C‖² of the covariance C."""
     return float(variance_of(moments) ** 2 / moments.scatter.square().sum())
 
 
 def _biased(moments: Moments) -> str | None:
-    if moments.n >= _ROWS_A_DIMENSION * moments.dim:
+    if moments.n >= _ROWS_PER_DIMENSION * moments.dim:
         return None
-    return "low by the few rows: read it against its null, or participation_ratio_unbiased"
+    return "biased low because of few rows: compare it with its null, or use participation_ratio_unbiased"
 
 
-def _isoscore(ratio: float, d: int) -> float:
-    if d < 2:
+def isoscore_of(ratio: _Number, dim: int, zeta: float = 0.0) -> _Number:
+    """Return IsoScore from a participation ratio, or IsoScore* if `zeta` > 0.
+
+    IsoScore is (PR − 1)/(d − 1). IsoScore* takes the participation ratio of (1 − ζ)C + ζ·(tr C/d)·I, which follows from
+    that of C without eigenvalues: 1/PR* = (1 − ζ)²/PR + (1 − (1 − ζ)²)/d.
+
+    Args:
+        ratio: Participation ratio of C, a number or a tensor (differentiable).
+        dim: Number of dimensions d.
+        zeta: Shrinkage ζ towards a sphere. The metric `isoscore_star` uses `ZETA`.
+
+    >>> isoscore_of(16.0, 16), round(isoscore_of(1.0, 16, 0.2), 4)
+    (1.0, 0.034)
+    """
+    if dim < 2:
         raise Undefined("the rows have one dimension", "evenness needs at least two")
-    return (ratio - 1) / (d - 1)
-
-
-def _shrunk(ratio: float, d: int) -> float:
-    """Participation ratio of (1 − ζ)C + ζ(tr C/d)I from that of C."""
-    keep = (1 - ZETA) ** 2
-    return 1 / (keep / ratio + (1 - keep) / d)
+    if zeta:
+        keep = (1 - zeta) ** 2
+        ratio = 1 / (keep / ratio + (1 - keep) / dim)
+    return (ratio - 1) / (dim - 1)

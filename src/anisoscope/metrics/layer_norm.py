@@ -1,4 +1,4 @@
-"""Gain and bias of a norm: the rows are its entries, one number each."""
+"""Gain and bias of a normalisation layer: each row is one entry."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ _INF = math.inf
 
 @metric(Moments, low=-_INF, high=_INF, keeps=set(), paper="machina2024", requires={"norm"}, bars=False)
 def norm_gain(entries: Moments) -> Iterator[Value]:
-    """Mean and standard deviation of the entries of a norm's gain γ: 1 and 0 before training."""
+    """Mean and standard deviation of the gain γ of a normalisation layer: 1 and 0 before training."""
     yield from _mean_and_deviation(entries)
 
 
 @metric(Moments, low=-_INF, high=_INF, keeps=set(), paper="machina2024", requires={"norm"}, bars=False)
 def norm_bias(entries: Moments) -> Iterator[Value]:
-    """Mean and standard deviation of the entries of a norm's bias β: 0 and 0 before training."""
+    """Mean and standard deviation of the bias β of a normalisation layer: 0 and 0 before training."""
     yield from _mean_and_deviation(entries)
 
 

@@ -1,12 +1,13 @@
-"""Isotropy inside clusters: round crowds may stand in a narrow cone."""
+"""Isotropy inside clusters: rows can be isotropic locally although the clusters lie in a narrow cone."""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor
 
-from anisoscope.metrics.isotropy import isoscore
+from anisoscope.metrics.isotropy import isoscore_of, participation_ratio_of
 from anisoscope.metrics.metric import Undefined, Value, metric
+from anisoscope.stats.kmeans import cluster_means, kmeans, spread_starts
 from anisoscope.stats.moments import Moments
 from anisoscope.stats.rows import bare_rows
 from anisoscope.stats.sample import Sample
@@ -21,10 +22,11 @@ _ROWS = 4096
     Sample, low=0, high=1, keeps={"rotation", "scale", "shift"}, paper="cai2021", slow=True,
 )  # fmt: skip
 def local_isotropy(sample: Sample) -> Value:
-    """IsoScore of the rows after each cluster is centred on its own mean.
+    """IsoScore of the rows after subtracting the mean of their cluster.
 
-    k-means with k = 16, seeded. Centring within clusters makes any cloud look rounder, so the null is the same
-    clustering of Gaussian rows of the same covariance: only the excess over it says "locally isotropic".
+    Clusters come from seeded k-means with k = 16. Centring within clusters makes any cloud rounder, so the null is the
+    same computation on Gaussian rows of the same covariance. Only the excess over the null is evidence of local
+    isotropy.
     """
     x = sample.x[:_ROWS].double()
     if len(x) < 4 * CLUSTERS:
@@ -41,42 +43,28 @@ def local_isotropy(sample: Sample) -> Value:
 
 
 def _within(x: Tensor) -> float:
-    which = cluster(x, CLUSTERS, SEED)
-    centres, _ = _means(x, which, CLUSTERS)
-    return float(isoscore(Moments.of(bare_rows(x - centres[which]))).value)
+    labels = cluster(x, CLUSTERS, SEED)
+    centres, _ = cluster_means(x, labels, CLUSTERS)
+    moments = Moments.of(bare_rows(x - centres[labels]))
+    return isoscore_of(participation_ratio_of(moments), moments.dim)
 
 
 def _gaussian_like(x: Tensor) -> Tensor:
-    """Gaussian rows with the covariance of x, drawn in the frame of its principal axes (so that rotations commute)."""
+    """Draw Gaussian rows with the covariance of x, along its principal axes: then rotations of x rotate them too."""
     values, axes = torch.linalg.eigh(x.T @ x / len(x))
     noise = torch.randn(x.shape, generator=torch.Generator().manual_seed(SEED), dtype=x.dtype).to(x.device)
     return (noise * values.clamp(min=0).sqrt()) @ axes.T
 
 
 def cluster(x: Tensor, k: int, seed: int) -> Tensor:
-    """The cluster of each row by k-means: spread-out seeded starts, then rounds of assigning and averaging, (n,)."""
+    """Return the cluster of each row by seeded k-means, (n,)."""
     generator = torch.Generator().manual_seed(seed)
+
+    def pick(square: Tensor) -> int:
+        """Draw an index with a chance proportional to the squared distance."""
+        chance = square / square.sum() if float(square.sum()) > 0 else torch.full_like(square, 1 / len(x))
+        uniform = torch.rand(1, generator=generator, dtype=x.dtype).to(x.device)
+        return min(int(torch.searchsorted(chance.cumsum(0), uniform)), len(x) - 1)
+
     first = int(torch.randint(len(x), (1,), generator=generator))
-    centres = x[first : first + 1]
-    nearest = (x - centres).square().sum(1)
-    for _ in range(k - 1):
-        chance = nearest / nearest.sum() if float(nearest.sum()) > 0 else torch.full_like(nearest, 1 / len(x))
-        pick = int(torch.searchsorted(chance.cumsum(0), torch.rand(1, generator=generator, dtype=x.dtype).to(x.device)))
-        chosen = x[min(pick, len(x) - 1)][None]
-        centres = torch.cat((centres, chosen))
-        nearest = torch.minimum(nearest, (x - chosen).square().sum(1))
-    which = torch.zeros(len(x), dtype=torch.int64, device=x.device)
-    for _ in range(_ROUNDS):
-        new = (centres.square().sum(1) - 2 * x @ centres.T).argmin(1)
-        if bool((new == which).all()):
-            break
-        which = new
-        means, count = _means(x, which, k)
-        centres = torch.where(count[:, None] > 0, means, centres)
-    return which
-
-
-def _means(x: Tensor, which: Tensor, k: int) -> tuple[Tensor, Tensor]:
-    count = torch.bincount(which, minlength=k)
-    sums = x.new_zeros(k, x.shape[1]).index_add_(0, which, x)
-    return sums / count.clamp(min=1)[:, None], count
+    return kmeans(x, spread_starts(x, k, first, pick), _ROUNDS)[0]

@@ -1,10 +1,10 @@
-"""What a metric is: a pure function of statistics, with declared facts that the tests hold it to."""
+"""`Metric`: a pure function of statistics with declared facts, which `anisoscope.testing` checks."""
 
 from __future__ import annotations
 
 import inspect
 import math
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -14,10 +14,9 @@ from anisoscope.errors import InputError, MetricError
 from anisoscope.metrics.nulls import Isotropic
 from anisoscope.stats.cloud import Cloud
 from anisoscope.stats.collect import cloud_of
-from anisoscope.stats.derived import resolve, sources
 from anisoscope.stats.directions import Directions
 from anisoscope.stats.moments import Moments
-from anisoscope.stats.pairs import beside
+from anisoscope.stats.registry import sources
 from anisoscope.stats.sample import Sample
 
 INVARIANCES = {
@@ -31,7 +30,12 @@ _SLACK = 1e-9  # rounding allowed beyond a declared range
 
 
 class Undefined(Exception):
-    """Raised inside a metric that has no value for these rows; becomes a MetricError that names the metric."""
+    """Raised by the function of a metric that has no value for these rows. It becomes a MetricError.
+
+    Args:
+        reason: Why there is no value, as a clause: "the rows do not vary".
+        remedy: What to do, as a clause: "give at least two different rows".
+    """
 
     def __init__(self, reason: str, remedy: str) -> None:
         super().__init__(reason, remedy)
@@ -41,9 +45,16 @@ class Undefined(Exception):
 
 @dataclass(frozen=True)
 class Value:
-    """One number of a metric: which (index, variant), from how many rows, its null level and its caveat.
+    """One number of a metric.
 
-    `stretch` multiplies the error bar: for dependence that leaving blocks out does not see, or sees twice.
+    Attributes:
+        value: The number, or None if there is none; `note` then gives the reason.
+        index: Rank, scale, dimension or head, if the metric has a number for each.
+        variant: Whatever else distinguishes the numbers of one metric.
+        n: Number of rows behind it, if not all rows of the cloud.
+        null: The value expected without structure, if the metric computes it itself.
+        note: A caveat.
+        stretch: Factor for the error bar, for dependence that leaving out blocks misses or counts twice.
     """
 
     value: float | None
@@ -56,27 +67,32 @@ class Value:
 
     @property
     def key(self) -> tuple[Any, ...]:
+        """Identifies the number among those of its metric."""
         return (self.index, *sorted(self.variant.items()))
 
 
 @dataclass(frozen=True)
 class Series:
-    """A number for each index 0, 1, …: what a metric returns that has more numbers than anyone will look at."""
+    """One number for each index 0, 1, …: cheaper than a `Value` each if only a few of many are recorded."""
 
     each: Tensor  # (m,)
     n: int | None = None
 
     def values(self, only: Collection[tuple[Any, ...]] | None) -> list[Value]:
-        """All of them, or those of these keys."""
-        if only is None:
-            return [Value(value, index=place, n=self.n) for place, value in enumerate(self.each.tolist())]
-        places = [place for (place,) in only]
-        return [Value(value, index=at, n=self.n) for at, value in zip(places, self.each[places].tolist(), strict=True)]
+        """Return all numbers, or those with these keys."""
+        indices = range(len(self.each)) if only is None else [index for (index,) in only]
+        numbers = (self.each if only is None else self.each[indices]).tolist()
+        return [Value(value, index=index, n=self.n) for index, value in zip(indices, numbers, strict=True)]
 
 
 @dataclass(frozen=True)
 class Metric:
-    """A function of statistics with its facts. Call it on an array of rows, or on the statistics themselves."""
+    """A function of statistics with its declared facts.
+
+    Call it with an array of rows (`metric(rows)`, or `metric.numbers(rows)` if it has several numbers), with a cloud
+    (`metric.values(cloud)`) or with the statistics that it needs (`metric.of(moments)`). Make one with `@metric`,
+    which documents the facts.
+    """
 
     name: str
     function: Callable[..., Any]
@@ -88,22 +104,24 @@ class Metric:
     paper: str
     version: int
     null: Callable[[Isotropic, Value], float | None] | None
-    requires: frozenset[str]  # "documents", "tokens": what the rows must come with
+    requires: frozenset[str]  # what the rows must come with: "documents", "tokens", "heads", "reference", "norm"
     slow: bool
-    bars: bool  # whether it is computed again without each block
-    top: int | None  # how many of its largest numbers are recorded
+    bars: bool  # computed again without each block, for an error bar
+    top: int | None  # number of largest numbers that are recorded; None: all
 
     @property
     def family(self) -> str:
+        """Name of the file that defines it."""
         return self.function.__module__.rsplit(".", 1)[-1]
 
     @property
     def meaning(self) -> str:
-        """The first sentence of its docstring."""
+        """First paragraph of its docstring."""
         return " ".join(self.text.split("\n\n")[0].split())
 
     @property
     def text(self) -> str:
+        """Its docstring."""
         return inspect.cleandoc(self.function.__doc__ or "")
 
     @property
@@ -112,7 +130,7 @@ class Metric:
         return frozenset(name for kind in self.needs for name in sources(kind))
 
     def card(self) -> dict[str, Any]:
-        """What a run keeps of a metric, so that it renders where this package's metrics are not installed."""
+        """Return what a run stores about the metric, so that reports need neither torch nor the metric itself."""
         return {
             "name": self.name,
             "family": self.family,
@@ -121,54 +139,128 @@ class Metric:
             "low": None if math.isinf(self.low) else self.low,
             "high": None if math.isinf(self.high) else self.high,
             "ignores": sorted(self.keeps),
-            "needs": [kind.__name__ for kind in self.needs],
+            "needs": self._need_names,
             "paper": self.paper,
             "version": self.version,
         }
 
-    def __call__(self, *given: Any, documents: Any = None) -> Any:
-        """The value: of an array of rows (a float, or {index or variant: float}), or of the statistics it needs.
+    def __call__(self, *rows: Any, documents: Any = None) -> float:
+        """Compute the metric of an array of rows.
 
-        A metric of what has moved takes two arrays, now and then, whose rows are the same tokens.
+        Args:
+            *rows: Rows (n, d): a tensor, an array or nested lists. Metrics that compare two clouds take two arrays,
+                now and reference, whose rows are the same tokens.
+            documents: A document number for each row. Rows of one document must be contiguous.
+
+        Returns:
+            The number.
+
+        Raises:
+            MetricError: The metric has no value for these rows.
+            InputError: The rows are not a matrix of numbers, or the metric has several numbers: use `numbers`.
+
+        Example:
+            >>> from anisoscope import metrics, synthetic
+            >>> metrics.spectral_anisotropy(synthetic.cloud("line"))
+            1.0
         """
-        if given and all(isinstance(stat, kind) for stat, kind in zip(given, self.needs, strict=False)):
-            return self.function(*given)
-        wanted = 2 if "reference" in self.requires else 1
-        if len(given) != wanted:
-            raise InputError(f"{self.name} takes {wanted} arrays of rows, got {len(given)}")
-        clouds = [cloud_of(rows, self.sources, documents=documents) for rows in given]
-        values = self.values(beside(*clouds) if wanted > 1 else clouds[0])
-        if len(values) == 1 and values[0].index is None:
-            return values[0].value
-        return {_label(value): value.value for value in values}
+        values = self.values(self._cloud(rows, documents))
+        if len(values) != 1:
+            raise InputError(f"{self.name} has {len(values)} numbers. Use metrics.{self.name}.numbers(rows).")
+        if values[0].value is None:
+            reason = values[0].note or "it has no value"
+            raise MetricError(self.name, reason, f"metrics.{self.name}.numbers(rows) returns None instead")
+        return values[0].value
+
+    def numbers(self, *rows: Any, documents: Any = None) -> dict[Any, float | None]:
+        """Compute all numbers of the metric for an array of rows, by index or variant.
+
+        Takes the same arguments as calling the metric.
+
+        Example:
+            >>> from anisoscope import metrics
+            >>> metrics.massive_tokens.numbers([[1.0], [1.0], [100.0]])
+            {'rule=norm': 1.0, 'rule=entry': 0.0}
+        """
+        return {_label(value): value.value for value in self.values(self._cloud(rows, documents))}
+
+    def of(self, *statistics: Any) -> Value:
+        """Compute the metric of the statistics that it needs, in the order of `needs`.
+
+        Raises:
+            MetricError: The metric has no value for these statistics.
+            InputError: The statistics are not those of `needs`, or the metric has several numbers: use `values`.
+
+        Example:
+            >>> import torch
+            >>> from anisoscope import metrics
+            >>> from anisoscope.stats.rows import bare_rows
+            >>> metrics.drift_norm.of(Directions.of(bare_rows(torch.tensor([[3.0], [5.0]])))).value
+            4.0
+        """
+        fits = len(statistics) == len(self.needs) and all(map(isinstance, statistics, self.needs))
+        if not fits:
+            expected, got = (", ".join(names) for names in (self._need_names, [type(s).__name__ for s in statistics]))
+            raise InputError(f"{self.name} takes the statistics ({expected}), not ({got}).")
+        values = self._computed(statistics, None)
+        if len(values) != 1:
+            raise InputError(f"{self.name} has {len(values)} numbers. Use metrics.{self.name}.values(cloud).")
+        return values[0]
 
     def values(self, cloud: Cloud, only: Collection[tuple[Any, ...]] | None = None) -> list[Value]:
-        """All its numbers for a cloud, checked: finite, inside the declared range, or a MetricError that says why.
+        """Compute all numbers of the metric for a cloud.
 
-        Of a series, `only` the numbers of these keys.
+        Args:
+            cloud: The collected statistics; they must hold all `sources`.
+            only: Keys of the numbers to return, for metrics that return a `Series`. None returns all.
+
+        Returns:
+            The numbers, finite and in the declared range.
+
+        Raises:
+            MetricError: The metric has no value for this cloud.
         """
         try:
             _check_rows(cloud)
-            found = self.function(*(resolve(cloud, kind) for kind in self.needs))
-            if isinstance(found, Series):
-                found = found.values(only)
-            values = list(found) if isinstance(found, Iterable) else [found]
+            statistics: list[Any] = [cloud.get(kind) for kind in self.needs]
+        except Undefined as why:
+            raise MetricError(self.name, why.reason, why.remedy) from None
+        return self._computed(statistics, only)
+
+    def _computed(self, statistics: Sequence[Any], only: Collection[tuple[Any, ...]] | None) -> list[Value]:
+        try:
+            result = self.function(*statistics)
+            if isinstance(result, Series):
+                result = result.values(only)
+            values = list(result) if isinstance(result, Iterable) else [result]
         except Undefined as why:
             raise MetricError(self.name, why.reason, why.remedy) from None
         return [self._checked(value if isinstance(value, Value) else Value(float(value))) for value in values]
+
+    def _cloud(self, arrays: Sequence[Any], documents: Any) -> Cloud:
+        expected = 2 if "reference" in self.requires else 1
+        if len(arrays) != expected:
+            plural = "two arrays" if expected > 1 else "one array"
+            raise InputError(f"{self.name} takes {plural} of rows, not {len(arrays)}.")
+        clouds = [cloud_of(rows, self.sources, documents=documents) for rows in arrays]
+        return clouds[0].with_reference(clouds[1]) if expected > 1 else clouds[0]
+
+    @property
+    def _need_names(self) -> list[str]:
+        return [kind.__name__ for kind in self.needs]
 
     def _checked(self, value: Value) -> Value:
         number = value.value
         if number is None:
             return value
         if not math.isfinite(number):
-            raise MetricError(self.name, f"the result is {number}", "these rows are outside what it can measure")
+            raise MetricError(self.name, f"the result is {number}", "these rows are outside of what it can measure")
         slack = _SLACK * max(1.0, abs(number))
         if not self.low - slack <= number <= self.high + slack:
             raise MetricError(
                 self.name,
                 f"the result {number} lies outside its range [{self.low}, {self.high}]",
-                "rounding has spoilt it: pass the rows in float64",
+                "this is rounding: pass the rows in float64",
             )
         clipped = min(max(float(number), self.low), self.high)
         return value if clipped == number else replace(value, value=clipped)
@@ -188,13 +280,39 @@ def metric(
     bars: bool = True,
     top: int | None = None,
 ) -> Callable[[Callable[..., Any]], Metric]:
-    """Makes a function of statistics a metric; see CONTRIBUTING.md for the facts it declares.
+    """Turn a function of statistics into a `Metric`.
 
-    `knows` maps clouds of `anisoscope.synthetic` to the answer, or to (answer, tolerance).
+    The function takes the statistics `needs` and returns a float, a `Value`, several of them, or a `Series`. It raises
+    `Undefined` if there is no value. Its name is the metric's name, and its docstring is shown to users.
+
+    Args:
+        *needs: Types of the statistics that the function takes, in order.
+        low: Smallest possible value.
+        high: Largest possible value.
+        keeps: What leaves the value unchanged, a subset of `INVARIANCES`.
+        paper: Key of the paper that defines it, or "anisoscope".
+        knows: Known answers by name of a cloud in `anisoscope.synthetic`: a number, or (number, tolerance).
+        version: Raise it if the formula changes: records of both versions are then kept apart.
+        null: Function (isotropic rows, value) -> the value expected without structure.
+        requires: What the rows must come with: "documents", "tokens", "heads", "reference", "norm".
+        slow: Leave it out unless it is named.
+        bars: Compute it again without each block, for an error bar.
+        top: Record only this many of its largest numbers.
+
+    Raises:
+        ValueError: `keeps` names an unknown invariance.
+
+    Example:
+        >>> @metric(Moments, low=0, high=math.inf, keeps={"rotation", "shift"}, paper="anisoscope")
+        ... def total_variance(moments):
+        ...     "Sum of the variances of all dimensions."
+        ...     return float(moments.trace) / moments.n
+        >>> total_variance([[0.0, 1.0], [2.0, 1.0]])
+        1.0
     """
-    odd = keeps - set(INVARIANCES)
-    if odd:
-        raise ValueError(f"unknown invariances {sorted(odd)}; known: {', '.join(INVARIANCES)}")
+    wrong = keeps - set(INVARIANCES)
+    if wrong:
+        raise ValueError(f"Unknown invariances {sorted(wrong)}. Known: {', '.join(INVARIANCES)}.")
 
     def wrap(function: Callable[..., Any]) -> Metric:
         return Metric(
@@ -218,7 +336,7 @@ def metric(
 
 
 def _check_rows(cloud: Cloud) -> None:
-    """NaN and Inf poison every sum: say so once, with the count, instead of failing in each metric."""
+    """Raise Undefined if rows hold NaN or Inf: these make every sum useless."""
     bad = 0
     if cloud.has(Directions):
         bad = int(cloud.get(Directions).bad)
@@ -227,14 +345,14 @@ def _check_rows(cloud: Cloud) -> None:
     elif cloud.has(Sample):
         bad = int((~cloud.get(Sample).x.isfinite()).any(1).sum())
     if bad:
-        how_many = f"{bad} rows hold" if bad > 0 else "some rows hold"
+        subject = f"{bad} rows hold" if bad > 0 else "some rows hold"
         raise Undefined(
-            f"{how_many} NaN or Inf (or numbers whose square overflows)",
+            f"{subject} NaN or Inf (or numbers whose square overflows)",
             "drop those rows, or rescale them, or pass float64",
         )
 
 
-def _label(value: Value) -> Any:
+def _label(value: Value) -> int | str | None:
     if not value.variant:
         return value.index
     parts = [f"{key}={entry}" for key, entry in value.variant.items()]

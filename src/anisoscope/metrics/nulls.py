@@ -1,10 +1,10 @@
-"""What isotropic rows of the same documents would give: the level beside every score.
+"""Null values: what a metric would give for isotropic rows of the same documents.
 
-A finite sample of a perfect sphere does not look perfectly round, and dependent tokens make the sample smaller than
-it is. The null of a cloud rotates each document independently: nothing is left but the documents' own lumpiness. With
-S_b the scatter of document b about the common mean and t_b its trace, the expected participation ratio is
-PR₀ = (Σ t_b)² / [Σ ‖S_b‖² + ((Σ t_b)² − Σ t_b²)/d]. Read as 1/PR₀ = 1/d + 1/rows it gives the number of independent
-isotropic rows the cloud is worth, and the Marchenko–Pastur law for that number gives the other levels.
+A finite sample of a perfect sphere is not perfectly round, and dependent tokens reduce the effective sample size. The
+null of a cloud rotates every document independently, which keeps only the structure inside documents. With S_b the
+scatter of document b about the common mean and t_b its trace, the expected participation ratio is
+PR₀ = (Σ t_b)² / [Σ ‖S_b‖² + ((Σ t_b)² − Σ t_b²)/d]. Solving 1/PR₀ = 1/d + 1/rows gives the effective number of
+independent isotropic rows, and the Marchenko–Pastur law for that number gives the other null values.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ _POINTS = 4096  # quadrature points of the Marchenko–Pastur law
 
 @dataclass(frozen=True)
 class Isotropic:
-    """`rows` independent isotropic rows in `dim` dimensions: what the cloud would be without structure.
+    """`rows` independent isotropic rows in `dim` dimensions: the cloud without structure.
 
-    `heaviest` is the largest row's share of the total squared length: wherever it points, that much lies on one line.
+    `heaviest` is the share of the largest row in the total squared length: that much lies on one line in any case.
     """
 
     dim: int
@@ -45,13 +45,13 @@ class Isotropic:
 
     @property
     def top_share(self) -> float:
-        """λ1/Σλ: the upper edge (1 + √(d/rows))²/d, or what the heaviest row makes of it, if that is more."""
+        """λ1/Σλ: the upper edge (1 + √(d/rows))²/d, or more if the heaviest row alone has more."""
         edge = (1 + math.sqrt(self.dim / self.rows)) ** 2 / self.dim
         return min(1.0, max(edge, self.heaviest + (1 - self.heaviest) / self.dim))
 
     @cached_property
     def eigenvalues(self) -> Tensor:
-        """Expected eigenvalues, descending, summing to 1: quantiles of the Marchenko–Pastur law, (d,)."""
+        """Expected eigenvalues, descending, with sum 1: quantiles of the Marchenko–Pastur law, (d,)."""
         d, rows = self.dim, self.rows
         nonzero = min(d, max(1, round(rows)))
         ratio = d / rows
@@ -80,9 +80,12 @@ def isotropic(cloud: Cloud) -> Isotropic:
 
 
 def null_of(moments: Moments, extremes: Extremes | None = None, inside: tuple[float, float] = (0.0, 0.0)) -> Isotropic:
-    """The null of rows with these moments, the largest of which are `extremes`.
+    """Return the null of rows with these moments.
 
-    `inside` = Σ over pairs in documents of (y_i·y_j)² and of ‖y_i‖²‖y_j‖².
+    Args:
+        moments: Moments of all rows.
+        extremes: The rows of largest norm, if known.
+        inside: Sums over pairs of rows in the same document of (y_i·y_j)² and of ‖y_i‖²‖y_j‖².
     """
     trace = float(moments.trace)
     if trace <= 0:
@@ -102,7 +105,7 @@ def _pairs_inside_documents(cloud: Cloud, moments: Moments) -> tuple[float, floa
         return 0.0, 0.0
     sample = cloud.get(Sample)
     document, order = torch.sort(sample.rows.tokens.document, stable=True)
-    # centred in float64; products that only a mean is taken of need no more than float32, at unit scale
+    # centred in float64; products that are only averaged need no more than float32, at unit scale
     y = sample.x.cpu()[order].double().sub_(moments.mean.cpu()).div_(math.sqrt(square)).float()
     starts, _ = segments(document)
     dots = norms = pairs = 0.0
@@ -116,7 +119,7 @@ def _pairs_inside_documents(cloud: Cloud, moments: Moments) -> tuple[float, floa
     if not pairs:
         return 0.0, 0.0
     documents = cloud.get(Documents)
-    # where a few tokens of each document have been left out, as many pairs have gone with them
+    # if some tokens of each document were left out, the pairs with them are missing too
     all_pairs = documents.all_square * (moments.n / documents.all_rows) ** 2 - moments.n if documents.all_rows else 0.0
     scale = square**2 * all_pairs / pairs
     return dots * scale, norms * scale

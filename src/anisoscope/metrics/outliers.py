@@ -1,4 +1,4 @@
-"""Few rows or coordinates that carry much: outlier dimensions, massive tokens, what is left without them."""
+"""A few rows or dimensions that dominate: outlier dimensions, massive tokens, and the anisotropy without them."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from torch import Tensor
 
 from anisoscope.metrics.metric import Undefined, Value, metric
 from anisoscope.metrics.nulls import Isotropic, null_of
-from anisoscope.metrics.spectrum_shares import top_share_of, variance_of
+from anisoscope.metrics.spectra import top_share_of, variance_of
 from anisoscope.stats.derived import Peeled
 from anisoscope.stats.moments import Moments
 from anisoscope.stats.row_norms import Norms
 from anisoscope.stats.sample import Extremes, Sample
 
-MASSIVE = 5.0  # a token is massive when its norm exceeds this many medians
-OUTLIER = 5.0  # a dimension is an outlier when its rms exceeds this many medians of the dimensions' rms
+MASSIVE = 5.0  # a token is massive if its norm exceeds this many medians
+OUTLIER = 5.0  # a dimension is an outlier if its rms exceeds this many medians of the dimensions' rms
 _FEW_ROWS = 4  # a cloud worth fewer independent rows than this is a few massive rows
 _ENTRY_ROWS = 512  # sampled rows whose entries give the median entry
 _SMALL = 256  # up to this width all eigenvalues cost less than an iteration for one
@@ -30,9 +30,9 @@ _INF = math.inf
     knows={"sphere": 0, "outlier dimension": 1},
 )  # fmt: skip
 def outlier_dimensions(moments: Moments) -> Value:
-    """How many dimensions are outsized: rms over five times the median of the dimensions' rms.
+    """Number of outlier dimensions: those whose rms exceeds five times the median rms of the dimensions.
 
-    The note names them, largest first.
+    The note lists the largest of them.
     """
     rms = (moments.second.diagonal() / moments.n).clamp(min=0).sqrt()
     outsized = (rms > OUTLIER * rms.median()).nonzero()[:, 0]
@@ -46,20 +46,21 @@ def outlier_dimensions(moments: Moments) -> Value:
     knows={"sphere": 0, "massive row": 1},
 )  # fmt: skip
 def massive_tokens(norms: Norms, extremes: Extremes, sample: Sample) -> Iterator[Value]:
-    """How many rows are massive: by norm (over five medians) and by entry (over 100 and 1000 medians).
+    """Number of massive rows.
 
-    Medians: of the rows' norms (log histogram, good to 1 %), of the absolute entries (keyed sample).
+    `rule=norm` counts rows whose norm exceeds five medians of the norms (from a histogram, within 1 %). `rule=entry`
+    counts rows with an absolute entry above both 100 and 1000 medians of the absolute entries (from the keyed sample).
     """
     held = extremes.x.double()
     lengths = held.norm(dim=1)
     by_norm = int((lengths > MASSIVE * norms.median).sum())
     entry = float(sample.x[:_ENTRY_ROWS].float().abs().median())
     by_entry = int((held.abs().amax(1, keepdim=True) > max(100.0, 1000 * entry)).sum()) if len(held) else 0
-    full = len(held) == extremes.size
+    full = extremes.overflowed or len(held) == extremes.size
     for rule, count in (("norm", by_norm), ("entry", by_entry)):
         capped = full and count == len(held)
         yield Value(
-            float(count), variant={"rule": rule}, note=f"at least: only {count} rows are held" if capped else None
+            float(count), variant={"rule": rule}, note=f"a lower bound: only {count} rows are kept" if capped else None
         )
 
 
@@ -69,7 +70,8 @@ def massive_tokens(norms: Norms, extremes: Extremes, sample: Sample) -> Iterator
 def removal_curve(peeled: Peeled) -> Iterator[Value]:
     """Spectral anisotropy without the k rows of largest norm; index is k.
 
-    Flat for a smooth cloud; a cliff when a few tokens draw the whole picture. The null is that of the rows left.
+    k = 0, 1, 2, 4, … The curve is flat for smooth clouds and drops steeply if a few tokens cause the anisotropy. The
+    null is that of the remaining rows.
     """
     for k in _removals(peeled):
         moments, extremes = peeled.without_largest(k)
@@ -82,11 +84,11 @@ def removal_curve(peeled: Peeled) -> Iterator[Value]:
     bars=False,
 )  # fmt: skip
 def tokens_to_halve(peeled: Peeled) -> Value:
-    """Smallest share of largest-norm rows whose removal halves the excess of spectral anisotropy over its null.
+    """Share of rows, largest norms first, to remove until the excess of spectral anisotropy over its null is halved.
 
-    One massive row in a thousand gives 0.001. Missing where the rows held do not suffice, or where there is no
-    excess to halve. The null knows the rows' lengths, so that unequal lengths in random directions are no excess;
-    where fewer than four rows outweigh all others that is itself the finding, and the null is that of the others.
+    One massive row in a thousand gives 0.001. There is no value if there is no excess, or if removing all kept rows
+    does not halve it. The null accounts for the rows' lengths, so unequal lengths in random directions are no excess.
+    If fewer than four rows outweigh all others, the null is that of the other rows.
     """
     whole, extremes = peeled.without_largest(0)
     few = null_of(whole).rows < _FEW_ROWS
@@ -102,7 +104,7 @@ def tokens_to_halve(peeled: Peeled) -> Value:
     share, null = share_and_null(whole, extremes)
     start, most = share - null, _removals(peeled)[-1]
     if start <= _NO_EXCESS * null:
-        return Value(None, note="no excess over the null to halve")
+        return Value(None, note="there is no excess over the null to halve")
     if excess(most) > start / 2:
         return Value(None, note=f"> {most / peeled.n:.2g}: removing the {most} largest rows does not halve it")
     low, high = 0, most
@@ -117,7 +119,10 @@ def tokens_to_halve(peeled: Peeled) -> Value:
     knows={"outlier dimension": (1, 0.01)},
 )  # fmt: skip
 def top_coordinate(moments: Moments) -> Value:
-    """Largest squared entry of the top eigenvector: 1 when one coordinate is the anisotropy; the note names it."""
+    """Largest squared entry of the top eigenvector: 1 if a single coordinate carries the anisotropy.
+
+    The note names the coordinate.
+    """
     variance_of(moments)
     top = moments.top_axis.square()
     return Value(float(top.max()), note=f"coordinate {int(top.argmax())}")
@@ -128,10 +133,10 @@ def top_coordinate(moments: Moments) -> Value:
     knows={"sphere": (1 / 16, 0.01)},
 )  # fmt: skip
 def tyler_share(sample: Sample) -> Value:
-    """Share of the top direction in Tyler's shape matrix, which no row's length can sway.
+    """Share of the top direction in Tyler's shape matrix, which does not depend on the lengths of rows.
 
-    The fixed point of V ∝ Σ yyᵀ/(yᵀV⁻¹y), y the rows about their geometric median. One massive row changes
-    nothing; a true top share of .9 stays .9.
+    The fixed point of V ∝ Σ yyᵀ/(yᵀV⁻¹y), with y the rows about their geometric median. A single massive row does not
+    change it, while a true top share of 0.9 stays 0.9.
     """
     y = sample.x.double()
     y = y - _geometric_median(y)
@@ -144,7 +149,7 @@ def tyler_share(sample: Sample) -> Value:
 
 
 def _geometric_median(x: Tensor) -> Tensor:
-    """The point of least summed distance to the rows, by Weiszfeld's iteration, (n, d) -> (d,)."""
+    """Return the point with the smallest sum of distances to the rows, by Weiszfeld's iteration, (n, d) -> (d,)."""
     centre = x.mean(0)
     for _ in range(50):
         weight = 1 / (x - centre).norm(dim=1).clamp(min=1e-12)  # (n,)
@@ -153,7 +158,7 @@ def _geometric_median(x: Tensor) -> Tensor:
 
 
 def _tyler(y: Tensor) -> Tensor:
-    """Tyler's shape matrix of unit rows, trace 1, (n, d) -> (d, d)."""
+    """Return Tyler's shape matrix of unit rows, with trace 1, (n, d) -> (d, d)."""
     d = y.shape[1]
     shape = y.T @ y / len(y)
     for _ in range(100):
@@ -171,12 +176,12 @@ def _tyler(y: Tensor) -> Tensor:
 
 
 def _top_eigenvalue_share(moments: Moments) -> float:
-    """λ1/Σλ by Lanczos: the curve needs one eigenvalue of many matrices."""
+    """Return λ1/Σλ by Lanczos: the curve needs one eigenvalue of many matrices."""
     return float(_largest_eigenvalue(moments.scatter) / variance_of(moments))
 
 
 def _largest_eigenvalue(matrix: Tensor) -> Tensor:
-    """λ1 of a positive matrix: Lanczos with full reorthogonalisation from a fixed start, to 1e-12."""
+    """Return λ1 of a positive matrix to 1e-12, by Lanczos with full reorthogonalisation from a fixed start."""
     d = len(matrix)
     if d <= _SMALL:
         return torch.linalg.eigvalsh(matrix)[-1]
@@ -206,6 +211,6 @@ def _largest_eigenvalue(matrix: Tensor) -> Tensor:
 
 
 def _removals(peeled: Peeled) -> list[int]:
-    """0, 1, 2, 4, … up to half of the rows held (a block left out may take some), leaving most of the cloud."""
+    """Return 0, 1, 2, 4, … up to half of the kept rows (leaving out a block may remove some) and of all rows."""
     most = min(peeled.extremes.size // 2, peeled.held, peeled.n // 2)
     return [0, *(2**j for j in range(most.bit_length()) if 2**j <= most)]

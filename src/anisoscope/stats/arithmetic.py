@@ -1,4 +1,4 @@
-"""Arithmetic shared by the statistics: plain float rows in, float64 sums out, whatever surrounds the call."""
+"""Arithmetic shared by the statistics: float rows in, float64 sums out, independent of the caller's settings."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor
 
-CHUNK = 4096  # rows a product: large enough for full GEMM speed, small enough for float32 sums to stay good
-_PANEL = 256  # columns a panel of the upper triangle
+CHUNK = 4096  # rows per product: large enough for full GEMM speed, small enough for float32 sums to stay good
+_PANEL = 256  # columns per panel of the upper triangle
 _NARROW = 256  # up to this width float64 costs no more than reading the rows
 GROUP = 64  # rows summed in float32 before float64 takes over: rounding grows with their number
 
 
 @contextmanager
 def full_precision(device: torch.device) -> Iterator[None]:
-    """No autograd, no autocast, no TF32: a user's training settings must not round what is measured."""
+    """Turn off autograd, autocast and TF32: training settings must not affect the precision of measurements."""
     before = torch.get_float32_matmul_precision()
     torch.set_float32_matmul_precision("highest")
     try:
@@ -27,23 +27,23 @@ def full_precision(device: torch.device) -> Iterator[None]:
 
 
 def plain(x: Tensor) -> Tensor:
-    """Detached rows in float32, or float64 where they came so; half precision is widened (exactly)."""
+    """Return detached rows in float32, or float64 if they are; half precision is widened exactly."""
     x = x.detach()
     return x if x.dtype in (torch.float32, torch.float64) else x.to(torch.float32)
 
 
 def double(x: Tensor) -> Tensor:
-    """Float64, on the CPU where the device has no float64 (MPS)."""
+    """Convert to float64, on the CPU if the device has no float64 (MPS)."""
     return x.cpu().double() if x.device.type == "mps" else x.double()
 
 
 def narrow(x: Tensor) -> bool:
-    """Whether rows are so short that float64 costs no more than reading them."""
+    """Return whether rows are so short that float64 costs no more than reading them."""
     return x.shape[1] <= _NARROW
 
 
 def gram(y: Tensor) -> Tensor:
-    """yᵀy in y's own precision, (n, d) -> (d, d), as panels of the upper triangle: 0.6-0.7 of the full product."""
+    """Return yᵀy in the precision of y, (n, d) -> (d, d), from panels of the upper triangle: 0.6-0.7 of the time."""
     d = y.shape[1]
     if d < 2 * _PANEL:
         return y.T @ y
@@ -56,9 +56,9 @@ def gram(y: Tensor) -> Tensor:
 
 
 def weighted_sums(weight: Tensor, x: Tensor) -> Tensor:
-    """weight @ x in float64, (w, n) × (n, d) -> (w, d): a few rows at a time in x's precision, then in float64.
+    """Return weight @ x in float64, (w, n) × (n, d) -> (w, d), summing groups of rows in the precision of x.
 
-    A float32 sum of a thousand nearly equal rows is off by up to 3e-5 of itself, of 64 rows by up to 1e-6.
+    A float32 sum of a thousand nearly equal rows has a relative error of up to 3e-5, one of 64 rows up to 1e-6.
     """
     n, d = x.shape
     whole = n - n % GROUP

@@ -1,11 +1,11 @@
-"""What was collected of a cloud: pooled statistics, kept rows, and the blocks that can be left out for error bars."""
+"""`Cloud`: the collected statistics of one site, and the blocks of documents that error bars leave out."""
 
 from __future__ import annotations
 
 import shutil
 import tempfile
 import weakref
-from collections.abc import Callable, Container, Iterable, Mapping
+from collections.abc import Container, Iterable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from functools import reduce
 from operator import add
@@ -16,66 +16,75 @@ import torch
 from safetensors import safe_open
 from torch import Tensor
 
-from anisoscope.stats.directions import CentredDirections, Directions, UnitSquares
-from anisoscope.stats.documents import Documents
+from anisoscope.errors import InputError
+from anisoscope.stats.directions import Directions
 from anisoscope.stats.head_scores import Attention
 from anisoscope.stats.head_sums import HeadSums
 from anisoscope.stats.moments import Moments
 from anisoscope.stats.packing import pack, unpack
-from anisoscope.stats.partition import Partition
+from anisoscope.stats.registry import COLLECTED, SUMS, is_derived, leaves_blocks_out
 from anisoscope.stats.row_norms import Norms
 from anisoscope.stats.sample import Extremes, Sample, merge_extremes
 
 S = TypeVar("S")
 Stats = dict[str, Any]  # statistics of one block or of all, by name: "Moments", "first.Moments", "Norms", …
-
-# By name, so that a run on disk can be read back. Those "of the rest" leave the extremes out until the end.
-KINDS: dict[str, type] = {
-    kind.__name__: kind
-    for kind in (
-        *(Moments, Directions, UnitSquares, Norms, Documents, CentredDirections, Partition, Sample, Extremes),
-        *(Attention, HeadSums),
-    )
-}
-OF_REST = ("Moments", "Directions", "UnitSquares")
-HELD = 24 << 20  # numbers that all blocks of a finished cloud may hold in memory together: it is evaluated next
-SECOND_LOOK = ("CentredDirections", "Partition")  # need the pooled Moments first
+HELD_NUMBERS = 24 << 20  # numbers that all blocks of a finished cloud may hold in memory: it is evaluated next
 
 
-@dataclass(frozen=True)
 class Cloud:
-    """All that was collected of one cloud of rows: pooled statistics, kept rows, and the blocks for error bars."""
+    """The statistics of all rows of one site, with the blocks of documents that error bars leave out.
 
-    stats: Stats
-    blocks: tuple[Block, ...] = ()
-    wider: Cloud | None = field(default=None, repr=False, compare=False)  # what tokens were left out of
-    derived: dict[str, Any] = field(default_factory=dict, repr=False, compare=False)
-    carried: dict[str, Any] = field(default_factory=dict, repr=False, compare=False)  # can leave blocks out itself
-    by_block: dict[tuple[str, int], Any] = field(default_factory=dict, repr=False, compare=False)
-    reference: Cloud | None = None  # the same tokens at another step (layer, model), for metrics of what has moved
+    A cloud is made once all rows are collected, and its statistics do not change. What metrics derive from it is
+    computed on first use and kept until the cloud is garbage collected, because several metrics share it. The
+    statistics of single blocks are kept too, if they are small; `release_blocks` frees them after the evaluation.
+
+    Attributes:
+        stats: Collected statistics by name. Extremes, and first tokens of windows (`first.*`), are stored separately
+            from the sums; `get` returns sums that include them.
+        blocks: Blocks of documents, in the order of the data.
+        reference: The same tokens at another step, layer or model, for metrics that compare two clouds.
+        unfiltered: The cloud with all tokens, if this one is the result of `without_tokens`.
+    """
+
+    def __init__(
+        self,
+        stats: Stats,
+        blocks: Iterable[Block] = (),
+        *,
+        reference: Cloud | None = None,
+        unfiltered: Cloud | None = None,
+    ) -> None:
+        self.stats = stats
+        self.blocks = tuple(blocks)
+        self.reference = reference
+        self.unfiltered = unfiltered
+        self._known: dict[type, Any] = {}  # sums with their extremes, and all derived statistics
+        self._of_block: dict[tuple[type, int], Any] = {}
+
+    def __repr__(self) -> str:
+        return f"Cloud({', '.join(self.stats)}; {len(self.blocks)} blocks)"
 
     def get(self, kind: type[S]) -> S:
-        """A statistic of all rows of the cloud, the extremes included."""
-        name = kind.__name__
-        if name not in self.derived:
-            self.derived[name] = self._whole(name)
-        found: S = self.derived[name]
-        return found
+        """Return a statistic of all rows, collected or derived.
+
+        Raises:
+            KeyError: The statistic, or one that it is derived from, was not collected.
+        """
+        if kind not in self._known:
+            self._known[kind] = cast(Any, kind).derive(self) if is_derived(kind) else self._whole(kind.__name__)
+        return cast(S, self._known[kind])
 
     def has(self, kind: type) -> bool:
-        return kind.__name__ in self.stats or kind.__name__ in self.derived
+        """Return whether the statistic was collected, or derived before."""
+        return kind.__name__ in self.stats or kind in self._known
 
-    def derive(self, kind: type[S], make: Callable[[Cloud], S], *, carry: bool) -> S:
-        """A value computed once from this cloud; one that can leave blocks out itself is carried along when they go."""
-        known = self.carried if carry else self.derived
-        if kind.__name__ not in known:
-            known[kind.__name__] = make(self)
-        found: S = known[kind.__name__]
-        return found
+    def derived(self, kind: type[S]) -> S | None:
+        """Return a derived statistic if it was made before; None otherwise."""
+        return self._known.get(kind)
 
     def _whole(self, name: str) -> Any:
         rest = self.stats[name]
-        if name not in OF_REST or "Extremes" not in self.stats:
+        if name not in SUMS or "Extremes" not in self.stats:
             return rest
         parts = [rest]
         if f"first.{name}" in self.stats:
@@ -84,59 +93,110 @@ class Cloud:
 
     @property
     def n(self) -> int:
-        """How many rows there are; for attention, how many rows a head has."""
+        """Number of rows; for attention, the number of rows per head."""
         if self.has(Attention):
             return int(self.get(Attention).rows.max())
         if self.has(HeadSums):
             return int(self.get(HeadSums).tokens)
         return self.get(Moments).n if self.has(Moments) else self.get(Directions).n
 
-    def of_block(self, place: int, kind: type[S]) -> S:
-        """A statistic of all rows of the block at this place.
+    def of_block(self, index: int, kind: type[S]) -> S:
+        """Return a collected statistic of all rows of one block.
 
-        Unless all blocks' would take much memory it is made once: overlaps and replicates take the same.
+        It is kept until `release_blocks`, unless those of all blocks would take too much memory.
         """
-        if (kind.__name__, place) in self.by_block:
-            return cast(S, self.by_block[kind.__name__, place])
-        found = Cloud(self.blocks[place].load()).get(kind)
-        if len(self.blocks) * sum(x.numel() for x in vars(found).values() if isinstance(x, Tensor)) <= HELD:
-            self.by_block[kind.__name__, place] = found
-        return found
+        if (kind, index) in self._of_block:
+            return cast(S, self._of_block[kind, index])
+        value = Cloud(self.blocks[index].load()).get(kind)
+        if len(self.blocks) * sum(x.numel() for x in vars(value).values() if isinstance(x, Tensor)) <= HELD_NUMBERS:
+            self._of_block[kind, index] = value
+        return value
+
+    def release_blocks(self) -> None:
+        """Free the statistics of single blocks that `of_block` keeps. They are loaded again if they are needed."""
+        self._of_block.clear()
+
+    def with_stats(self, stats: Stats, blocks: Iterable[Block]) -> Cloud:
+        """Return the cloud with additional statistics and these blocks.
+
+        Both clouds share what is derived from either of them: a search for neighbours serves both.
+        """
+        cloud = Cloud({**self.stats, **stats}, blocks, unfiltered=self.unfiltered)
+        cloud._known = self._known
+        return cloud
+
+    def with_reference(self, reference: Cloud, only: Container[str] | None = None) -> Cloud:
+        """Return the cloud paired with another one of the same tokens, for metrics that compare the two.
+
+        Args:
+            reference: The other cloud.
+            only: Names of the collected statistics to keep. None keeps all of them.
+        """
+        stats = {name: value for name, value in self.stats.items() if only is None or name in only}
+        cloud = Cloud(stats, self.blocks if only is None else (), reference=reference)
+        cloud._known = {k: v for k, v in self._known.items() if not getattr(k, "compares", False)}
+        return cloud
+
+    def require_reference(self) -> Cloud:
+        """Return the reference.
+
+        Raises:
+            InputError: The cloud has no reference.
+        """
+        if self.reference is None:
+            raise InputError("This cloud has no reference to compare with. Use cloud.with_reference(reference).")
+        return self.reference
 
     def without_tokens(self, keys: Tensor, *, first: bool) -> Cloud:
-        """The cloud without the tokens of these keys (all of them extremes) and, with `first`, without first tokens.
+        """Return the cloud without some tokens.
 
-        Norms are left behind: a histogram cannot forget single rows.
+        Norms are dropped, because a histogram cannot forget single rows.
+
+        Args:
+            keys: Keys of the tokens to leave out, all of them extremes.
+            first: Also leave out the first tokens of windows.
         """
-        leave_out = LeaveOut(keys, first)
-        blocks = tuple(replace(block, leave_out=leave_out) for block in self.blocks)
-        return Cloud(leave_out(self.stats), blocks, wider=self)
+        token_filter = TokenFilter(keys, first)
+        blocks = [replace(block, token_filter=token_filter) for block in self.blocks]
+        return Cloud(token_filter(self.stats), blocks, unfiltered=self)
 
-    def without_block(self, place: int, *, peel: bool = True, sample: bool = True) -> Cloud:
-        """The cloud without the block at this place; neighbours are filtered, not searched again.
+    def without_block(self, index: int, *, exact_extremes: bool = True, sample: bool = True) -> Cloud:
+        """Return the cloud without one block, itself without blocks.
 
-        Unless rows are to be peeled off what is left, sums over all rows are had by one subtraction: a fifth of the
-        work of bringing the extremes in again. Where nobody reads the `sample`, it is not copied.
+        Neighbours and other derived statistics that can leave out blocks are filtered, not computed again.
+
+        Args:
+            index: Index of the block in `blocks`.
+            exact_extremes: Keep the extremes separate from the sums, for metrics that remove extremes one by one.
+                Without it, sums are found by one subtraction, in a fifth of the time.
+            sample: Keep the sample. Without it, its rows are not copied.
         """
-        left_out = self.blocks[place]
-        gone = torch.tensor([left_out.number])
-        part = left_out.load()
-        sums = [] if peel or "Extremes" not in self.stats else [name for name in OF_REST if name in self.stats]
-        stats = {
-            name: whole.without_block(gone) if isinstance(whole, Sample | Extremes) else _minus(whole, part.get(name))
-            for name, whole in self.stats.items()
-            if name.removeprefix("first.") not in sums and (sample or name != "Sample")
-        }
-        derived: dict[str, Any] = {
-            name: self.get(KINDS[name]).without(self.of_block(place, KINDS[name])) for name in sums
-        }
-        carried = {name: value.without_block(gone) for name, value in self.carried.items()}
-        return Cloud(stats, wider=self.wider, derived=derived, carried=carried)
+        block = self.blocks[index]
+        removed = torch.tensor([block.number])
+        part = block.load()
+        subtract = not exact_extremes and "Extremes" in self.stats
+        sums = [name for name in SUMS if name in self.stats] if subtract else []
+        stats = {}
+        for name, whole in self.stats.items():
+            if name.removeprefix("first.") in sums or (name == "Sample" and not sample):
+                continue
+            if isinstance(whole, Sample | Extremes):
+                stats[name] = whole.without_block(removed)
+            else:
+                stats[name] = whole.without(part[name]) if name in part else whole
+        cloud = Cloud(stats, unfiltered=self.unfiltered)
+        for name in sums:
+            kind = COLLECTED[name]
+            cloud._known[kind] = self.get(kind).without(self.of_block(index, kind))
+        for kind, value in tuple(self._known.items()):  # other threads may add to it
+            if leaves_blocks_out(kind):
+                cloud._known[kind] = value.without_block(removed)
+        return cloud
 
 
 @dataclass(frozen=True)
-class LeaveOut:
-    """Tokens that do not count: those of these keys, and first tokens of windows if `first`."""
+class TokenFilter:
+    """Leaves tokens out of collected statistics: those with these keys, and first tokens of windows if `first`."""
 
     keys: Tensor
     first: bool
@@ -145,10 +205,10 @@ class LeaveOut:
         out: Stats = {}
         for name, value in stats.items():
             if isinstance(value, Sample):
-                gone = torch.isin(value.table[:, 0], self.keys)
+                drop = torch.isin(value.table[:, 0], self.keys)
                 if self.first:
-                    gone |= value.rows.tokens.offset == 0
-                keep = ~gone
+                    drop |= value.rows.tokens.offset == 0
+                keep = ~drop
                 out[name] = Sample(value.size, value.seen, value.x[keep.to(value.x.device)], value.table[keep])
             elif isinstance(value, Extremes):
                 out[name] = value.keeping(~torch.isin(value.table[:, 0].cpu(), self.keys))
@@ -159,19 +219,19 @@ class LeaveOut:
 
 @dataclass(frozen=True)
 class Block:
-    """The statistics of one block: in memory, or in a file of the scratch folder (or of a run)."""
+    """The statistics of one block of documents: in memory, or in a file of a scratch folder or a run."""
 
     number: int
     stats: Stats | Path
-    more: Stats = field(default_factory=dict)  # what a second look at the rows added
-    scratch: Scratch | None = None  # kept alive by the blocks that lie in it
-    leave_out: LeaveOut | None = None
+    more: Stats = field(default_factory=dict)  # statistics from a second pass over the rows
+    scratch: Scratch | None = None  # kept alive by the blocks whose files it holds
+    token_filter: TokenFilter | None = None
 
     def load(self, names: Container[str] | None = None) -> Stats:
-        """All its statistics, or those of these names, in a table of its own."""
-        own = _from_file(self.stats, names) if isinstance(self.stats, Path) else self.stats
-        stats = {name: value for name, value in {**own, **self.more}.items() if names is None or name in names}
-        return stats if self.leave_out is None else self.leave_out(stats)
+        """Return a new dict of all statistics, or of those with these names."""
+        stored = _from_file(self.stats, names) if isinstance(self.stats, Path) else self.stats
+        stats = {name: value for name, value in {**stored, **self.more}.items() if names is None or name in names}
+        return stats if self.token_filter is None else self.token_filter(stats)
 
 
 def _from_file(path: Path, names: Container[str] | None) -> Stats:
@@ -181,7 +241,7 @@ def _from_file(path: Path, names: Container[str] | None) -> Stats:
 
 
 class Scratch:
-    """A temporary folder that goes when nothing refers to it any more."""
+    """A temporary folder that is deleted when nothing refers to it any more."""
 
     def __init__(self) -> None:
         self.path = Path(tempfile.mkdtemp(prefix="anisoscope-"))
@@ -189,49 +249,55 @@ class Scratch:
 
 
 def join(a: Stats, b: Stats, make: Iterable[str]) -> Stats:
-    """The statistics of two blocks together; extremes that are crowded out go to the products."""
+    """Add the statistics of two blocks.
+
+    Args:
+        a: Statistics of one block.
+        b: Statistics of the other.
+        make: Names of the sums to which rows are added that are extreme in one block but not in both.
+    """
     if not a or not b:
         return dict(a or b)
     out = {name: a[name] + b[name] if name in a and name in b else a.get(name, b.get(name)) for name in {**a, **b}}
     if "Extremes" in a and "Extremes" in b:
         out["Extremes"], evicted = merge_extremes(a["Extremes"], b["Extremes"])
         if len(evicted.tokens):
-            for name in OF_REST:
+            for name in SUMS:
                 if name in make:
-                    accumulate(out, name, KINDS[name].of(evicted))  # type: ignore[attr-defined]
+                    accumulate(out, name, COLLECTED[name].of(evicted))
     return out
 
 
 def with_extremes(sums: Any, extremes: Extremes) -> Any:
-    """A statistic of rows with those of rows that were kept; Moments in float64."""
+    """Add the extremes to a sum that left them out; Moments in float64."""
     if not len(extremes.x):
         return sums
     return sums.with_rows(extremes.x) if isinstance(sums, Moments) else sums + type(sums).of(extremes.rows)
 
 
 def to_arrays(stats: Stats) -> dict[str, Tensor]:
-    """Statistics as named arrays: `Moments/mean`, …; no two of them share memory, which files refuse."""
+    """Return statistics as named arrays (`Moments/mean`, …), no two of which share memory: files refuse that."""
     arrays: dict[str, Tensor] = {}
-    taken: set[int] = set()
+    seen: set[int] = set()
     for name, stat in stats.items():
         for key, value in pack(stat).items():
-            place = value.untyped_storage().data_ptr()
-            arrays[f"{name}/{key}"] = value.clone() if place in taken else value
-            taken.add(place)
+            pointer = value.untyped_storage().data_ptr()
+            arrays[f"{name}/{key}"] = value.clone() if pointer in seen else value
+            seen.add(pointer)
     return arrays
 
 
 def from_arrays(arrays: Mapping[str, Tensor]) -> Stats:
-    """The inverse of `to_arrays`."""
+    """Rebuild statistics from the arrays that `to_arrays` returned."""
     grouped: dict[str, dict[str, Tensor]] = {}
     for path, value in arrays.items():
         name, key = path.rsplit("/", 1)
         grouped.setdefault(name, {})[key] = value
-    return {name: unpack(KINDS[name.removeprefix("first.")], fields) for name, fields in grouped.items()}
+    return {name: unpack(COLLECTED[name.removeprefix("first.")], group) for name, group in grouped.items()}
 
 
 def on_device(stats: Stats, device: torch.device) -> Stats:
-    """The same statistics with their arrays on a device, except what lives on the CPU anyway (tables, MPS sums)."""
+    """Move statistics to a device, except tables (which stay on the CPU) and sums of MPS rows (it has no float64)."""
     if device.type in ("cpu", "mps"):
         return stats
     moved = {}
@@ -245,17 +311,15 @@ def on_device(stats: Stats, device: torch.device) -> Stats:
 
 
 def at_level(extremes: Extremes, level: int) -> Extremes:
-    return Extremes(extremes.size, extremes.x, extremes.priority, table_at_level(extremes.table, level))
+    """Return the extremes with block numbers of a level: neighbouring blocks were joined `level` times."""
+    return replace(extremes, table=table_at_level(extremes.table, level))
 
 
 def table_at_level(table: Tensor, level: int) -> Tensor:
-    """The tokens' table with block numbers of that level."""
+    """Return the tokens' table with block numbers of a level."""
     return torch.cat((table[:, :-1], table[:, -1:] >> level), 1)
 
 
 def accumulate(stats: Stats, name: str, value: Any) -> None:
+    """Add a statistic to the one of this name, in place."""
     stats[name] = stats[name] + value if name in stats else value
-
-
-def _minus(whole: Any, part: Any) -> Any:
-    return whole if part is None else whole.without(part)

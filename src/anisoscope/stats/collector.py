@@ -1,9 +1,9 @@
-"""Collecting statistics by block of contiguous documents: the pooled cloud, and the cloud without any one block.
+"""Collect statistics by block of contiguous documents.
 
-Tokens of one document depend on each other, so error bars come from leaving out blocks of whole documents. A token's
-block number is (first row of its document) // unit, a pure function of the data. While rows stream in, at most
-2·`blocks` blocks exist: when more come, neighbours are joined in pairs. Only the open block and, at the end, the
-total are held in memory; finished blocks of wide clouds wait in a scratch folder.
+Tokens of one document depend on each other, so error bars come from leaving out blocks of whole documents. The block
+number of a token is (first row of its document) // unit, a pure function of the data. While rows are added there are at
+most 2·`blocks` blocks: if there are more, neighbouring blocks are joined in pairs. Only the open block and, at the end,
+the total are in memory; finished blocks of wide rows are stored in a scratch folder.
 """
 
 from __future__ import annotations
@@ -23,9 +23,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from anisoscope.stats.cloud import (
-    HELD,
-    KINDS,
-    OF_REST,
+    HELD_NUMBERS,
     Block,
     Cloud,
     Scratch,
@@ -41,15 +39,16 @@ from anisoscope.stats.cloud import (
 from anisoscope.stats.documents import segments
 from anisoscope.stats.moments import Moments
 from anisoscope.stats.packing import pack, unpack
+from anisoscope.stats.registry import COLLECTED, SUMS
 from anisoscope.stats.rows import Rows, Tokens, join_rows
-from anisoscope.stats.sample import Reservoir, Sample, kept_apart, merge_extremes, split_extremes
+from anisoscope.stats.sample import Reservoir, Sample, merge_extremes, select_extremes, split_extremes
 
 _IN_MEMORY = 1 << 20  # a block with fewer numbers than this is not worth a file
-_PENDING = 2048  # rows that wait for a product of a size that runs at full speed
+_PENDING = 2048  # rows that are collected before a product, so that it runs at full speed
 
 
 class BlockNumbers:
-    """The block of each token of a stream: (tokens before its document) // unit."""
+    """Numbers the blocks of a stream of tokens: (tokens before the document) // unit."""
 
     def __init__(self, unit: int, before: int = 0, document: int | None = None, number: int = 0) -> None:
         self._unit = unit
@@ -58,11 +57,11 @@ class BlockNumbers:
         self._number = number
 
     def state(self) -> list[int | None]:
-        """What the constructor takes to go on from here."""
+        """Return the arguments of a constructor that continues from here."""
         return [self._unit, self._before, self._document, self._number]
 
     def of(self, document: Tensor) -> Tensor:
-        """The block numbers of the next tokens, whose documents these are, (n,) -> (n,)."""
+        """Return the block numbers of the next tokens, given their documents, (n,) -> (n,)."""
         starts, ids = segments(document)
         numbers = []
         for start, each in zip(starts.tolist(), ids.tolist(), strict=True):
@@ -76,7 +75,7 @@ class BlockNumbers:
 
 @dataclass(frozen=True)
 class Part:
-    """What a collector has counted, on the host: to be added to another's, in this process or elsewhere."""
+    """What a collector has collected, on the CPU, for another collector to absorb, here or in another process."""
 
     level: int  # how often neighbouring blocks were joined
     blocks: tuple[tuple[int, Stats], ...]  # by number
@@ -84,10 +83,14 @@ class Part:
 
 
 class Collector:
-    """Adds batches of rows up; `finish` gives the cloud.
+    """Adds up the statistics of batches of rows. `finish` returns the cloud.
 
-    `make` maps names of KINDS to functions rows -> statistic, or leaves the default `of`. Rows at offset 0 of their
-    window are kept apart (`first.*`) where `sinks` says so, so that leaving them out later is exact.
+    Example:
+        >>> from anisoscope.stats.rows import bare_rows
+        >>> collector = Collector(["Moments"])
+        >>> collector.add(bare_rows(torch.eye(3)))
+        >>> collector.finish().n
+        3
     """
 
     def __init__(
@@ -103,18 +106,24 @@ class Collector:
         level: int = 0,
         outsized: float = math.inf,
     ) -> None:
-        """`level`: how often neighbouring blocks are joined from the start, where more than enough are to come.
+        """Start with nothing counted.
 
-        Of the rows that are extreme in their block, `extremes` stay apart in the whole, and all of at least the
-        priority `outsized`.
+        Args:
+            names: Names of the statistics to collect.
+            make: Functions rows -> statistic by name, instead of `of` of the kind.
+            sample: Number of rows of the keyed sample.
+            extremes: Number of rows of highest priority that are stored separately from the sums.
+            blocks: Number of blocks to end with; up to twice as many while collecting.
+            sinks: Store rows at offset 0 of their window separately (`first.*`), so that they can be left out exactly.
+            precise: Multiply rows in float64.
+            level: How often neighbouring blocks are joined from the start, if more than enough blocks will come.
+            outsized: Rows of at least this priority stay extremes, even if they are more than `extremes`.
         """
         names = list(names)
         self._sample_size = sample if "Sample" in names else 0
-        self._extreme_size = extremes if set(names) & {"Extremes", *OF_REST} else 0
+        self._extreme_size = extremes if set(names) & {"Extremes", *SUMS} else 0
         self._make: dict[str, Callable[[Rows], Any]] = {
-            name: (make or {}).get(name, KINDS[name].of)  # type: ignore[attr-defined]
-            for name in names
-            if name not in ("Sample", "Extremes")
+            name: (make or {}).get(name, COLLECTED[name].of) for name in names if name not in ("Sample", "Extremes")
         }
         if "Moments" in self._make and precise:
             self._make["Moments"] = lambda rows: Moments.of(rows, precise=True)
@@ -124,14 +133,19 @@ class Collector:
         self._outsized = outsized
         self._number: int | None = None
         self._open: Stats = {}
-        self._pending: dict[str, list[Rows]] = {}  # of first tokens (`first.`) and of others, to be multiplied together
+        self._pending: dict[str, list[Rows]] = {}  # rows by prefix (`first.` or none) that are not in the sums yet
         self._closed: list[Block] = []
         self._reservoir = Reservoir(self._sample_size)
         self._scratch: Scratch | None = None
-        self._loaded = False  # from files, onto the host
+        self._loaded = False  # from files, to the CPU
 
     def add(self, rows: Rows, priority: Tensor | None = None) -> None:
-        """Counts these rows; `priority` replaces their norm in choosing the extremes."""
+        """Add rows.
+
+        Args:
+            rows: The rows; blocks must come in order.
+            priority: Replaces the norm of the rows when extremes are chosen, (n,).
+        """
         if not len(rows.tokens):
             return
         if self._loaded:
@@ -150,7 +164,7 @@ class Collector:
             )
 
     def finish(self) -> Cloud:
-        """The cloud of all rows added so far."""
+        """Return the cloud of all rows added so far."""
         self._close()
         stats = self._settle()
         sample = self._reservoir.sample()
@@ -161,7 +175,7 @@ class Collector:
     def _count(self, number: int, rows: Rows, priority: Tensor | None) -> None:
         self._make_open(number, rows.x.device)
         for name in self._make:
-            if name not in OF_REST:
+            if name not in SUMS:
                 accumulate(self._open, name, self._make[name](rows))
         if not self._extreme_size:
             return
@@ -182,13 +196,13 @@ class Collector:
         return self._pending.setdefault(prefix, [])
 
     def _raise_level(self, highest: int) -> None:
-        """Joins blocks in pairs until the highest block number is below twice the number of blocks wanted."""
+        """Join blocks in pairs until the highest block number is below twice the number of blocks."""
         while highest >> self._level >= 2 * self._blocks:
             self._close()
             self._halve()
 
     def _halve(self) -> None:
-        """Joins neighbouring blocks in pairs."""
+        """Join neighbouring blocks in pairs."""
         self._level += 1
         pairs: dict[int, list[Block]] = {}
         for block in self._closed:
@@ -202,11 +216,11 @@ class Collector:
         return join(a, b, self._make)
 
     def _make_open(self, number: int, device: torch.device) -> None:
-        """Makes the block of this number the open one, on the device of its rows."""
+        """Open the block of this number, on the device of its rows."""
         if self._number is not None and number != self._number:
             self._close()
         if self._number is None and self._closed and self._closed[-1].number == number:
-            self._open = on_device(dict(self._closed.pop().load()), device)  # a file is read onto the host
+            self._open = on_device(dict(self._closed.pop().load()), device)  # files are read to the CPU
         self._number = number
 
     def _flush(self, prefix: str) -> None:
@@ -214,7 +228,7 @@ class Collector:
         self._pending[prefix] = []
         if waiting:
             together = join_rows(waiting)
-            for name in OF_REST:
+            for name in SUMS:
                 if name in self._make:
                     accumulate(self._open, prefix + name, self._make[name](together))
 
@@ -225,14 +239,14 @@ class Collector:
             self._flush(prefix)
         if "Extremes" in self._open:  # a small block may hold nothing else
             none = self._open["Extremes"].keeping(torch.tensor([], dtype=torch.int64)).rows
-            for name in OF_REST:
+            for name in SUMS:
                 if name in self._make and name not in self._open:
                     self._open[name] = self._make[name](none)
         self._closed.append(self._store(Block(self._number, self._open)))
         self._open, self._number = {}, None
 
     def _store(self, block: Block, limit: int = _IN_MEMORY) -> Block:
-        """The block, moved to the scratch folder where it holds more numbers than `limit`."""
+        """Return the block, stored in the scratch folder if it holds more numbers than `limit`."""
         assert isinstance(block.stats, dict)
         arrays = to_arrays(block.stats)
         if sum(a.numel() for a in arrays.values()) < limit:
@@ -241,12 +255,13 @@ class Collector:
             self._scratch = Scratch()
         path = self._scratch.path / f"{self._level}-{block.number}.safetensors"
         save_file(arrays, path.with_suffix(".new"))
-        path.with_suffix(".new").replace(path)  # the old file may be what these arrays are mapped from
+        path.with_suffix(".new").replace(path)  # these arrays may be mapped from the old file
         return Block(block.number, path, scratch=self._scratch)
 
     def _settle(self) -> Stats:
-        """The pooled statistics. Rows that are extreme in their block but not in the whole go back to their block."""
-        halved = 1 if 2 * len(self._closed) >= 3 * self._blocks else 0  # an error bar is paid for by the block
+        """Return the statistics of all blocks. Rows that are extreme only in their block are added to its sums."""
+        # every block costs time for error bars
+        halved = 1 if 2 * len(self._closed) >= 3 * self._blocks else 0
         self._level += halved
         groups: dict[int, list[Block]] = {}
         for block in self._closed:
@@ -255,47 +270,48 @@ class Collector:
         self._closed, total = [], Stats()
         for number, members in groups.items():
             stats = self._joined([block.load() for block in members], apart)
-            self._closed.append(self._store(Block(number, stats), HELD // len(groups)))
+            self._closed.append(self._store(Block(number, stats), HELD_NUMBERS // len(groups)))
             total = self._join(total, stats)
         return total
 
-    def _apart(self) -> tuple[Tensor, int] | None:
-        """The keys of the rows that are extreme in the whole, and the size of such extremes; None where none are."""
+    def _apart(self) -> tuple[Tensor, int, bool] | None:
+        """What `select_extremes` returns for the closed blocks; None if no extremes are collected."""
         if not self._extreme_size or not self._closed:
             return None
-        return kept_apart([block.load({"Extremes"})["Extremes"] for block in self._closed], self._outsized)
+        return select_extremes([block.load({"Extremes"})["Extremes"] for block in self._closed], self._outsized)
 
-    def _joined(self, blocks: list[Stats], apart: tuple[Tensor, int] | None) -> Stats:
-        """Blocks as one, in which only extremes of these keys stay apart: the others are multiplied, all together."""
+    def _joined(self, blocks: list[Stats], apart: tuple[Tensor, int, bool] | None) -> Stats:
+        """Join blocks into one. Extremes with other keys than those of `apart` are added to the sums."""
         if apart is None:
             return reduce(self._join, blocks)
+        keys, size, overflowed = apart
         stay, lower = [], []
         for stats in blocks:
-            extremes = replace(at_level(stats.pop("Extremes"), self._level), size=apart[1])
-            high = torch.isin(extremes.table[:, 0].cpu(), apart[0])
+            extremes = replace(at_level(stats.pop("Extremes"), self._level), size=size, overflowed=overflowed)
+            high = torch.isin(extremes.table[:, 0].cpu(), keys)
             stay.append(extremes.keeping(high))
             lower.append(extremes.keeping(~high).rows)
         out = reduce(self._join, blocks)
         out["Extremes"] = reduce(add, stay)
         evicted = [rows for rows in lower if len(rows.tokens)]
-        for name in OF_REST if evicted else ():
+        for name in SUMS if evicted else ():
             if name in self._make:
                 accumulate(out, name, self._make[name](join_rows(evicted)))
         return out
 
     def part(self) -> Part:
-        """All that has been counted, as a value that another collector can absorb."""
+        """Return everything collected so far, as a value that another collector can absorb."""
         self._close()
-        blocks = tuple((block.number, _on_host(block.load())) for block in self._closed)
+        blocks = tuple((block.number, _on_cpu(block.load())) for block in self._closed)
         sample = self._reservoir.sample()
         return Part(self._level, blocks, None if sample is None else replace(sample, x=sample.x.cpu()))
 
     def absorb(self, part: Part) -> None:
-        """Adds what was counted elsewhere of other documents of the same stream, whose blocks are numbered alike."""
+        """Add what another collector collected from other documents of the same stream, with the same block numbers."""
         self._close()
         while self._level < part.level:
             self._halve()
-        known = {block.number: _block_on_host(block) for block in self._closed}
+        known = {block.number: _block_on_cpu(block) for block in self._closed}
         for finer, stats in part.blocks:
             number = finer >> (self._level - part.level)
             if number in known:
@@ -307,7 +323,7 @@ class Collector:
             self._reservoir.absorb(part.sample)
 
     def save(self, folder: Path) -> None:
-        """Writes all that has been counted; `load` goes on from there, to the bit."""
+        """Write everything collected so far to a new folder. After `load`, results are equal to the bit."""
         folder.mkdir(parents=True)
         for place, block in enumerate(self._closed):
             to = folder / f"{place}.safetensors"
@@ -330,7 +346,7 @@ class Collector:
         (folder / "state.json").write_text(json.dumps(state))
 
     def load(self, folder: Path) -> None:
-        """Goes on from what `save` wrote, on whatever device the next rows are."""
+        """Continue from what `save` wrote, on the device of the next rows."""
         state = json.loads((folder / "state.json").read_text())
         self._level, self._number = state["level"], state["number"]
         self._closed = []
@@ -352,7 +368,7 @@ class Collector:
         self._loaded = True
 
     def _move_to(self, device: torch.device) -> None:
-        """Layers of one model may lie on several devices: where this one's is, its rows tell."""
+        """Move everything to the device of the rows: layers of one model may be on different devices."""
         self._open = on_device(self._open, device)
         self._pending = {
             prefix: [Rows(rows.x.to(device), rows.tokens) for rows in waiting]
@@ -362,10 +378,10 @@ class Collector:
         self._loaded = False
 
 
-def _on_host(stats: Stats) -> Stats:
+def _on_cpu(stats: Stats) -> Stats:
     return from_arrays(to_arrays(stats))
 
 
-def _block_on_host(block: Block) -> Block:
-    """The block with its statistics on the host; one that waits in a file is read from there onto the host anyway."""
-    return block if isinstance(block.stats, Path) else replace(block, stats=_on_host(block.stats))
+def _block_on_cpu(block: Block) -> Block:
+    """Return the block with its statistics on the CPU; files are read to the CPU anyway."""
+    return block if isinstance(block.stats, Path) else replace(block, stats=_on_cpu(block.stats))

@@ -1,10 +1,9 @@
-"""Statistics made from other statistics once a cloud is collected: the table of them, peeled moments, overlaps."""
+"""Derived statistics of whole clouds: moments without the largest rows, overlaps of blocks, pairs of documents."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -13,19 +12,16 @@ from anisoscope.stats.cloud import Cloud, with_extremes
 from anisoscope.stats.directions import Directions
 from anisoscope.stats.documents import Documents
 from anisoscope.stats.moments import Moments
-from anisoscope.stats.neighbours import LocalDimensions, Neighbours, TwoNeighbours
-from anisoscope.stats.pairs import Axes, Paired, PairedAxes, PairedHeads
 from anisoscope.stats.sample import Extremes, Sample
-from anisoscope.stats.words import AnyTwo, Sentences, Words
 
-S = TypeVar("S")
-_STRIP = 64  # rows of all blocks' scatters that are multiplied together
+_STRIP = 64  # rows of the scatters of all blocks that are multiplied together
 
 
 @dataclass(frozen=True)
 class Peeled:
-    """Moments of a cloud from which the k rows of largest norm can be taken, exactly, for every k up to `held`."""
+    """Moments of a cloud from which the k rows of largest norm can be removed exactly, for every k up to `held`."""
 
+    sources: ClassVar = (Moments, Extremes)
     bulk: Moments
     extremes: Extremes
 
@@ -44,37 +40,38 @@ class Peeled:
         return self.bulk.n + self.held
 
     def without_largest(self, k: int) -> tuple[Moments, Extremes]:
-        """The moments of all rows but the k largest, and the extremes among them."""
+        """Return the moments of all rows except the k largest, and the extremes that remain."""
         left = self.extremes.keeping(torch.arange(k, self.held))
         return with_extremes(self.bulk, left), left
 
 
 @dataclass(frozen=True)
 class Groups:
-    """Traces of the blocks' scatters about the common mean, and their inner products."""
+    """Traces and inner products of the scatters of the blocks about the common mean."""
 
+    sources: ClassVar = (Moments,)
     number: Tensor  # (B,) block numbers
     overlap: Tensor  # (B, B) tr(S_a S_b)
     trace: Tensor  # (B,)
 
     @classmethod
     def derive(cls, cloud: Cloud) -> Groups:
-        """S_b is the block's own scatter M_b and n_b o_b o_bᵀ, o_b its mean's offset: no S_b needs to be made."""
+        """Compute them from S_b = M_b + n_b·o_b·o_bᵀ, with M_b about the block's own mean, o_b its offset."""
         mean = cloud.get(Moments).mean
-        own = [cloud.of_block(place, Moments) for place in range(len(cloud.blocks))]
+        by_block = [cloud.of_block(index, Moments) for index in range(len(cloud.blocks))]
         number = torch.tensor([block.number for block in cloud.blocks], dtype=torch.int64)
-        if not own:
+        if not by_block:
             return cls(number, mean.new_zeros(0, 0), mean.new_zeros(0))
-        n = mean.new_tensor([moments.n for moments in own])  # (B,)
-        off = torch.stack([moments.mean for moments in own]) - mean  # (B, d)
+        n = mean.new_tensor([moments.n for moments in by_block])  # (B,)
+        off = torch.stack([moments.mean for moments in by_block]) - mean  # (B, d)
         inner = off @ off.T
-        # [a, b] = n_b o_bᵀ M_a o_b, the inner product of a's own scatter with b's offset
-        mixed = n * torch.stack([((off @ moments.scatter) * off).sum(1) for moments in own])
+        # [a, b] = n_b·o_bᵀ·M_a·o_b, the inner product of the scatter of a with the offset of b
+        mixed = n * torch.stack([((off @ moments.scatter) * off).sum(1) for moments in by_block])
         overlap = mixed + mixed.T + torch.outer(n, n) * inner.square()
         for first in range(0, len(mean), _STRIP):
-            strip = torch.stack([moments.scatter[first : first + _STRIP].flatten() for moments in own])
+            strip = torch.stack([moments.scatter[first : first + _STRIP].flatten() for moments in by_block])
             overlap.addmm_(strip, strip.T)
-        return cls(number, overlap, torch.stack([moments.trace for moments in own]) + n * inner.diagonal())
+        return cls(number, overlap, torch.stack([moments.trace for moments in by_block]) + n * inner.diagonal())
 
     def without_block(self, blocks: Tensor) -> Groups:
         keep = ~torch.isin(self.number, blocks)
@@ -83,21 +80,22 @@ class Groups:
 
 @dataclass(frozen=True)
 class AcrossDocuments:
-    """What rows of different documents share, by block: Σu, rows with a direction, and sums over documents of both.
+    """Sums of unit rows per block, from which the mean cosine of rows in different documents follows.
 
     With U_c = Σu over document c and n_c its rows, `square` = Σ n_c² and `unit_square` = Σ ‖U_c‖².
     """
 
+    sources: ClassVar = (Directions, Documents, Sample)
     number: Tensor  # (B,) block numbers
     unit: Tensor  # (B, d)
     rows: Tensor  # (B,)
     square: Tensor  # (B,)
     unit_square: Tensor  # (B,)
-    sampled: bool  # from the keyed sample: where tokens were left out, sums over documents cannot forget them
+    sampled: bool  # from the keyed sample: sums over documents cannot leave out single tokens
 
     @classmethod
     def derive(cls, cloud: Cloud) -> AcrossDocuments:
-        if cloud.wider is None:
+        if cloud.unfiltered is None:
             numbers = [block.number for block in cloud.blocks]
             parts = [(cloud.of_block(i, Directions), cloud.of_block(i, Documents)) for i in range(len(numbers))]
             return cls._of(numbers or [0], parts or [(cloud.get(Directions), cloud.get(Documents))], sampled=False)
@@ -106,7 +104,7 @@ class AcrossDocuments:
         by_block = torch.sort(rows.tokens.block[by_document], stable=True).indices
         rows = rows.take(by_document[by_block])
         numbers, lengths = torch.unique_consecutive(rows.tokens.block, return_counts=True)
-        pieces = [rows.take(place) for place in torch.arange(len(rows.tokens)).split(lengths.tolist())]
+        pieces = [rows.take(index) for index in torch.arange(len(rows.tokens)).split(lengths.tolist())]
         parts = [(Directions.of(piece), Documents.of(piece)) for piece in pieces]
         return cls._of(numbers.tolist(), parts, sampled=True)
 
@@ -125,41 +123,3 @@ class AcrossDocuments:
         keep = ~torch.isin(self.number, blocks)
         sums = (self.unit[keep], self.rows[keep], self.square[keep], self.unit_square[keep])
         return AcrossDocuments(self.number[keep], *sums, self.sampled)
-
-
-@dataclass(frozen=True)
-class _Derivation:
-    sources: tuple[str, ...]
-    make: Callable[[Cloud], Any]
-    carry: bool  # leaves blocks out itself, so that it need not be made again
-
-
-DERIVED: dict[type, _Derivation] = {
-    Peeled: _Derivation(("Moments", "Extremes"), Peeled.derive, carry=False),
-    Groups: _Derivation(("Moments",), Groups.derive, carry=True),
-    AcrossDocuments: _Derivation(("Directions", "Documents", "Sample"), AcrossDocuments.derive, carry=True),
-    Neighbours: _Derivation(("Sample",), Neighbours.derive, carry=True),
-    TwoNeighbours: _Derivation(("Sample",), TwoNeighbours.derive, carry=True),
-    LocalDimensions: _Derivation(("Sample",), LocalDimensions.derive, carry=True),
-    AnyTwo: _Derivation(("Sample",), AnyTwo.derive, carry=True),
-    Words: _Derivation(("Sample",), Words.derive, carry=True),
-    Sentences: _Derivation(("Sample",), Sentences.derive, carry=True),
-    Paired: _Derivation(("Sample",), Paired.derive, carry=False),
-    Axes: _Derivation(("Sample",), Axes.derive, carry=False),
-    PairedAxes: _Derivation(("Sample",), PairedAxes.derive, carry=False),
-    PairedHeads: _Derivation(("HeadSums",), PairedHeads.derive, carry=False),
-}
-
-
-def sources(kind: type) -> tuple[str, ...]:
-    """The names of the statistics to collect for this kind."""
-    return DERIVED[kind].sources if kind in DERIVED else (kind.__name__,)
-
-
-def resolve(cloud: Cloud, kind: type[S]) -> S:
-    """A statistic of the cloud, collected or derived."""
-    if kind not in DERIVED:
-        return cloud.get(kind)
-    recipe = DERIVED[kind]
-    found: S = cloud.derive(kind, recipe.make, carry=recipe.carry)
-    return found

@@ -1,4 +1,4 @@
-"""Sums of unit rows: mean cosine over all pairs, drift and norms, exactly, in one read."""
+"""Sums of unit rows: mean cosine over all pairs, drift and norms, in one pass."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from anisoscope.stats.arithmetic import double, full_precision, weighted_sums
 from anisoscope.stats.moments import Moments
 from anisoscope.stats.rows import Rows
 
-_CHUNK = 1024  # rows a step: they stay in the cache for the uses made of them
+_CHUNK = 1024  # rows per step: they stay in the cache while they are used
 
 
 @dataclass(frozen=True)
 class Directions:
-    """Sums over rows x and their directions u = x/‖x‖. A zero row has no direction: it is counted, not averaged."""
+    """Sums over rows x and their directions u = x/‖x‖. Zero rows have no direction and are only counted."""
 
     n: int
     zero: Tensor  # () rows of norm 0
@@ -42,7 +42,7 @@ class Directions:
         return self._combine(other, 1)
 
     def without(self, part: Directions) -> Directions:
-        """The sums over the rows that are left when `part`'s rows are taken out."""
+        """Return the sums without the rows of `part`."""
         return self._combine(part, -1)
 
     def _combine(self, other: Directions, sign: int) -> Directions:
@@ -62,13 +62,13 @@ class Directions:
 
     @property
     def directed(self) -> int:
-        """How many rows have a direction."""
+        """Number of rows that have a direction."""
         return self.n - int(self.zero)
 
 
 @dataclass(frozen=True)
 class UnitSquares:
-    """Σ u² by dimension: with Σ u it tells what each dimension adds to the cosine."""
+    """Σ u² per dimension: with Σ u it gives the contribution of each dimension to the mean cosine."""
 
     n: int
     square: Tensor  # (d,)
@@ -86,13 +86,13 @@ class UnitSquares:
         return UnitSquares(self.n + other.n, self.square + other.square)
 
     def without(self, part: UnitSquares) -> UnitSquares:
-        """The sum over the rows that are left when `part`'s rows are taken out."""
+        """Return the sum without the rows of `part`."""
         return UnitSquares(self.n - part.n, self.square - part.square)
 
 
 @dataclass(frozen=True)
 class CentredDirections:
-    """Sum of the directions of rows about the cloud's mean, which must be known: a second look at the rows."""
+    """Sum of the directions of rows about the mean of the cloud, which takes a second pass over the rows."""
 
     n: int
     zero: Tensor  # ()
@@ -110,10 +110,10 @@ class CentredDirections:
         return CentredDirections(self.n + other.n, self.zero + other.zero, self.unit + other.unit)
 
     def without(self, part: CentredDirections) -> CentredDirections:
-        """The sum over the rows that are left when `part`'s rows are taken out."""
+        """Return the sum without the rows of `part`."""
         return CentredDirections(self.n - part.n, self.zero - part.zero, self.unit - part.unit)
 
     @property
     def directed(self) -> int:
-        """How many rows have a direction."""
+        """Number of rows that have a direction."""
         return self.n - int(self.zero)

@@ -1,4 +1,4 @@
-"""Sums over each document's unit rows: what tokens of different documents share, and how long documents are."""
+"""Sums of unit rows per document, from which pairs of rows in different documents follow."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ from torch import Tensor
 from anisoscope.stats.arithmetic import GROUP, double, full_precision, weighted_sums
 from anisoscope.stats.rows import Rows
 
-_LONG = 32  # rows a document on average
+_LONG = 32  # rows per document, on average
 
 
 @dataclass(frozen=True)
 class Documents:
-    """Sums over finished documents b, and the documents that may go on: the first and the last.
+    """Sums over complete documents b; the first and the last document may continue and are kept separately.
 
-    With U_b = Σ u over document b and n_b its rows that have a direction: `square` = Σ n_b², `unit_square` = Σ ‖U_b‖².
-    A document's rows must be contiguous; adding joins the last document of one side to the first of the other where
-    they are the same.
+    With U_b = Σ u over document b and n_b its number of rows with a direction: `square` = Σ n_b² and `unit_square` =
+    Σ ‖U_b‖². The rows of a document must be contiguous. Adding joins the last document of one side and the first of the
+    other if they are the same.
     """
 
-    count: int  # finished documents
+    count: int  # complete documents
     rows: Tensor  # () Σ n_b
     square: Tensor  # ()
     unit_square: Tensor  # ()
@@ -38,8 +38,8 @@ class Documents:
         segment = torch.repeat_interleave(torch.arange(len(ids)), length)
         with full_precision(x.device):
             sums = _unit_sums(x, rows.inverse_norm, length, segment)  # (k, d)
-            there = (rows.norm > 0).to(x.dtype)
-            number = double(x.new_zeros(len(ids)).index_add_(0, segment.to(x.device), there))
+            directed = (rows.norm > 0).to(x.dtype)
+            number = double(x.new_zeros(len(ids)).index_add_(0, segment.to(x.device), directed))
         zero = sums.new_zeros(())
         return _close(cls(0, zero, zero, zero, ids, number, sums))
 
@@ -65,7 +65,7 @@ class Documents:
         )
 
     def without(self, part: Documents) -> Documents:
-        """The sums over the documents that are left when `part`'s documents (whole ones) are taken out."""
+        """Return the sums without the documents of `part`, all of them whole."""
         zero = self.open_n[:0]
         return Documents(
             self.documents - part.documents,
@@ -79,38 +79,39 @@ class Documents:
 
     @property
     def documents(self) -> int:
+        """Number of documents, including the first and the last."""
         return self.count + len(self.open_id)
 
     @property
     def all_rows(self) -> float:
-        """Σ n_b over all documents, those at the ends included."""
+        """Σ n_b over all documents, including the first and the last."""
         return float(self.rows + self.open_n.sum())
 
     @property
     def all_square(self) -> float:
-        """Σ n_b² over all documents, those at the ends included."""
+        """Σ n_b² over all documents, including the first and the last."""
         return float(self.square + self.open_n.square().sum())
 
     @property
     def all_unit_square(self) -> float:
-        """Σ ‖U_b‖² over all documents, those at the ends included."""
+        """Σ ‖U_b‖² over all documents, including the first and the last."""
         return float(self.unit_square + self.open_unit.square().sum())
 
 
 def _unit_sums(x: Tensor, weight: Tensor, length: Tensor, segment: Tensor) -> Tensor:
-    """Σ u of each document, (n, d), (n,) -> (k, d): a product each where they are long, which copies no row."""
+    """Return Σ u of each document, (n, d), (n,) -> (k, d); one product per document if they are long."""
     if len(x) > _LONG * len(length):
         parts = zip(x.split(length.tolist()), weight.split(length.tolist()), strict=True)
-        return torch.cat([weighted_sums(own[None], part) for part, own in parts])
-    inside = torch.arange(len(x)) - torch.repeat_interleave(length.cumsum(0) - length, length)  # place in the document
-    opens = inside % GROUP == 0  # (n,) where a short run of one document's rows begins
+        return torch.cat([weighted_sums(weights[None], part) for part, weights in parts])
+    inside = torch.arange(len(x)) - torch.repeat_interleave(length.cumsum(0) - length, length)  # index in the document
+    opens = inside % GROUP == 0  # (n,) True at the start of a short run of rows of one document
     run, home = (opens.cumsum(0) - 1).to(x.device), segment[opens]
     runs = double(x.new_zeros(len(home), x.shape[1]).index_add_(0, run, x * weight[:, None]))  # (runs, d)
     return runs.new_zeros(len(length), x.shape[1]).index_add_(0, home.to(runs.device), runs)
 
 
 def segments(document: Tensor) -> tuple[Tensor, Tensor]:
-    """Where each run of equal document ids starts, and its id."""
+    """Return where each run of equal document ids starts, and its id."""
     change = torch.ones(len(document), dtype=torch.bool)
     change[1:] = document[1:] != document[:-1]
     starts = change.nonzero()[:, 0]
@@ -118,7 +119,7 @@ def segments(document: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _close(open_: Documents) -> Documents:
-    """Finishes all open documents but the first and the last."""
+    """Complete all open documents except the first and the last."""
     k = len(open_.open_id)
     if k <= 2:
         return open_

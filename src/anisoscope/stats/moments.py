@@ -1,4 +1,4 @@
-"""Count, mean and scatter of rows: everything spectral, exactly, in one pass."""
+"""`Moments`: count, mean and scatter of rows, from which all spectral metrics follow, in one pass."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from torch import Tensor
 
 from anisoscope.stats.arithmetic import CHUNK, double, full_precision, gram, narrow
 from anisoscope.stats.rows import Rows
-from anisoscope.stats.tridiagonal import Tridiagonal
+from anisoscope.stats.tridiagonal import Tridiagonal, is_usable
 
-_FAR = 100.0  # beyond this ratio of mean to spread float32 rows have lost digits that float64 products still hold
+_FAR = 100.0  # beyond this ratio of mean to spread, float32 products lose digits that float64 products keep
 
 
 @dataclass(frozen=True)
 class Moments:
     """n, the mean, the scatter Σ yyᵀ and two higher sums of the deviations y = x − mean, all float64.
 
-    `third` = Σ ‖y‖² y and `fourth` = Σ ‖y‖⁴ cost nothing beside the scatter and give the exact effective number of
-    rows of a cloud whose norms differ (see `metrics.nulls`). Adding shifts both sides to the common mean.
+    `third` = Σ ‖y‖² y and `fourth` = Σ ‖y‖⁴ cost little compared with the scatter and give the exact effective number
+    of rows of a cloud whose norms differ (see `metrics.nulls`). Adding shifts both sides to the common mean.
     """
 
     n: int
@@ -32,15 +32,18 @@ class Moments:
 
     @classmethod
     def of(cls, rows: Rows, *, precise: bool = False) -> Moments:
-        """From rows: products in float32 about a local centre, sums in float64.
+        """Compute the moments of rows: products in float32 about a local centre, sums in float64.
 
-        A float32 product moves an eigenvalue by less than 2e-8 of the largest one, whichever kernel multiplies, so
-        singular values down to 1e-3 of the largest are right to 1 %. Smaller ones need `precise=True`, which is right
-        to 1 % down to 1e-6.
+        A float32 product changes an eigenvalue by less than 2e-8 of the largest one, with any kernel. So singular
+        values down to 1e-3 of the largest are within 1 %. `precise=True` extends this to 1e-6.
 
-        Float64 rows, narrow rows, `precise=True`, and (on the CPU) rows whose mean exceeds 100 spreads are multiplied
-        in float64. The rows of largest norm always are, so that one massive row cannot round away all the others and
-        can be taken out again exactly.
+        Float64 rows, narrow rows and (on the CPU) rows whose mean exceeds 100 spreads are multiplied in float64 too.
+        The rows of largest norm always are, so that one massive row does not cost the others their precision and can
+        be subtracted again exactly.
+
+        Args:
+            rows: The rows.
+            precise: Multiply in float64.
         """
         x = rows.plain  # (n, d)
         wide = precise or x.dtype == torch.float64 or narrow(x)
@@ -62,7 +65,7 @@ class Moments:
         return self._joined(other, n, mean, 1)
 
     def without(self, part: Moments) -> Moments:
-        """The moments of the rows that are left when `part`'s rows are taken out: the inverse of adding."""
+        """Return the moments without the rows of `part`: the inverse of adding."""
         n = self.n - part.n
         if n <= 0 or not part.n:
             return self if not part.n else _empty(self.mean[None])
@@ -70,25 +73,25 @@ class Moments:
         return self._joined(part, n, mean, -1)
 
     def with_rows(self, x: Tensor) -> Moments:
-        """The moments with a few more rows, multiplied in float64, (k, d): no matrix of their own is made."""
+        """Return the moments with a few more rows (k, d), multiplied in float64."""
         k, n = len(x), self.n + len(x)
         if not k or not self.n:
             return _in_float64(x) if k else self
         y = double(x)
-        own = y.mean(0)
-        y = y - own
+        centre_of_rows = y.mean(0)
+        y = y - centre_of_rows
         square = y.square().sum(1)  # (k,)
-        mean = self.mean + (own - self.mean) * (k / n)
-        off = own - self.mean
-        apart = torch.cat((y, off[None] * math.sqrt(self.n * k / n)))  # both means' distance, as one more row
-        scatter = torch.addmm(self.scatter, apart.T, apart)
+        mean = self.mean + (centre_of_rows - self.mean) * (k / n)
+        off = centre_of_rows - self.mean
+        stacked = torch.cat((y, off[None] * math.sqrt(self.n * k / n)))  # (k + 1, d): the means' distance last
+        scatter = torch.addmm(self.scatter, stacked.T, stacked)
         third, fourth = self._higher_about(mean)
-        delta = mean - own
+        delta = mean - centre_of_rows
         more, most = _higher(k, square @ y, square.square().sum(), y.T @ (y @ delta), square.sum(), delta)
         return Moments(n, mean, scatter, third + more, fourth + most)
 
     def _joined(self, other: Moments, n: int, mean: Tensor, sign: int) -> Moments:
-        """Both sides' sums about the common mean; both lie on the line through their means, so one product shifts."""
+        """Add (or subtract) the sums of both sides after shifting them to the common mean."""
         off = other.mean - self.mean
         scatter = torch.add(self.scatter, other.scatter, alpha=sign)
         scatter.addr_(off, off, alpha=sign * self.n * other.n / n)
@@ -111,12 +114,12 @@ class Moments:
 
     @cached_property
     def eigenvalues(self) -> Tensor:
-        """Eigenvalues of the scatter, descending, rounding below zero cut off."""
+        """Eigenvalues of the scatter, descending; negative rounding errors become 0."""
         return self._spectrum(centred=True)
 
     @cached_property
     def eigenvalues_uncentred(self) -> Tensor:
-        """Eigenvalues of Σ xxᵀ, descending: the squared singular values of the rows as they are."""
+        """Eigenvalues of Σ xxᵀ, descending: the squared singular values of the uncentred rows."""
         return self._spectrum(centred=False)
 
     def _spectrum(self, *, centred: bool) -> Tensor:
@@ -126,19 +129,21 @@ class Moments:
 
     @cached_property
     def _tridiagonal(self) -> Tridiagonal | None:
-        """What both spectra and the top axis are read off on the CPU; elsewhere each is computed by itself."""
-        return Tridiagonal.of(self.scatter, self.mean, self.n) if self.scatter.device.type == "cpu" else None
+        """The reduced scatter, on the CPU; None if spectra and axes must be computed one by one."""
+        if self.scatter.device.type != "cpu" or not is_usable():
+            return None
+        return Tridiagonal.of(self.scatter, self.mean, self.n)
 
     @cached_property
     def top_axis(self) -> Tensor:
-        """The unit vector along which the rows vary most, (d,)."""
+        """Unit vector along which the rows vary most, (d,)."""
         if self._tridiagonal is not None:
             return self._tridiagonal.top_axis()
         return torch.linalg.eigh(self.scatter).eigenvectors[:, -1]
 
     @cached_property
     def axes_uncentred(self) -> Tensor:
-        """Eigenvectors of Σ xxᵀ as columns, each pointing to the side of the mean, (d, d)."""
+        """Eigenvectors of Σ xxᵀ as columns, (d, d), with signs so that none points away from the mean."""
         tridiagonal = self._tridiagonal
         axes = torch.linalg.eigh(self.second).eigenvectors if tridiagonal is None else tridiagonal.axes_uncentred()
         return axes * torch.where(self.mean @ axes < 0, -1.0, 1.0)
@@ -147,7 +152,7 @@ class Moments:
 def _higher(
     n: int, third: Tensor, fourth: Tensor, along: Tensor, trace: Tensor, delta: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Σ ‖y‖²y and Σ ‖y‖⁴ where y − δ replaces y (Σ y = 0); `along` = S δ."""
+    """Return Σ ‖y‖²y and Σ ‖y‖⁴ after replacing y by y − δ (Σ y = 0); `along` = S δ."""
     square = delta @ delta
     return (
         third - 2 * along - (trace + n * square) * delta,
@@ -170,7 +175,7 @@ def _in_float64(x: Tensor) -> Moments:
 
 
 def _in_float32(x: Tensor) -> Moments:
-    """Products in float32 about the mean of most rows; the few farthest from it are multiplied in float64."""
+    """Multiply in float32 about the mean of most rows; the few farthest from it in float64."""
     n = len(x)
     heavy = max(16, n // 32)  # a fixed number: choosing by value would wait for the device
     if n <= 2 * heavy:
@@ -197,7 +202,7 @@ def _in_float32(x: Tensor) -> Moments:
 
 
 def _about_mean(n: int, centre: Tensor, scatter: Tensor, total: Tensor, third: Tensor, fourth: Tensor) -> Moments:
-    """Moments of n rows from sums of their deviations from a centre near the mean; `scatter` is overwritten."""
+    """Return the moments of n rows from sums of deviations from a centre near the mean; `scatter` is overwritten."""
     shift = total / n  # the mean of the deviations
     along = scatter @ shift
     length = shift @ shift

@@ -1,9 +1,9 @@
-"""Statistics as named arrays, for the store and for travelling between processes."""
+"""Statistics as named arrays: to be stored in files and sent between processes."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import fields
+from collections.abc import Callable, Mapping
+from dataclasses import MISSING, fields
 from typing import Any, TypeVar
 
 import torch
@@ -13,7 +13,7 @@ S = TypeVar("S")
 
 
 def pack(statistic: Any) -> dict[str, Tensor]:
-    """The fields of a statistic as CPU tensors; integers become 0-d int64 tensors."""
+    """Return the fields of a statistic as CPU tensors; numbers become 0-d tensors."""
     values = {field.name: getattr(statistic, field.name) for field in fields(statistic)}
     return {
         name: value.detach().cpu().contiguous() if isinstance(value, Tensor) else torch.tensor(value)
@@ -22,9 +22,17 @@ def pack(statistic: Any) -> dict[str, Tensor]:
 
 
 def unpack(kind: type[S], arrays: Mapping[str, Tensor]) -> S:
-    """The inverse of `pack`. A missing or unknown array raises a KeyError that names it."""
-    wanted = {field.name: field.type for field in fields(kind)}  # type: ignore[arg-type]
-    odd = sorted(set(wanted) ^ set(arrays))
-    if odd:
-        raise KeyError(f"{kind.__name__} expects the arrays {sorted(wanted)}, missing or unknown: {odd}")
-    return kind(**{name: int(arrays[name]) if wanted[name] == "int" else arrays[name] for name in wanted})
+    """Rebuild a statistic from the arrays that `pack` returned.
+
+    Fields with a default may be missing: files written before they existed stay readable.
+
+    Raises:
+        KeyError: An array is missing or unknown. The message names it.
+    """
+    types = {field.name: str(field.type) for field in fields(kind)}  # type: ignore[arg-type]
+    optional = {field.name for field in fields(kind) if field.default is not MISSING}  # type: ignore[arg-type]
+    wrong = sorted((set(types) ^ set(arrays)) - (optional - set(arrays)))
+    if wrong:
+        raise KeyError(f"{kind.__name__} expects the arrays {sorted(types)}; missing or unknown: {wrong}.")
+    plain: dict[str, Callable[[Tensor], Any]] = {"int": int, "bool": bool}
+    return kind(**{name: plain.get(types[name], lambda x: x)(array) for name, array in arrays.items()})

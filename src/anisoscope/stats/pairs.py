@@ -1,13 +1,13 @@
-"""The same tokens seen twice: rows and heads of now beside those of a reference, for metrics of what has moved."""
+"""Derived statistics of two clouds of the same tokens: now, and a reference."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
-from anisoscope.errors import InputError
 from anisoscope.stats.arithmetic import plain
 from anisoscope.stats.cloud import Cloud
 from anisoscope.stats.head_sums import HeadSums
@@ -19,28 +19,31 @@ _ROUNDING = 1e-12  # share of the largest eigenvalue below which a direction is 
 
 @dataclass(frozen=True)
 class Paired:
-    """Sampled rows of now and of the reference: row i of both is the same token."""
+    """Sampled rows of both clouds: row i is the same token in both."""
 
+    sources: ClassVar = (Sample,)
+    compares: ClassVar = True
     now: Tensor  # (n, d) float32 or float64
     then: Tensor  # (n, e) likewise; e is d unless the reference is another layer or model
 
     @classmethod
     def derive(cls, cloud: Cloud) -> Paired:
-        now, then = cloud.get(Sample), _reference(cloud).get(Sample)
-        both = torch.isin(now.table[:, 0], then.table[:, 0])  # samples are sorted by key: what is left lies in order
+        now, then = cloud.get(Sample), cloud.require_reference().get(Sample)
+        both = torch.isin(now.table[:, 0], then.table[:, 0])  # sorted by key: the order is the same
         again = torch.isin(then.table[:, 0], now.table[:, 0])
-        # the reference stays where the past is kept; only what is compared moves to the rows of now
+        # the reference may be on another device: only the compared rows are moved
         return cls(plain(now.x[both.to(now.x.device)]), plain(then.x[again.to(then.x.device)].to(now.x.device)))
 
 
 @dataclass(frozen=True)
 class Axes:
-    """Moments of a cloud's sampled rows, and their principal axes as columns, the strongest first."""
+    """Moments of the sampled rows of a cloud, and their principal axes as columns, the strongest first."""
 
+    sources: ClassVar = (Sample,)
     moments: Moments
     values: Tensor  # (d,) float64, eigenvalues of the scatter, descending
     vectors: Tensor  # (d, d) float64
-    rank: int  # how many of them are more than rounding
+    rank: int  # number of eigenvalues above rounding
 
     @classmethod
     def derive(cls, cloud: Cloud) -> Axes:
@@ -52,37 +55,27 @@ class Axes:
 
 @dataclass(frozen=True)
 class PairedAxes:
-    """Axes of now and of the reference. They need no pairing of rows, so those of a reference are found only once."""
+    """Axes of both clouds. They do not depend on the pairing, so those of the reference are computed only once."""
 
+    sources: ClassVar = (Sample,)
+    compares: ClassVar = True
     now: Axes
     then: Axes
 
     @classmethod
     def derive(cls, cloud: Cloud) -> PairedAxes:
-        then = _reference(cloud).derive(Axes, Axes.derive, carry=False)
-        return cls(cloud.derive(Axes, Axes.derive, carry=False), then)
+        return cls(cloud.get(Axes), cloud.require_reference().get(Axes))
 
 
 @dataclass(frozen=True)
 class PairedHeads:
-    """Queries and keys per head, of now and of the reference."""
+    """Sums of queries and keys per head of both clouds."""
 
+    sources: ClassVar = (HeadSums,)
+    compares: ClassVar = True
     now: HeadSums
     then: HeadSums
 
     @classmethod
     def derive(cls, cloud: Cloud) -> PairedHeads:
-        return cls(cloud.get(HeadSums), _reference(cloud).get(HeadSums))
-
-
-def beside(cloud: Cloud, reference: Cloud) -> Cloud:
-    """The cloud with another one of the same tokens beside it; what was derived from an older pair is left behind."""
-    pairs = (Paired.__name__, PairedAxes.__name__, PairedHeads.__name__)
-    derived = {name: value for name, value in cloud.derived.items() if name not in pairs}
-    return Cloud(cloud.stats, cloud.blocks, derived=derived, reference=reference)
-
-
-def _reference(cloud: Cloud) -> Cloud:
-    if cloud.reference is None:
-        raise InputError("this cloud has no reference to compare with; put one there with beside(cloud, reference)")
-    return cloud.reference
+        return cls(cloud.get(HeadSums), cloud.require_reference().get(HeadSums))

@@ -1,4 +1,4 @@
-"""The partition function Z(v) = Σ exp(x·v) along the cloud's own axes."""
+"""The partition function Z(v) = Σ exp(x·v) along the principal axes of the rows."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from anisoscope.stats.rows import Rows
 
 @dataclass(frozen=True)
 class Partition:
-    """log Z along ±v for the eigenvectors v of Σ xxᵀ, for rows as they are and for rows rescaled to unit rms.
+    """log Z along v and −v for the eigenvectors v of Σ xxᵀ, of raw rows and of rows rescaled to unit rms.
 
-    v points to the side of the mean, so that the first sign is a choice and not an accident of the solver. The axes
-    must be known, so this takes a second look at the rows. Rescaled: all rows times one number, so that their root
-    mean square norm is √d (as if entries had unit variance).
+    v points to the side of the mean, so that the signs do not depend on the solver. The axes must be known, so this
+    takes a second pass over the rows. Rescaling multiplies all rows by one number, so that their root mean square norm
+    is √d, as if entries had unit variance.
     """
 
     log_z: Tensor  # (2 scales, 2 signs, d) float64: [raw, unit rms] × [+, −]
@@ -44,17 +44,17 @@ class Partition:
         return Partition(torch.logaddexp(self.log_z, other.log_z))
 
     def without(self, part: Partition) -> Partition:
-        """log(Z − Z_part)."""
+        """Return the partition function without the rows of `part`: log(Z − Z_part)."""
         return Partition(self.log_z + torch.log1p(-torch.exp(part.log_z - self.log_z)))
 
 
 def unit_scale(moments: Moments) -> float:
-    """The factor that makes the rows' root mean square norm √d."""
+    """Return the factor that makes the root mean square norm of the rows √d."""
     mean_square = float(moments.second.diagonal().sum()) / moments.n
     return math.sqrt(moments.dim / mean_square) if mean_square > 0 else 1.0
 
 
 def _log_sum_exp(along: Tensor) -> Tensor:
-    """log Σ exp over rows, (n, d) -> (d,): the exponentials lie in (0, 1], so float32 will do; their sum is float64."""
+    """Return log Σ exp over rows, (n, d) -> (d,), with exponentials in (0, 1] and float64 sums."""
     top = along.amax(0)
     return double(top) + double((along - top).exp_().sum(0)).log()

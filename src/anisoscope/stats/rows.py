@@ -1,4 +1,4 @@
-"""Token vectors at a site, with what is known of each token: what capture makes and statistics eat."""
+"""`Rows`: token vectors at a site, with a table of their tokens. Capture makes them, statistics are made from them."""
 
 from __future__ import annotations
 
@@ -16,27 +16,28 @@ _MASK = (1 << 63) - 1
 
 @dataclass(frozen=True)
 class Tokens:
-    """What is known of n tokens, shared by the rows of every site of a batch. All columns live on the CPU.
+    """A table of n tokens, shared by the rows of all sites of a batch. All columns are on the CPU.
 
-    `document` and `position` (in that document) name a token; `offset` is its position in the window the model saw
-    (0: the attention sink); `token` its id; `block` the block of contiguous documents it is counted in for error bars.
+    `document` and `position` (in the document) identify a token. `offset` is its position in the model's window (0 is
+    the attention sink), `token` its id, `block` the block of contiguous documents that it belongs to for error bars.
     """
 
     key: Tensor  # (n,) int64 in [0, 2^63): a hash of seed, document, position
     document: Tensor  # (n,) int64
     position: Tensor  # (n,) int64
     offset: Tensor  # (n,) int64
-    token: Tensor  # (n,) int64, -1 where there is none
+    token: Tensor  # (n,) int64, -1 if unknown
     block: Tensor  # (n,) int64
 
     def __len__(self) -> int:
         return len(self.key)
 
     def take(self, index: Tensor | slice) -> Tokens:
-        """The tokens at these places (an index, a mask or a slice)."""
+        """Return the tokens at an index, a mask or a slice."""
         return Tokens(*(column[index] for column in self.columns()))
 
     def columns(self) -> tuple[Tensor, ...]:
+        """Return all columns in the order of the fields."""
         return (self.key, self.document, self.position, self.offset, self.token, self.block)
 
 
@@ -49,13 +50,13 @@ class Rows:
 
     @cached_property
     def plain(self) -> Tensor:
-        """The vectors as statistics read them: detached, in float32, or float64 where they came so or are narrow."""
+        """The vectors for statistics: detached, in float32, or float64 if they are float64 or narrow."""
         x = plain(self.x)
         return x.double() if narrow(x) and x.device.type != "mps" else x
 
     @cached_property
     def norm(self) -> Tensor:
-        """The length of each row, (n,): several statistics ask for it, and reading the rows is what they cost."""
+        """Length of each row, (n,); several statistics share it."""
         with full_precision(self.x.device):
             return torch.linalg.vector_norm(self.plain, dim=1)
 
@@ -65,15 +66,16 @@ class Rows:
         return torch.where(self.norm > 0, self.norm.reciprocal(), 0.0)
 
     def take(self, index: Tensor | slice) -> Rows:
-        where = index.to(self.x.device) if isinstance(index, Tensor) else index
-        taken = Rows(self.x[where], self.tokens.take(index))
+        """Return the rows at an index, a mask or a slice."""
+        on_device = index.to(self.x.device) if isinstance(index, Tensor) else index
+        taken = Rows(self.x[on_device], self.tokens.take(index))
         if "norm" in self.__dict__:
-            taken.__dict__["norm"] = self.norm[where]
+            taken.__dict__["norm"] = self.norm[on_device]
         return taken
 
 
 def join_rows(parts: Sequence[Rows]) -> Rows:
-    """Rows behind each other, of parts that are not none."""
+    """Concatenate rows; at least one part is needed."""
     if len(parts) == 1:
         return parts[0]
     columns = zip(*(part.tokens.columns() for part in parts), strict=True)
@@ -92,7 +94,10 @@ def token_table(
     block: Tensor | None = None,
     seed: int = 0,
 ) -> Tokens:
-    """A table of tokens with their keys; what is not given is `position`, -1 and 0."""
+    """Make a table of tokens with their keys.
+
+    By default `offset` is the position, `token` is -1 and `block` is 0.
+    """
     document, position = document.to("cpu", torch.int64), position.to("cpu", torch.int64)
     return Tokens(
         key=token_key(document, position, seed),
@@ -107,7 +112,7 @@ def token_table(
 def bare_rows(
     x: Tensor, *, first: int = 0, document: Tensor | None = None, block: Tensor | None = None, seed: int = 0
 ) -> Rows:
-    """Rows of vectors that come without tokens; row i (counted from `first`) is its own document unless told."""
+    """Make rows from vectors (n, d) without tokens. Row i, counted from `first`, is by default its own document."""
     number = torch.arange(first, first + len(x))
     if document is None:
         document, number = number, torch.zeros_like(number)
@@ -115,7 +120,7 @@ def bare_rows(
 
 
 def token_key(document: Tensor, position: Tensor, seed: int = 0) -> Tensor:
-    """A well-mixed 63-bit key of (seed, document, position): the same token has the same key at every site and step.
+    """Return a 63-bit hash of (seed, document, position): a token has the same key at every site and step.
 
     Two rounds of the splitmix64 finaliser on wrapping int64 arithmetic.
     """
@@ -130,11 +135,11 @@ def _mix(z: Tensor) -> Tensor:
 
 
 def _shift(z: Tensor, by: int) -> Tensor:
-    """Logical right shift (torch shifts int64 arithmetically)."""
+    """Shift right logically (torch shifts int64 arithmetically)."""
     return (z >> by) & ((1 << (64 - by)) - 1)
 
 
 def _wrap(value: int) -> int:
-    """A Python integer as the int64 with the same low 64 bits."""
+    """Return the int64 with the same low 64 bits as a Python integer."""
     value &= (1 << 64) - 1
     return value - (1 << 64) if value >= 1 << 63 else value

@@ -1,9 +1,9 @@
-"""Rows that are kept: the keyed sample (the same tokens at every layer and step) and the rows of largest norm."""
+"""Kept rows: the keyed sample (the same tokens at every layer and step) and the rows of largest norm."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -13,11 +13,11 @@ from anisoscope.stats.rows import Rows, Tokens
 
 @dataclass(frozen=True)
 class Sample:
-    """The `size` rows of smallest key: uniform, independent of order, exact under adding, paired across sites."""
+    """The `size` rows of smallest key: a uniform sample, independent of order, of the same tokens at every site."""
 
     size: int
     seen: int
-    x: Tensor  # (m, d) in the rows' own dtype, sorted by key
+    x: Tensor  # (m, d) in the dtype of the rows, sorted by key
     table: Tensor  # (m, 6) int64, the tokens' columns
 
     @classmethod
@@ -37,23 +37,23 @@ class Sample:
         return Rows(self.x, Tokens(*self.table.T))
 
     def without_block(self, blocks: Tensor) -> Sample:
-        """The rows outside these blocks: still a uniform sample of what is left."""
+        """Return the rows of other blocks: a uniform sample of the remaining rows."""
         keep = ~torch.isin(self.rows.tokens.block, blocks)
         return Sample(self.size, self.seen, self.x[keep.to(self.x.device)], self.table[keep])
 
 
 class Reservoir:
-    """A sample under way: a row that is beaten gives its place to one that beats it, so no other row is moved."""
+    """A sample that is being collected. A row of smaller key replaces one of larger key; other rows are not moved."""
 
     def __init__(self, size: int) -> None:
         self._size = size
         self._seen = 0
-        self._x: Tensor | None = None  # (room, d), of which the first len(table) rows are taken
+        self._x: Tensor | None = None  # (capacity, d), of which the first len(table) rows are in use
         self._table = torch.zeros(0, 6, dtype=torch.int64)
-        self._highest: int | None = None  # the key to beat, once it is full
+        self._highest: int | None = None  # the largest key, once it is full
 
     def add(self, rows: Rows) -> None:
-        """Considers rows, of which those that have no chance are not read."""
+        """Add rows. Those whose keys are too large are not read."""
         self._seen += len(rows.tokens)
         key = rows.tokens.key
         chosen = torch.arange(len(key)) if self._highest is None else (key < self._highest).nonzero()[:, 0]
@@ -61,41 +61,42 @@ class Reservoir:
             self._put(rows.x.detach(), torch.stack(rows.tokens.take(chosen).columns(), 1), chosen)
 
     def absorb(self, sample: Sample) -> None:
-        """Adds a sample of other rows."""
+        """Add a sample of other rows."""
         self._seen += sample.seen
         self._put(sample.x, sample.table, torch.arange(len(sample.table)))
 
     def sample(self) -> Sample | None:
-        """What it holds; None where it has seen nothing."""
+        """Return the sample; None if no rows were added."""
         if self._x is None:
             return None
         order = torch.sort(self._table[:, 0], stable=True).indices
         return Sample(self._size, self._seen, self._x[order.to(self._x.device)], self._table[order])
 
     def move_to(self, device: torch.device) -> None:
+        """Move the rows to a device."""
         self._x = None if self._x is None else self._x.to(device)
 
     def _put(self, x: Tensor, table: Tensor, chosen: Tensor) -> None:
-        """Takes in the rows x[chosen], whose table this is, as far as they are among the smallest keys of all."""
-        taken = len(self._table)
+        """Keep those of the rows x[chosen], whose table this is, that are among the smallest keys."""
+        used = len(self._table)
         kept = torch.sort(torch.cat((self._table[:, 0], table[:, 0])), stable=True).indices[: self._size]
-        come = kept[kept >= taken] - taken
-        more = min(self._size - taken, len(come))  # places that are free
-        beaten = torch.ones(taken, dtype=torch.bool).index_fill(0, kept[kept < taken], False).nonzero()[:, 0]
-        place = torch.cat((torch.arange(taken, taken + more), beaten[: len(come) - more]))
-        self._table = torch.cat((self._table, table.new_empty(more, table.shape[1])))
-        self._table[place] = table[come]
-        held = self._grown(x, taken + more)
-        held[place.to(held.device)] = x[chosen[come].to(x.device)].to(held)
+        new = kept[kept >= used] - used
+        free = min(self._size - used, len(new))
+        replaced = torch.ones(used, dtype=torch.bool).index_fill(0, kept[kept < used], False).nonzero()[:, 0]
+        slots = torch.cat((torch.arange(used, used + free), replaced[: len(new) - free]))
+        self._table = torch.cat((self._table, table.new_empty(free, table.shape[1])))
+        self._table[slots] = table[new]
+        stored = self._grown(x, used + free)
+        stored[slots.to(stored.device)] = x[chosen[new].to(x.device)].to(stored)
         if len(self._table) == self._size:
             self._highest = int(self._table[:, 0].max())
 
     def _grown(self, x: Tensor, wanted: int) -> Tensor:
-        """Room for so many rows like x; it at least doubles, so that growing costs no more than filling."""
+        """Return memory for `wanted` rows like x. It at least doubles, so that growing costs no more than filling."""
         old = self._x
         if old is None or len(old) < wanted:
-            room = wanted if old is None else min(self._size, max(wanted, 2 * len(old)))
-            self._x = x.new_empty(room, x.shape[1])
+            capacity = wanted if old is None else min(self._size, max(wanted, 2 * len(old)))
+            self._x = x.new_empty(capacity, x.shape[1])
             if old is not None:
                 self._x[: len(old)] = old
         assert self._x is not None
@@ -104,16 +105,17 @@ class Reservoir:
 
 @dataclass(frozen=True)
 class Extremes:
-    """The `size` rows of highest priority (their norm unless told otherwise), sorted by it, the highest first.
+    """The `size` rows of highest priority (by default their norm), sorted by priority, the highest first.
 
-    They are kept out of the products of their block and added at the end, so that every metric "without the k
-    largest tokens" is exact, for every k, after a single pass.
+    They are left out of the sums of their block and added at the end. So every metric "without the k largest tokens"
+    is exact after one pass, for every k.
     """
 
     size: int
     x: Tensor  # (m, d)
     priority: Tensor  # (m,)
     table: Tensor  # (m, 6) int64
+    overflowed: bool = False  # a block may have dropped rows above 1.5 × the collector's `outsized` priority
 
     @classmethod
     def of(cls, rows: Rows, size: int = 256, priority: Tensor | None = None) -> Extremes:
@@ -127,9 +129,9 @@ class Extremes:
         return Rows(self.x, Tokens(*self.table.cpu().T))
 
     def keeping(self, keep: Tensor) -> Extremes:
-        """The rows at these places (a mask or an index)."""
+        """Return the rows at a mask or an index."""
         keep = keep.to(self.x.device)
-        return Extremes(self.size, self.x[keep], self.priority[keep], self.table[keep])
+        return replace(self, x=self.x[keep], priority=self.priority[keep], table=self.table[keep])
 
     def without_block(self, blocks: Tensor) -> Extremes:
         return self.keeping(~torch.isin(self.table[:, -1], blocks.to(self.table.device)))
@@ -138,16 +140,20 @@ class Extremes:
 def split_extremes(
     rows: Rows, size: int, priority: Tensor | None = None, apart: Tensor | None = None
 ) -> tuple[Extremes, Rows]:
-    """The rows of highest priority, and the others in their old order. Ties go to the smaller key.
+    """Split rows into those of highest priority and the others, which stay in order. Ties go to the smaller key.
 
-    Rows at the places `apart` are in neither.
+    Args:
+        rows: The rows.
+        size: Number of extremes.
+        priority: Priority of each row, (n,); by default its norm.
+        apart: Indices of rows that belong to neither part.
     """
     table = torch.stack(rows.tokens.columns(), 1).to(rows.x.device, non_blocking=True)
     if priority is None:
         priority = rows.norm.nan_to_num(torch.inf)
     if apart is not None and len(apart):
-        here = torch.ones(len(table), dtype=torch.bool).index_fill_(0, apart, False).nonzero()[:, 0].to(table.device)
-        order = here[_by_priority(priority[here], table[here, 0])]
+        others = torch.ones(len(table), dtype=torch.bool).index_fill_(0, apart, False).nonzero()[:, 0].to(table.device)
+        order = others[_by_priority(priority[others], table[others, 0])]
     else:
         order = _by_priority(priority, table[:, 0])
     top = order[:size]
@@ -157,26 +163,30 @@ def split_extremes(
 
 
 def merge_extremes(a: Extremes, b: Extremes) -> tuple[Extremes, Rows]:
-    """The extremes of both, and the rows that no longer belong to them."""
+    """Merge extremes. Return those of both sides, and the rows that are no longer extreme."""
     priority = torch.cat((a.priority, b.priority))
     table = torch.cat((a.table, b.table))
     order = _by_priority(priority, table[:, 0])
-    both = Extremes(a.size, torch.cat((a.x, b.x)), priority, table)
+    both = Extremes(a.size, torch.cat((a.x, b.x)), priority, table, a.overflowed or b.overflowed)
     return both.keeping(order[: a.size]), both.keeping(order[a.size :]).rows
 
 
-def kept_apart(parts: Sequence[Extremes], outsized: float) -> tuple[Tensor, int]:
-    """Which rows of several blocks stay extremes of the whole, by key, and the size of such extremes.
+def select_extremes(blocks: Sequence[Extremes], outsized: float) -> tuple[Tensor, int, bool]:
+    """Choose which extremes of several blocks stay extremes of the whole.
 
-    Those are the `size` of highest priority and all of at least the priority `outsized`. A size that is just filled by
-    the latter says that some that are outsized by half as much again may have been lost: a block held no others.
+    Those are the `size` rows of highest priority, and all rows of at least the priority `outsized`.
+
+    Returns:
+        The keys of the rows that stay; the size of the whole's extremes, larger than the number of outsized rows; and
+        whether it overflowed: a block was filled with rows above 1.5 × `outsized`, so that others may be missing.
     """
-    priority = torch.cat([part.priority.cpu() for part in parts])
-    key = torch.cat([part.table[:, 0].cpu() for part in parts])
-    many = int((priority >= outsized).sum())
-    kept = key[_by_priority(priority, key)[: max(parts[0].size, many)]]
-    lost = any(len(part.x) == part.size and bool((part.priority >= 1.5 * outsized).all()) for part in parts)
-    return kept, many if lost else max(parts[0].size, many + 1)
+    priority = torch.cat([block.priority.cpu() for block in blocks])
+    key = torch.cat([block.table[:, 0].cpu() for block in blocks])
+    count = int((priority >= outsized).sum())
+    size = blocks[0].size
+    kept = key[_by_priority(priority, key)[: max(size, count)]]
+    overflowed = any(len(b.x) == b.size and bool((b.priority >= 1.5 * outsized).all()) for b in blocks)
+    return kept, max(size, count + 1), overflowed
 
 
 def _by_priority(priority: Tensor, key: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""Many small independent computations at once, one thread each: eigenvalues of a few hundred rows do not share well."""
+"""Many small independent computations at once, one thread each: each is too small to be shared by threads."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ B = TypeVar("B")
 
 
 def in_threads(work: Callable[[A], B], items: Iterable[A]) -> list[B]:
-    """`work` of every item, in order, by as many threads as torch has.
+    """Apply `work` to every item, with as many threads as torch uses, and return the results in order.
 
     >>> in_threads(lambda x: x * x, [1, 2, 3])
     [1, 4, 9]
@@ -26,7 +26,7 @@ def in_threads(work: Callable[[A], B], items: Iterable[A]) -> list[B]:
     if threads == 1:
         return [work(item) for item in items]
     try:
-        # precision is one setting for all threads: set here, so that threads that set and restore it cannot cross
+        # precision is a setting of the process: it is set once here, because threads that set and restore it would race
         with (
             full_precision(torch.device("cpu")),
             ThreadPoolExecutor(threads, initializer=lambda: torch.set_num_threads(1)) as pool,
@@ -37,10 +37,10 @@ def in_threads(work: Callable[[A], B], items: Iterable[A]) -> list[B]:
 
 
 class _OneThreadEach:
-    """While any thread is inside, OpenBLAS (numpy's and scipy's) works in the calling thread alone.
+    """While any thread is inside, OpenBLAS (of numpy and scipy) uses only the calling thread.
 
-    Its own threads wait by spinning, which on a busy machine cost twenty times the work they share. The setting is the
-    process's: the first to enter makes it, the last to leave takes it back.
+    OpenBLAS threads wait by spinning, which on a busy machine costs twenty times the work they share. The limit is a
+    setting of the process: the first thread to enter sets it, the last to leave restores it.
     """
 
     def __init__(self) -> None:
@@ -66,7 +66,7 @@ one_thread_each = _OneThreadEach()
 
 @cache
 def _openblas() -> Any:
-    import scipy.linalg  # noqa: F401  its OpenBLAS must be there to be found
+    import scipy.linalg  # noqa: F401  the controller only sees libraries that are loaded
     from threadpoolctl import ThreadpoolController
 
     return ThreadpoolController().select(internal_api="openblas")

@@ -1,9 +1,10 @@
-"""Words and sentences among the sampled rows, summed by block so that leaving a block out costs next to nothing."""
+"""Words and sentences of the sampled rows, summed by block so that leaving out a block costs almost nothing."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -13,36 +14,36 @@ from anisoscope.stats.sample import Sample
 
 _OCCURRENCES = 5  # a word must be in the sample this often
 _WORDS = 64  # the most frequent words are enough for a mean over words
-_AT_ONCE = 256  # rows
-_COMPARED = 32  # occurrences of a word whose inner products are kept
+_AT_ONCE = 256  # rows per step
+_COMPARED = 32  # occurrences of a word whose inner products are stored
 
 
 @dataclass(frozen=True)
 class UnitSums:
-    """Sums of unit rows by block and by group of rows: mean cosines within groups, with any blocks left out."""
+    """Sums of unit rows by block and by group of rows, for mean cosines within groups without some blocks."""
 
     block: Tensor  # (B,) block numbers
-    rows: Tensor  # (B, G) how many rows
-    directed: Tensor  # (B, G) how many of them have a direction
+    rows: Tensor  # (B, G) number of rows
+    directed: Tensor  # (B, G) number of rows that have a direction
     unit: Tensor  # (B, G, d) Σ u
 
     @classmethod
     def of(cls, x: Tensor, block: Tensor, group: Tensor, groups: int) -> UnitSums:
-        """From rows (n, d), their blocks and their groups (n,)."""
+        """Compute the sums of rows (n, d), given their blocks and groups (n,)."""
         number, which = block.unique(return_inverse=True)
-        place = which * groups + group  # (n,)
+        cell = which * groups + group  # (n,)
         cells = len(number) * groups
-        rows = torch.bincount(place, minlength=cells).double()
+        rows = torch.bincount(cell, minlength=cells).double()
         directed = torch.zeros(cells, dtype=torch.float64)
         sums = torch.zeros(cells, x.shape[1], dtype=torch.float64, device=x.device)
-        for there, unit in _units(x):
-            directed.index_add_(0, place[there], unit.square().sum(1).round().cpu())
-            sums.index_add_(0, place[there].to(x.device), unit)
+        for part, unit in _units(x):
+            directed.index_add_(0, cell[part], unit.square().sum(1).round().cpu())
+            sums.index_add_(0, cell[part].to(x.device), unit)
         shape = (len(number), groups)
         return cls(number, rows.view(shape), directed.view(shape), sums.view(*shape, x.shape[1]).cpu())
 
     def cosines(self) -> Tensor:
-        """The mean cosine of two different rows of each group, (G,); NaN where a group has fewer than two."""
+        """Return the mean cosine of two different rows of each group, (G,); NaN if it has fewer than two."""
         n = self.rows.sum(0)
         square = self.unit.sum(0).square().sum(1)
         return torch.where(n > 1, (square - self.directed.sum(0)) / (n * (n - 1)).clamp(min=1), torch.nan)
@@ -54,8 +55,9 @@ class UnitSums:
 
 @dataclass(frozen=True)
 class AnyTwo:
-    """Sums of all sampled rows by block: the mean cosine of any two of them, to which others are compared."""
+    """Sums of all sampled rows by block, for the mean cosine of any two rows: the baseline of the others."""
 
+    sources: ClassVar = (Sample,)
     sums: UnitSums
 
     @classmethod
@@ -70,11 +72,12 @@ class AnyTwo:
 
 @dataclass(frozen=True)
 class Words:
-    """The most frequent tokens of the sample: their occurrences' sums, inner products, and those of random groups."""
+    """Sums and inner products of the occurrences of the most frequent tokens, and inner products of random groups."""
 
-    each: UnitSums  # a group a word
-    products: Tensor  # (2, W, m, m) inner products of occurrences of a word, and of as many rows in key order
-    block: Tensor  # (2, W, m) their blocks, −1 where there are fewer
+    sources: ClassVar = (Sample,)
+    each: UnitSums  # one group per word
+    products: Tensor  # (2, W, m, m) inner products of occurrences of a word, and of as many random rows
+    block: Tensor  # (2, W, m) their blocks, −1 if there are fewer
 
     @classmethod
     def derive(cls, cloud: Cloud) -> Words:
@@ -89,13 +92,13 @@ class Words:
         for group in chosen:
             random.append(torch.arange(start, start + len(group)) % max(1, len(sample.x)))
             start += len(group)
-        both = [_products(sample.x, places, tokens.block) for places in (chosen, random)]
+        both = [_products(sample.x, rows, tokens.block) for rows in (chosen, random)]
         return cls(each, torch.stack([b[0] for b in both]), torch.stack([b[1] for b in both]))
 
     def first_shares(self) -> tuple[Tensor, Tensor]:
-        """λ1/Σλ of each word's occurrences and of its random group, (W,) both."""
-        there = (self.block >= 0).double()
-        products = self.products * there[..., None] * there[..., None, :]
+        """Return λ1/Σλ of the occurrences of each word and of its random group, (W,) both."""
+        present = (self.block >= 0).double()
+        products = self.products * present[..., None] * present[..., None, :]
         largest = torch.linalg.eigvalsh(products)[..., -1]
         total = products.diagonal(dim1=-2, dim2=-1).sum(-1).clamp(min=1e-300)
         own, random = largest / total
@@ -110,7 +113,8 @@ class Words:
 class Sentences:
     """The cosine of each sampled row with the mean of the other sampled rows of its document."""
 
-    cosine: Tensor  # (q,) for rows whose document has another
+    sources: ClassVar = (Sample,)
+    cosine: Tensor  # (q,) for rows whose document has other sampled rows
     block: Tensor  # (q,)
 
     @classmethod
@@ -119,12 +123,12 @@ class Sentences:
         x, tokens = sample.x, sample.rows.tokens
         _, which, count = tokens.document.unique(return_inverse=True, return_counts=True)
         sums = torch.zeros(len(count), x.shape[1], dtype=torch.float64, device=x.device)
-        for there, unit in _units(x):
-            sums.index_add_(0, which[there].to(x.device), unit)
+        for part, unit in _units(x):
+            sums.index_add_(0, which[part].to(x.device), unit)
         cosine = torch.zeros(len(x), dtype=torch.float64)
-        for there, unit in _units(x):
-            others = sums[which[there].to(x.device)] - unit
-            cosine[there] = ((unit * others).sum(1) / others.norm(dim=1).clamp(min=1e-300)).cpu()
+        for part, unit in _units(x):
+            others = sums[which[part].to(x.device)] - unit
+            cosine[part] = ((unit * others).sum(1) / others.norm(dim=1).clamp(min=1e-300)).cpu()
         several = count[which] > 1
         return cls(cosine[several], tokens.block[several])
 
@@ -134,7 +138,7 @@ class Sentences:
 
 
 def _frequent(token: Tensor) -> list[Tensor]:
-    """For each of the most frequent token ids, the places of its occurrences; none where ids are unknown (−1)."""
+    """Return the indices of the occurrences of each of the most frequent token ids; unknown ids (−1) do not count."""
     known = (token >= 0).nonzero()[:, 0]
     if not len(known):
         return []
@@ -144,12 +148,12 @@ def _frequent(token: Tensor) -> list[Tensor]:
     return sorted(groups, key=len, reverse=True)[:_WORDS]
 
 
-def _products(x: Tensor, places: list[Tensor], block: Tensor) -> tuple[Tensor, Tensor]:
-    """Inner products within each group, padded with zeros, (W, m, m), and the rows' blocks, (W, m)."""
-    most = max((len(group) for group in places), default=0)
-    products = torch.zeros(len(places), most, most, dtype=torch.float64)
-    blocks = torch.full((len(places), most), -1)
-    for number, group in enumerate(places):
+def _products(x: Tensor, groups: list[Tensor], block: Tensor) -> tuple[Tensor, Tensor]:
+    """Return inner products within each group, padded with zeros, (W, m, m), and blocks of the rows, (W, m)."""
+    most = max((len(group) for group in groups), default=0)
+    products = torch.zeros(len(groups), most, most, dtype=torch.float64)
+    blocks = torch.full((len(groups), most), -1)
+    for number, group in enumerate(groups):
         rows = x[group.to(x.device)].double()
         products[number, : len(group), : len(group)] = (rows @ rows.T).cpu()
         blocks[number, : len(group)] = block[group]
@@ -157,9 +161,9 @@ def _products(x: Tensor, places: list[Tensor], block: Tensor) -> tuple[Tensor, T
 
 
 def _units(x: Tensor) -> Iterator[tuple[slice, Tensor]]:
-    """Places of some rows, and their directions in float64: as many at a time as stay in the cache."""
+    """Yield slices of rows and their directions in float64, as many at a time as stay in the cache."""
     for first in range(0, len(x), _AT_ONCE):
-        there = slice(first, first + _AT_ONCE)
-        rows = x[there].double()
+        part = slice(first, first + _AT_ONCE)
+        rows = x[part].double()
         length = rows.norm(dim=1, keepdim=True)
-        yield there, torch.where(length > 0, rows / length, 0.0)
+        yield part, torch.where(length > 0, rows / length, 0.0)

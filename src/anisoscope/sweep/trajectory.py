@@ -19,7 +19,6 @@ from anisoscope.metrics.evaluate import MetricResult, evaluate
 from anisoscope.records import Site
 from anisoscope.stats.cloud import Cloud, Stats, from_arrays, to_arrays
 from anisoscope.stats.head_sums import HeadSums
-from anisoscope.stats.pairs import beside
 from anisoscope.stats.sample import Sample
 from anisoscope.store.files import explained, replacing, sweep_temporaries, understood
 
@@ -121,9 +120,9 @@ def cards() -> dict[str, dict[str, Any]]:
 def _compared(
     now: KeptRows, then: KeptRows, metrics: Sequence[Metric], step: int, against: str | None
 ) -> list[MetricResult]:
-    pair = beside(now.cloud, then.cloud)
-    results = evaluate(pair, metrics, site=now.site, step=step, tokens=now.tokens, errors=False)
-    return results if against is None else [_against(measured, against) for measured in results]
+    pair = now.cloud.with_reference(then.cloud)
+    found = evaluate(pair, metrics, site=now.site, step=step, tokens=now.tokens, errors=False)
+    return found if against is None else [_against(measured, against) for measured in found]
 
 
 def _against(measured: MetricResult, what: str) -> MetricResult:

@@ -20,9 +20,9 @@ from anisoscope.measurement.site_result import SiteResult
 from anisoscope.metrics import Metric, Undefined, find
 from anisoscope.metrics.evaluate import MetricResult, evaluate
 from anisoscope.stats.cloud import Cloud, Stats
-from anisoscope.stats.derived import Groups, resolve
+from anisoscope.stats.derived import Groups
 from anisoscope.stats.packing import pack, unpack
-from anisoscope.stats.pairs import Axes, PairedAxes, beside
+from anisoscope.stats.pairs import Axes, PairedAxes
 
 SITES = ("embed", "resid", "pattern", "final")
 METRICS = (
@@ -104,8 +104,8 @@ class Probe:
             more: list[MetricResult] = []
             if metrics and site in self.reference:
                 if any(PairedAxes in m.needs for m in metrics):
-                    resolve(cloud, Axes)  # once, for the drift and for the bases
-                pair = beside(Cloud(_compared(cloud), derived=cloud.derived), self.reference[site])
+                    cloud.get(Axes)  # once, for the drift and for the bases
+                pair = cloud.with_reference(self.reference[site], only=_compared(cloud))
                 more = evaluate(pair, metrics, site=site, run=run, step=step, tokens=tokens, errors=False)
             yield replace(done, measured=[*done.measured, *more])
 

@@ -16,7 +16,6 @@ from anisoscope.metrics import Metric
 from anisoscope.metrics.evaluate import evaluate
 from anisoscope.records import Record, Site
 from anisoscope.stats.cloud import Cloud
-from anisoscope.stats.derived import resolve
 from anisoscope.stats.moments import Moments
 from anisoscope.stats.pairs import Axes
 from anisoscope.stats.rows import bare_rows
@@ -64,7 +63,7 @@ def fitted(tangent: Tangent, cloud: Cloud, before: Frame | None, seed: int) -> F
     """The bases and axes of a cloud's sampled rows; warmed up by an earlier fit."""
     x = cloud.get(Sample).x  # (n, d)
     n, d = x.shape
-    known = resolve(cloud, Axes)  # drift has needed them too
+    known = cloud.get(Axes)  # drift has needed them too
     moments, axes = known.moments, known.vectors.cpu()
     start = {(basis.proxy, basis.rank): basis for basis in before.bases} if before is not None else None
     ranks = fitting_ranks(tangent.ranks, n, d)

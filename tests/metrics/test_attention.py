@@ -1,4 +1,4 @@
-"""Queries and keys per head against plain numpy, and the metrics on them."""
+"""Metrics of queries and keys against plain numpy."""
 
 from __future__ import annotations
 
@@ -21,14 +21,7 @@ def sums(part: slice = slice(0, 3)) -> HeadSums:
     return HeadSums.of(Heads(Q[part], K[part], 1.0), COUNTS[part])
 
 
-def test_head_sums_of_batches_add_and_can_be_taken_out() -> None:
-    both = sums(slice(0, 1)) + sums(slice(1, 3))
-    for name in ("tokens", "q", "qq", "k", "k_square", "k_within"):
-        torch.testing.assert_close(getattr(both, name), getattr(sums(), name))
-        torch.testing.assert_close(getattr(sums().without(sums(slice(0, 1))), name), getattr(sums(slice(1, 3)), name))
-
-
-def test_drifts_and_cosines_equal_plain_numpy_with_shared_keys_and_padding() -> None:
+def test_drifts_and_cosines_equal_numpy_with_shared_keys_and_padding() -> None:
     real = COUNTS.numpy()
     cosines = {v.index: v.value for v in metrics.qk_cosine.function(sums())}
     relative = {v.index: v.value for v in metrics.q_drift.function(sums()) if v.variant["in"] == "rms"}
@@ -44,7 +37,7 @@ def test_drifts_and_cosines_equal_plain_numpy_with_shared_keys_and_padding() -> 
         assert budget[head] == pytest.approx(drift / (drift + np.trace(np.cov(q.T, bias=True) @ within)))
 
 
-def test_the_logit_budget_is_the_variance_that_the_mean_query_gives_the_logits() -> None:
+def test_the_logit_budget_is_the_variance_of_logits_due_to_the_mean_query() -> None:
     """By simulation: var over keys of q̄·k against var of (q − q̄)·k, k centred in its window."""
     (budget,) = [v.value for v in metrics.logit_budget.function(sums()) if v.index == 0]
     real = COUNTS.numpy()

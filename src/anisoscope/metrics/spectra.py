@@ -1,4 +1,4 @@
-"""How variance is spread over ranks: effective rank, stable rank, power law, shares."""
+"""How the variance is distributed over ranks: effective rank, stable rank, power law, shares."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _FLOOR = 1e-14  # eigenvalues below this share of the largest are rounding
     null=lambda iso, v: _entropy_rank(iso.eigenvalues.sqrt() if v.variant["of"] != "eigenvalues" else iso.eigenvalues),
 )  # fmt: skip
 def effective_rank(moments: Moments) -> Iterator[Value]:
-    """Number of equally strong directions that would have the same spectral entropy, centred.
+    """Number of equally strong directions with the same spectral entropy, of centred rows.
 
     exp(H(p)) with p = σ/Σσ (`of=singular values`, as published) or p = λ/Σλ (`of=eigenvalues`): d for a sphere.
     """
@@ -35,9 +35,9 @@ def effective_rank(moments: Moments) -> Iterator[Value]:
     knows={"one direction": (1, 1e-6), "sphere": (16, 0.1)}, null=lambda iso, _: _entropy_rank(iso.eigenvalues.sqrt()),
 )  # fmt: skip
 def rankme(moments: Moments) -> float:
-    """Effective rank of the rows as they are, the mean included.
+    """Effective rank of uncentred rows.
 
-    exp(H(σ/Σσ)), uncentred: the score by that name in self-supervised learning.
+    exp(H(σ/Σσ)) of the rows without subtracting their mean: RankMe of self-supervised learning.
     """
     return _entropy_rank(_spectrum(moments.eigenvalues_uncentred).sqrt())
 
@@ -47,9 +47,9 @@ def rankme(moments: Moments) -> float:
     knows={"one direction": 1, "sphere": (14.2, 0.4)}, null=lambda iso, _: 1 / iso.top_share,
 )  # fmt: skip
 def stable_rank(moments: Moments) -> float:
-    """Squared Frobenius norm over squared spectral norm of the rows as they are.
+    """Squared Frobenius norm divided by squared spectral norm, of uncentred rows.
 
-    ‖X‖²/σ1²: a lower bound of the rank that noise hardly moves.
+    ‖X‖²/σ1²: a lower bound of the rank that noise hardly changes.
     """
     eigenvalues = _spectrum(moments.eigenvalues_uncentred)
     return float(eigenvalues.sum() / eigenvalues[0])
@@ -62,8 +62,8 @@ def stable_rank(moments: Moments) -> float:
 def power_law_alpha(moments: Moments) -> Value:
     """Exponent α of the spectrum's decay λ_j ∝ j^−α.
 
-    Least squares of log λ_j on log j, weighted by 1/j so that each octave counts alike, over ranks 1 to half of the
-    smaller of n and d; the range is in the variant.
+    Least squares of log λ_j on log j over ranks 1 to min(n − 1, d)/2, weighted by 1/j so that every octave has the same
+    weight. The variant holds the range.
     """
     eigenvalues = _spectrum(moments.eigenvalues)
     alpha, last = _power_law(eigenvalues[: min(moments.n - 1, moments.dim)])
@@ -91,7 +91,7 @@ def top_share(moments: Moments) -> Iterator[Value]:
 def spectrum(moments: Moments) -> Iterator[Value]:
     """Share of the variance in the direction of rank j; index is j (log-spaced).
 
-    λ_j/Σλ; directions that the rows cannot reach (j ≥ n) give 0.
+    λ_j/Σλ. Ranks that n rows cannot fill (j ≥ n) give 0.
     """
     shares = _spectrum(moments.eigenvalues) / moments.eigenvalues.sum()
     for rank in _log_spaced(moments.dim):
@@ -104,9 +104,9 @@ def spectrum(moments: Moments) -> Iterator[Value]:
     null=lambda iso, _: float(iso.eigenvalues[(iso.dim - 1) // 2] / iso.eigenvalues[-1].clamp(min=1e-300)),
 )  # fmt: skip
 def tail_condition(moments: Moments) -> float:
-    """Condition of the lower half of the spectrum: the median eigenvalue over the smallest.
+    """Condition number of the lower half of the spectrum: the median eigenvalue divided by the smallest.
 
-    Large where the last directions are all but empty; without value where they are empty (n ≤ d, or a rank deficit).
+    Large if the last directions are almost empty. It has no value if they are empty (n ≤ d, or rank deficient rows).
     """
     eigenvalues = _spectrum(moments.eigenvalues)
     smallest = float(eigenvalues[-1])
@@ -146,3 +146,28 @@ def _octaves(d: int) -> list[int]:
 def _log_spaced(d: int, points: int = 24) -> list[int]:
     """Ranks 1 … d, each at most once, evenly spaced on a log axis."""
     return sorted({round(d ** (j / (points - 1))) for j in range(points)}) if d > 1 else [1]
+
+
+def variance_of(moments: Moments) -> Tensor:
+    """Return the trace of the scatter.
+
+    Raises:
+        Undefined: The rows do not vary.
+    """
+    trace = moments.trace
+    rounding = 1e-24 * moments.n * (moments.mean @ moments.mean)  # float64 sums leave this much of a constant column
+    if moments.n < 2 or trace <= rounding:
+        raise Undefined(f"the {moments.n} rows do not vary", "give at least two different rows")
+    return trace
+
+
+def top_share_of(spectrum: Tensor) -> float:
+    """Return the share of the first number in the sum.
+
+    Raises:
+        Undefined: The sum is zero.
+    """
+    total = float(spectrum.sum())
+    if total <= 0:
+        raise Undefined("the rows do not vary", "give at least two different rows")
+    return float(spectrum[0]) / total

@@ -52,7 +52,7 @@ PUBLIC_OR_FUSED = pytest.mark.parametrize("kernel", [head_scores._mean_key_fused
 @PUBLIC_OR_FUSED
 @pytest.mark.parametrize("groups", [4, 2, 1])
 @pytest.mark.parametrize("is_causal", [True, False])
-def test_plain_heads_equal_a_softmax_over_every_row(
+def test_attention_equals_a_softmax_over_every_row(
     monkeypatch: pytest.MonkeyPatch, kernel: head_scores.Kernel, groups: int, is_causal: bool
 ) -> None:
     monkeypatch.setattr(head_scores, "_kernel", lambda device: kernel)
@@ -83,7 +83,7 @@ def test_padding_keys_are_invisible_and_padding_queries_never_count(
 
 @PUBLIC_OR_FUSED
 @pytest.mark.parametrize("is_causal", [True, False])
-def test_a_window_given_as_a_number_equals_one_given_as_a_mask(
+def test_a_window_as_a_number_equals_a_window_as_a_mask(
     monkeypatch: pytest.MonkeyPatch, kernel: head_scores.Kernel, is_causal: bool
 ) -> None:
     monkeypatch.setattr(head_scores, "_kernel", lambda device: kernel)
@@ -128,7 +128,7 @@ def test_huge_logits_keep_their_entropy(monkeypatch: pytest.MonkeyPatch, kernel:
     assert_close(Attention.of(heads, everyone(q)), logits_of(heads), causal(12), everyone(q), 2e-4)
 
 
-def test_probabilities_give_what_queries_and_keys_give() -> None:
+def test_probabilities_give_the_same_as_queries_and_keys() -> None:
     q, k = make_heads()
     heads = Heads(q, k, 0.3, causal=True)
     logits = torch.as_tensor(logits_of(heads)).masked_fill(~causal(7), -torch.inf)
@@ -136,7 +136,7 @@ def test_probabilities_give_what_queries_and_keys_give() -> None:
     assert_close(Attention.of(Scores(logits), everyone(q)), logits_of(heads), causal(7), everyone(q))
 
 
-def test_attention_of_two_halves_adds_to_the_whole() -> None:
+def test_attention_of_two_halves_adds_up() -> None:
     q, k = make_heads(b=4)
     whole = Attention.of(Heads(q, k, 0.3, causal=True), everyone(q))
     parts = [Attention.of(Heads(q[i : i + 2], k[i : i + 2], 0.3, causal=True), everyone(q)[:2]) for i in (0, 2)]
@@ -144,7 +144,7 @@ def test_attention_of_two_halves_adds_to_the_whole() -> None:
         torch.testing.assert_close(total, pack(whole)[name], rtol=1e-6, atol=1e-6)
 
 
-def test_rows_computed_once_sum_over_any_set_of_queries() -> None:
+def test_rows_computed_once_can_be_summed_over_any_queries() -> None:
     q, k = make_heads()
     heads, some = Heads(q, k, 0.3, causal=True), everyone(q)
     some[0, ::2] = False
@@ -152,7 +152,7 @@ def test_rows_computed_once_sum_over_any_set_of_queries() -> None:
     assert_close(Attention.of_rows(rows, some), logits_of(heads), causal(7), some)
 
 
-def test_the_spread_of_some_positions_counts_only_those() -> None:
+def test_the_spread_at_some_positions_counts_only_those() -> None:
     q, k = make_heads()
     heads = Heads(q, k, 0.3, causal=True)
     at = torch.tensor([2, 5])
@@ -167,7 +167,7 @@ def test_the_spread_of_some_positions_counts_only_those() -> None:
     torch.testing.assert_close(none.entropy, partial.entropy)
 
 
-def test_blocks_of_query_rows_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_computing_in_blocks_of_queries_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     q, k = make_heads(g=2)
     visible = causal(7).expand(2, 1, 7, 7)
     whole = Attention.of(Heads(q, k, 0.3, mask=visible), everyone(q))
@@ -190,7 +190,7 @@ def test_sums_of_squares_are_those_of_the_rows() -> None:
     torch.testing.assert_close(a.largest_square, rows.largest[:, :, 1:].double().square().sum((0, 2)))
 
 
-def test_arrays_come_back_as_they_went() -> None:
+def test_attention_survives_packing() -> None:
     q, k = make_heads()
     a = Attention.of(Heads(q, k, 0.3), everyone(q))
     back = unpack(Attention, pack(a))

@@ -126,7 +126,7 @@ def assert_exact(found: Nearest, x: Tensor, k: int, group: Tensor | None = None)
 
 @pytest.mark.usefixtures("small_blocks")
 @pytest.mark.parametrize("name", CLOUDS)
-def test_the_nearest_rows_are_those_of_brute_force(name: str, search: Callable[..., Nearest]) -> None:
+def test_the_nearest_rows_equal_those_of_brute_force(name: str, search: Callable[..., Nearest]) -> None:
     x = CLOUDS[name]()
     assert_exact(search(x, 2), x, 2)
 
@@ -145,13 +145,13 @@ def test_a_search_on_principal_components_is_exact(name: str, short_rows: list[i
     assert short_rows
 
 
-def test_data_of_low_dimension_are_searched_on_principal_components(short_rows: list[int]) -> None:
+def test_low_dimensional_data_are_searched_on_principal_components(short_rows: list[int]) -> None:
     x = gaussian(300, 5) @ gaussian(5, 40, seed=1) + 3
     assert_exact(nearest(x, 2), x, 2)
     assert short_rows == [9]
 
 
-def test_data_of_full_dimension_fall_back_to_whole_rows(short_rows: list[int]) -> None:
+def test_full_dimensional_data_are_searched_on_whole_rows(short_rows: list[int]) -> None:
     x = gaussian(300, 40)
     assert_exact(nearest(x, 2), x, 2)
     assert short_rows == [40]
@@ -169,7 +169,7 @@ def test_data_of_full_dimension_fall_back_to_whole_rows(short_rows: list[int]) -
     ],
     ids=["in order", "mixed", "one row each", "two, one of three rows", "only one"],
 )
-def test_rows_of_the_same_group_are_never_met(group: Tensor, search: Callable[..., Nearest]) -> None:
+def test_rows_of_the_same_group_are_never_neighbours(group: Tensor, search: Callable[..., Nearest]) -> None:
     x = sinks()
     assert_exact(search(x, 5, group), x, 5, group)
 
@@ -180,7 +180,7 @@ def test_a_row_with_too_few_rows_in_other_groups_gets_inf_and_minus_one() -> Non
     assert found.index.tolist() == [[3, -1], [3, -1], [3, -1], [2, 1]]
 
 
-def test_the_answer_is_float64_and_int64_on_the_cpu_whatever_comes_in() -> None:
+def test_results_are_float64_and_int64_on_the_cpu_for_any_input() -> None:
     found = nearest(gaussian(20, 4).bfloat16().requires_grad_(), 3)
     assert (found.distance.dtype, found.index.dtype) == (torch.float64, torch.int64)
     assert found.distance.shape == found.index.shape == (20, 3)
@@ -262,9 +262,7 @@ def test_rounding_stays_within_the_bound_of_the_certificate(d: int, dtype: torch
 
 
 @pytest.mark.parametrize("through", ["the process", "the backend"])
-def test_a_lower_precision_that_the_caller_allows_is_put_aside_and_restored(
-    through: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_lower_precision_setting_is_overridden_and_restored(through: str, monkeypatch: pytest.MonkeyPatch) -> None:
     cuda = torch.backends.cuda.matmul
     seen: list[tuple[str, bool]] = []
 
@@ -328,7 +326,7 @@ def test_coordinates_in_a_basis_and_a_residual_norm_bound_distances_from_below()
         (torch.zeros(3, 2), 1, torch.zeros(2), "one integer for each of the 3 rows"),
     ],
 )
-def test_input_that_has_no_neighbours_is_refused_with_a_reason(
+def test_input_without_neighbours_is_refused_with_a_reason(
     x: Tensor, k: int, group: Tensor | None, message: str
 ) -> None:
     with pytest.raises(InputError, match=message):
@@ -343,17 +341,17 @@ def test_unique_rows_are_the_first_occurrences(dtype: torch.dtype) -> None:
     assert removed == 200 - len(index) > 0
 
 
-def test_unique_rows_tell_apart_rows_whose_keys_collide() -> None:
+def test_unique_rows_distinguish_rows_whose_keys_collide() -> None:
     x = gaussian(60, 2).round()
     fresh = knn._first_occurrences(x, torch.zeros(60, dtype=torch.int64))
     assert fresh.nonzero().squeeze(1).tolist() == first_occurrences(x.double().numpy())
 
 
-def test_keys_differ_wherever_small_whole_rows_do() -> None:
+def test_keys_differ_if_small_integer_rows_differ() -> None:
     x = torch.cartesian_prod(*[torch.arange(-4.0, 5.0, dtype=torch.float64)] * 4)
     assert len(torch.unique(knn._row_keys(x))) == len(x) == 9**4
 
 
-def test_unique_rows_of_no_rows_are_none() -> None:
+def test_no_rows_have_no_unique_rows() -> None:
     index, removed = unique_rows(torch.zeros(0, 4))
     assert (index.tolist(), removed) == ([], 0)
