@@ -136,7 +136,7 @@ def test_a_layer_that_nothing_trained_precedes_says_why_it_has_no_gradient(tmp_p
         train(model, tracker, range(1))
     (lowest,) = records(tmp_path, site="grad.resid.0")
     assert lowest.value is None
-    assert "nothing before this layer is trained" in (lowest.note or "")
+    assert "nothing before it is trained" in (lowest.note or "")
     assert value(tmp_path, site="grad.resid.1", metric="gradient_norm") > 0
 
 

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from anisoscope.capture.layout import Layout, Stack
 from anisoscope.capture.parts import attention_paths, inside, is_norm, make_block
 from anisoscope.capture.tensors import eager, hidden_input, hidden_state, rows_of, same_tensor
+from anisoscope.distributed import unwrapped
 from anisoscope.errors import CaptureError
 
 # Odd architectures, by the class of their blocks: hidden states that are (positions, batch, width).
@@ -37,7 +38,7 @@ def find_layout(model: nn.Module, example: Mapping[str, Any] | None = None) -> L
     >>> len(find_layout(nn.TransformerEncoder(layer, 3)).stacks[0].blocks)
     3
     """
-    model = unwrap(model)
+    model = unwrapped(model)
     lists = _lists(model)
     if not lists:
         raise CaptureError(
@@ -52,12 +53,6 @@ def find_layout(model: nn.Module, example: Mapping[str, Any] | None = None) -> L
         raise CaptureError(f"the example ran no block of {type(model).__name__}, such as {lists[0][0]}")
     stacks = [_stack(model, name, members) for name, members in _by_side(called)]
     return Layout(tuple(_as_seen(model, stack, seen) for stack in stacks))
-
-
-def unwrap(model: nn.Module) -> nn.Module:
-    """The module itself inside what `torch.compile` returned."""
-    inner = getattr(model, "_orig_mod", model)
-    return inner if isinstance(inner, nn.Module) else model
 
 
 # --- lists of blocks ----------------------------------------------------------------------------------------------

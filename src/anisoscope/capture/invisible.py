@@ -40,22 +40,22 @@ def side_effect_free(model: nn.Module) -> Iterator[None]:
 @contextmanager
 def random_states(model: nn.Module) -> Iterator[None]:
     """Random numbers of torch (on the model's devices too), numpy and Python go on as if nothing had been drawn."""
-    python, numpy, drawn = random.getstate(), np.random.get_state(), drawn_so_far(model)
+    python, numpy, drawn = random.getstate(), np.random.get_state(), get_random_states(model)
     try:
         yield
     finally:
         random.setstate(python)
         np.random.set_state(numpy)
-        draw_again(model, drawn)
+        set_random_states(model, drawn)
 
 
-def drawn_so_far(model: nn.Module) -> list[Tensor]:
+def get_random_states(model: nn.Module) -> list[Tensor]:
     """The states of torch's random numbers: of the CPU, then of the model's devices that have their own."""
     return [torch.get_rng_state(), *(generators.get_rng_state(device) for generators, device in _devices(model))]
 
 
-def draw_again(model: nn.Module, states: list[Tensor]) -> None:
-    """Go back to what `drawn_so_far` gave."""
+def set_random_states(model: nn.Module, states: list[Tensor]) -> None:
+    """Go back to what `get_random_states` gave."""
     torch.set_rng_state(states[0])
     for (generators, device), state in zip(_devices(model), states[1:], strict=True):
         generators.set_rng_state(state, device)

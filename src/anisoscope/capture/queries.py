@@ -6,7 +6,7 @@ q, k and the mask. No name changes, so masks and every branch on the implementat
 are bit-identical. Attention that does not go through there is met one level lower, where it calls
 `scaled_dot_product_attention` (q and k) or `softmax` (logits only). Attention that ends in arithmetic of its own
 (a sigmoid, say) can pass queries, keys and weights through `nn.Identity` children called `queries`, `keys` and
-`pattern`: see `marks`.
+`pattern`: see `marked_modules`.
 """
 
 from __future__ import annotations
@@ -38,42 +38,42 @@ _MARKS = ("queries", "keys", "pattern")
 _HEADS = ("num_heads", "num_attention_heads", "n_heads", "n_head", "heads")
 
 
-class Listener(Protocol):
+class AttentionObserver(Protocol):
     """Who wants to know what the attention layer that runs at the moment computes from."""
 
-    def attends(self) -> bool:
+    def is_attending(self) -> bool:
         """Whether a self-attention layer of interest is running."""
 
-    def heads(self, heads: Heads, pattern: str | None) -> None:
+    def on_heads(self, heads: Heads, unknown_pattern: str | None) -> None:
         """Queries and keys; `pattern` says why they do not determine the probabilities, if so."""
 
-    def scores(self, scores: Scores) -> None:
+    def on_scores(self, scores: Scores) -> None:
         """Logits on their way into a softmax."""
 
 
 @contextmanager
-def listening(listener: Listener) -> Iterator[None]:
-    """Tell the listener of every attention that runs inside; everything is put back afterwards."""
-    with _wrapped_interface(listener) as spoken, _Functions(listener, spoken):
+def observe_attention(observer: AttentionObserver) -> Iterator[None]:
+    """Tell the observer of every attention that runs inside; everything is put back afterwards."""
+    with _wrapped_attention_interface(observer) as interface_call, _AttentionFunctions(observer, interface_call):
         yield
 
 
 # --- after rotary embedding ---------------------------------------------------------------------------------------
 
 
-class _Spoken:
+class _InterfaceCall:
     """Set while a wrapped attention function runs, whose inner calls have been told of already."""
 
     def __init__(self) -> None:
-        self.now = False
+        self.active = False
 
 
 @contextmanager
-def _wrapped_interface(listener: Listener) -> Iterator[_Spoken]:
-    spoken = _Spoken()
+def _wrapped_attention_interface(observer: AttentionObserver) -> Iterator[_InterfaceCall]:
+    interface_call = _InterfaceCall()
     module = sys.modules.get("transformers.modeling_utils")
     if module is None:  # no model of that library can exist
-        yield spoken
+        yield interface_call
         return
     interface: Any = module.AttentionInterface
     inner = interface.get_interface
@@ -81,13 +81,17 @@ def _wrapped_interface(listener: Listener) -> Iterator[_Spoken]:
 
     def get_interface(self: Any, name: str, default: Callable[..., Any]) -> Callable[..., Any]:
         function: Callable[..., Any] = inner(self, name, default)
-        return _watched(function, name, listener, spoken) if state["active"] and listener.attends() else function
+        return (
+            _observed(function, name, observer, interface_call)
+            if state["active"] and observer.is_attending()
+            else function
+        )
 
     overlay: Any = get_interface
     overlay.state = state
     interface.get_interface = overlay
     try:
-        yield spoken
+        yield interface_call
     finally:
         state["active"] = False
         # Captures of several threads may end in any order: only what lies on top and is done is taken off.
@@ -95,16 +99,18 @@ def _wrapped_interface(listener: Listener) -> Iterator[_Spoken]:
             interface.get_interface = interface.get_interface.state["inner"]
 
 
-def _watched(function: Callable[..., Any], name: str, listener: Listener, spoken: _Spoken) -> Callable[..., Any]:
+def _observed(
+    function: Callable[..., Any], name: str, observer: AttentionObserver, interface_call: _InterfaceCall
+) -> Callable[..., Any]:
     def attention(
         module: nn.Module, query: Tensor, key: Tensor, value: Tensor, mask: Any, *rest: Any, **options: Any
     ) -> Any:
-        listener.heads(*_heads(module, name, query, key, mask, _by_name(function, rest) | options))
-        spoken.now = True
+        observer.on_heads(*_heads(module, name, query, key, mask, _by_name(function, rest) | options))
+        interface_call.active = True
         try:
             return function(module, query, key, value, mask, *rest, **options)
         finally:
-            spoken.now = False
+            interface_call.active = False
 
     return attention
 
@@ -127,21 +133,21 @@ def _heads(
     causal = bool(is_causal) and t > 1 and name != "eager" and (mask is None or flash)
     if causal and not flash and s > t:  # a fresh static cache: only its first t places are filled
         k, s = k[:, :, :t], t
-    lacking = _lacking(mask, options)
+    unknown = _unknown_pattern(mask, options)
     heads = Heads(
         q.detach(),
         k.detach(),
         q.shape[-1] ** -0.5 if scaling is None else float(scaling),
-        mask=None if lacking else _mask(mask, s),
+        mask=None if unknown else _mask(mask, s),
         causal=causal,
         window=options.get("sliding_window") if flash else None,
         softcap=options.get("softcap"),
         bias=_detached(options.get("position_bias")),
     )
-    return heads, lacking
+    return heads, unknown
 
 
-def _lacking(mask: Any, options: dict[str, Any]) -> str | None:
+def _unknown_pattern(mask: Any, options: dict[str, Any]) -> str | None:
     if mask is not None and not isinstance(mask, Tensor):
         return f"its mask is a {type(mask).__name__}; load the model with attn_implementation='sdpa'"
     if options.get("s_aux") is not None:
@@ -161,26 +167,26 @@ def _detached(x: Tensor | None) -> Tensor | None:
     return None if x is None else x.detach()
 
 
-class _Functions(TorchFunctionMode):
+class _AttentionFunctions(TorchFunctionMode):
     """Sees the torch functions that attention ends in, where no interface was asked."""
 
-    def __init__(self, listener: Listener, spoken: _Spoken) -> None:
+    def __init__(self, observer: AttentionObserver, interface_call: _InterfaceCall) -> None:
         super().__init__()
-        self.listener = listener
-        self.spoken = spoken
+        self.observer = observer
+        self.interface_call = interface_call
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        if not self.spoken.now and self.listener.attends():
+        if not self.interface_call.active and self.observer.is_attending():
             if func is nn.functional.scaled_dot_product_attention:
-                _tell_heads(self.listener, *args, **kwargs)
+                _report_heads(self.observer, *args, **kwargs)
             elif func in _SOFTMAX and args and args[0].ndim == 4:
-                self.listener.scores(Scores(args[0].detach()))
+                self.observer.on_scores(Scores(args[0].detach()))
         return func(*args, **kwargs)
 
 
-def _tell_heads(
-    listener: Listener,
+def _report_heads(
+    observer: AttentionObserver,
     query: Tensor,
     key: Tensor,
     value: Tensor,
@@ -199,13 +205,13 @@ def _tell_heads(
     if mask is not None:
         mask = mask[(None,) * (4 - mask.ndim)]  # (t, s) -> (1, 1, t, s)
     scaling = 1 / math.sqrt(query.shape[-1]) if scale is None else scale
-    listener.heads(Heads(query.detach(), key.detach(), scaling, mask=mask, causal=is_causal), None)
+    observer.on_heads(Heads(query.detach(), key.detach(), scaling, mask=mask, causal=is_causal), None)
 
 
 # --- attention of a model's own arithmetic ------------------------------------------------------------------------
 
 
-def marks(attention: nn.Module) -> tuple[nn.Module, nn.Module, nn.Module] | None:
+def marked_modules(attention: nn.Module) -> tuple[nn.Module, nn.Module, nn.Module] | None:
     """The `nn.Identity` children `queries`, `keys` and `pattern` of an attention module, if it has all three."""
     children = dict(attention.named_children())
     found = [child for name in _MARKS if isinstance(child := children.get(name), nn.Identity)]

@@ -14,7 +14,7 @@ from torch import nn
 from anisoscope import schedule as schedules
 from anisoscope.capture import find_layout
 from anisoscope.capture.invisible import side_effect_free
-from anisoscope.capture.training_step import Live
+from anisoscope.capture.training_step import GradientRecorder
 from anisoscope.data.inputs import device_of, first_item
 from anisoscope.data.windows import covered, fingerprint, probe_batches
 from anisoscope.distributed import add_over_ranks, is_sharded, joined_ranks, unwrapped
@@ -109,7 +109,7 @@ class Tracker:
         )
         self._gradient_metrics = find(METRICS)
         self._bases = Bases(tangent or Tangent(nulls=CLOSED_FORM), seed)
-        self._live = Live(self._model, self._layout, strict=strict) if gradients else None
+        self._live = GradientRecorder(self._model, self._layout, strict=strict) if gradients else None
         # hooks go with the tracker also where an exception has carried it away before `close`
         self._release = None if self._live is None else weakref.finalize(self, self._live.disarm)
         self._step: int | None = None  # that probe was called with last
@@ -234,7 +234,7 @@ class Tracker:
             self._live.replay()
             found = self._summed(self._live)
             overlap = sum(self._ranks.gather(len(self._live.windows & self._covered)))
-            self._live.forget()
+            self._live.clear()
             self._watched += 1
         found |= weight_moments(self._weights)
         if self._journal is not None:
@@ -252,14 +252,14 @@ class Tracker:
             self._journal.publish(records)
         self._agree_to_stop()
 
-    def _silence(self, live: Live, step: int) -> str | None:
+    def _silence(self, live: GradientRecorder, step: int) -> str | None:
         """Why there is nothing to read: probe and watch do not enclose a forward and a backward of this model."""
         if not live.forwards:
             return (
                 f"no forward of {type(self._model).__name__} ran between probe({step}) and watch({step}); give the "
                 "tracker the very model that is trained, and call probe before its forward"
             )
-        if not live.seen:
+        if not live.has_gradients:
             return f"no gradient was computed between probe({step}) and watch({step}); call watch after loss.backward()"
         return None
 
@@ -270,7 +270,7 @@ class Tracker:
         if self._journal is not None:
             self._journal.publish([Record(f"grad.{self._probe.sites[0]}", "gradient_norm", None, step=step, note=why)])
 
-    def _summed(self, live: Live) -> dict[Site, Moments | str]:
+    def _summed(self, live: GradientRecorder) -> dict[Site, Moments | str]:
         """The gradients of all ranks by site, or why there are none."""
         found: dict[Site, Moments | str] = {}
         for site in sorted(site for site in self._layout.sites() if site.kind == "resid"):
