@@ -226,7 +226,7 @@ def test_packed_sequences_are_windows(tmp_path: Path) -> None:
 
 def test_watch_without_probe_says_what_to_call(tmp_path: Path) -> None:
     tracker = tracked(tmp_path, small_model())
-    with pytest.raises(InputError, match=r"call tracker\.probe\(3\) before the forward"):
+    with pytest.raises(InputError, match=r"Call tracker\.probe\(3\) before the forward"):
         tracker.watch(3)
     tracker.probe(2)
     with pytest.raises(InputError, match=r"after probe\(2\)"):
@@ -237,11 +237,11 @@ def test_calls_around_no_forward_or_no_backward_say_so(tmp_path: Path) -> None:
     model = small_model()
     tracker = tracked(tmp_path, model, **CHEAP)
     tracker.probe(0)
-    with pytest.raises(CaptureError, match="no forward of GPT2LMHeadModel ran"):
+    with pytest.raises(CaptureError, match="No forward of GPT2LMHeadModel ran"):
         tracker.watch(0)
     tracker.probe(2)
     model(**words(0))
-    with pytest.raises(CaptureError, match=r"call watch after loss\.backward"):
+    with pytest.raises(CaptureError, match=r"Call watch after loss\.backward"):
         tracker.watch(2)
     assert hooks_of(model) == 0
 
@@ -254,7 +254,7 @@ def test_a_silent_step_later_in_training_is_noted_and_training_goes_on(tmp_path:
         tracker.watch(2)
     (found,) = records(tmp_path, step=2, metric="gradient_norm")
     assert found.value is None
-    assert "no forward" in (found.note or "")
+    assert "No forward" in (found.note or "")
 
 
 @metric(Moments, low=0, high=1, keeps=set(), paper="none")
