@@ -1,4 +1,4 @@
-"""The processes of a distributed job: who they are, what they exchange, whose parameters are sharded."""
+"""The processes of a distributed job: their ranks, what they exchange, and sharded parameters."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def joined_ranks() -> Ranks:
 def host_ranks() -> Ranks:
     """Return the ranks of the running job, which exchange statistics on the host through gloo.
 
-    All ranks must call this together: where the job's own backend is not gloo, a group is created.
+    All ranks must call this together, because a group is created if the job's backend is not gloo.
     """
     ranks = joined_ranks()
     if ranks.world == 1:
@@ -119,7 +119,7 @@ def launched() -> Iterator[Launched]:
     if "TORCHELASTIC_RUN_ID" not in os.environ or int(os.environ.get("WORLD_SIZE", "1")) == 1:
         yield Launched()
         return
-    # statistics are added on the host, through gloo; only layers that are split over GPUs need nccl
+    # statistics are added on the host through gloo; only layers that are split over GPUs need nccl
     cuda = torch.cuda.is_available()
     dist.init_process_group("cpu:gloo,cuda:nccl" if cuda else "gloo")
     device = f"cuda:{os.environ['LOCAL_RANK']}" if cuda else None
@@ -130,9 +130,9 @@ def launched() -> Iterator[Launched]:
 
 
 def unwrapped(model: nn.Module) -> nn.Module:
-    """Return the module inside the wrappers of DistributedDataParallel and `torch.compile`.
+    """Return the module inside DistributedDataParallel, DataParallel and what `torch.compile` returned.
 
-    Sharded modules (fully_shard) are their own wrappers and are returned unchanged.
+    Modules sharded by `fully_shard` have no wrapper and are returned unchanged.
     """
     while True:
         if isinstance(model, DistributedDataParallel | DataParallel):
@@ -149,7 +149,7 @@ def is_sharded(model: nn.Module) -> bool:
 
 
 def reshard(model: nn.Module) -> None:
-    """Free the parameters that a forward without a backward gathered: the next update would not reach those copies."""
+    """Free the parameters that a forward without a backward gathered; an update would not reach those copies."""
     for module in _sharded_modules(model):
         module.reshard()
 
@@ -164,6 +164,6 @@ def full_tensor(x: Tensor) -> Tensor:
 
 
 def _sharded_modules(model: nn.Module) -> list[Any]:
-    """The modules that gather and free parameters; FSDP is slow to import, and loaded already if any exist."""
+    """The modules that gather and free parameters. FSDP is slow to import, and imported already if there are any."""
     library = sys.modules.get("torch.distributed.fsdp")
     return [] if library is None else [m for m in model.modules() if isinstance(m, library.FSDPModule)]
