@@ -23,14 +23,17 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Ranks:
-    """This process and the others of its job; a single process by default.
-
-    Objects travel through `group`, or through the default group of `torch.distributed` if it is None.
-    """
+    """This process and the others of its job; a single process by default."""
 
     rank: int = 0
     world: int = 1
-    group: Any = None
+    group: Any = None  # that objects are exchanged through; None for the default group of torch.distributed
+    device: str | None = None  # the GPU of this process, if the launcher assigned one
+
+    @property
+    def is_first(self) -> bool:
+        """Whether this is the process that prints and writes."""
+        return self.rank == 0
 
     def gather(self, value: T) -> list[T]:
         """Return the values of all ranks, on every rank."""
@@ -100,31 +103,18 @@ def add_over_ranks(statistic: S | None, kind: type[S], ranks: Ranks | None = Non
     return total
 
 
-@dataclass(frozen=True)
-class Launched:
-    """This process of a job that `torchrun` started; rank 0 prints and writes."""
-
-    rank: int = 0
-    world: int = 1
-    device: str | None = None
-
-    @property
-    def is_first(self) -> bool:
-        return self.rank == 0
-
-
 @contextmanager
-def launched() -> Iterator[Launched]:
-    """Join the processes that `torchrun` started for the duration of the block; without a launcher, run alone."""
+def launched() -> Iterator[Ranks]:
+    """Join the processes that `torchrun` started for the duration of the `with`; without a launcher, run alone."""
     if "TORCHELASTIC_RUN_ID" not in os.environ or int(os.environ.get("WORLD_SIZE", "1")) == 1:
-        yield Launched()
+        yield Ranks()
         return
     # statistics are added on the host through gloo; only layers that are split over GPUs need nccl
     cuda = torch.cuda.is_available()
     dist.init_process_group("cpu:gloo,cuda:nccl" if cuda else "gloo")
     device = f"cuda:{os.environ['LOCAL_RANK']}" if cuda else None
     try:
-        yield Launched(dist.get_rank(), dist.get_world_size(), device)
+        yield Ranks(dist.get_rank(), dist.get_world_size(), device=device)
     finally:
         dist.destroy_process_group()
 

@@ -11,10 +11,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from anisoscope.capture.attention_calls import marked_modules, observe_attention, weighted_heads
 from anisoscope.capture.find import find_layout
 from anisoscope.capture.layer_calls import LayerCall, LayerCalls
 from anisoscope.capture.layout import Layout, Stack, expand, whole
-from anisoscope.capture.queries import marked_modules, observe_attention, projection, weighted_heads
+from anisoscope.capture.projections import projection
 from anisoscope.capture.tensors import eager, hidden_input, hidden_state, rows_of, same_tensor
 from anisoscope.distributed import unwrapped
 from anisoscope.errors import CaptureError, unknown
