@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
-
-import pytest
 
 from anisoscope import Record
 from anisoscope.alerts import (
@@ -17,10 +14,8 @@ from anisoscope.alerts import (
     flat_profile,
     high_cosine,
     sharp_parallel_drift,
-    standard,
     stop,
 )
-from tests.training import records, small_model, tracked, train
 
 
 def look(metric: str, values: Sequence[float | None], step: int = 0, tokens: str = "no-sink") -> list[Record]:
@@ -88,38 +83,3 @@ def test_a_wrapped_rule_calls_back_and_says_stop() -> None:
     (found,) = stop(call(high_cosine(0.5), told.append))(look("mean_cosine", [0.9]))
     assert [record.variant for record in told] == [{"rule": "high_cosine"}]
     assert found.variant == {"rule": "high_cosine", "stop": True}
-
-
-def test_alerts_are_written_logged_given_once_and_can_stop(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    model = small_model()
-    rules = [stop(high_cosine(above=-1)), *standard()]
-    with tracked(tmp_path, model, alerts=rules, gradients=False) as tracker:
-        before = tracker.should_stop
-        train(model, tracker, range(5))
-        assert (before, tracker.should_stop) == (False, True)
-    found = records(tmp_path, metric="alert")
-    assert [(r.step, r.site, dict(r.variant)) for r in found] == [(0, "resid.0", {"rule": "high_cosine", "stop": True})]
-    assert caplog.text.count("mean cosine above -1") == 1
-
-
-def test_a_rule_that_fails_does_not_end_the_training(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    def broken(_: object) -> list[Record]:
-        raise LookupError("no such thing")
-
-    model = small_model()
-    with tracked(tmp_path, model, alerts=[broken], gradients=False, metrics=["mean_cosine"]) as tracker:
-        train(model, tracker, range(1))
-    assert "no such thing" in caplog.text
-
-
-def test_a_restarted_training_gives_its_rules_their_memory_back(tmp_path: Path) -> None:
-    def options() -> dict[str, object]:
-        return {"alerts": [collapse(below=1.1, probes=3)], "gradients": False, "metrics": ["isoscore"]}
-
-    model = small_model()
-    with tracked(tmp_path, model, **options()) as tracker:
-        train(model, tracker, range(3))
-    assert not records(tmp_path, metric="alert")
-    with tracked(tmp_path, model, **options(), resume=4) as tracker:
-        train(model, tracker, range(4, 5))
-    assert {r.step for r in records(tmp_path, metric="alert")} == {4}
