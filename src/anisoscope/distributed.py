@@ -94,7 +94,7 @@ def host_ranks() -> Ranks:
 def add_over_ranks(statistic: S | None, kind: type[S], ranks: Ranks | None = None) -> S | None:
     """Return the sum of a statistic over all ranks, on every rank; a rank without rows passes None.
 
-    Statistics are small, so they travel whole and are added in rank order: all ranks hold the same bits.
+    Statistics are small, so they are exchanged whole and added in rank order, so the sum is bit-identical on all ranks.
     """
     ranks = joined_ranks() if ranks is None else ranks
     arrays = ranks.gather(None if statistic is None else pack(statistic))

@@ -1,4 +1,4 @@
-"""Which steps to measure. A schedule is a function step -> bool, so any function of yours is one too.
+"""Which steps to measure. A schedule is a function step -> bool; you can pass your own.
 
 >>> early_then_often = any_of(log_spaced(until=200), every(200))
 >>> [step for step in range(1000) if early_then_often(step)]

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from tests.training import hooks_of, small_model, tracked
 
-CHEAP: dict[str, Any] = {"metrics": ["mean_cosine"]}  # where it does not matter what is measured
+CHEAP: dict[str, Any] = {"metrics": ["mean_cosine"]}  # for tests that use no particular metric
 
 
 def test_a_probe_changes_no_modes_gradients_or_hooks(tmp_path: Path) -> None:

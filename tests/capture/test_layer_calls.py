@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from contextlib import ExitStack
+from dataclasses import replace
+
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from anisoscope.capture import capture, find_layout
+from anisoscope.capture.layer_calls import LayerCalls
 from anisoscope.errors import CaptureError
 from anisoscope.records import Site
 from tests.captures import captured
-from tests.tiny_models import LAYERS, HomeMade, build, text
+from tests.tiny_models import LAYERS, WIDTH, HomeMade, build, text
 
 
 def test_shared_layers_are_counted_by_their_calls() -> None:
@@ -82,3 +86,33 @@ def test_a_skipped_layer_is_named_and_does_not_shift_the_others() -> None:
     seen.require(["resid.0", "resid.2"])
     with pytest.raises(CaptureError, match=r"resid\.1: not seen in every forward. Its module was not called"):
         seen.require(["resid.0", "resid.1"])
+
+
+def test_a_block_called_outside_a_forward_is_reported_only_if_its_layer_is_certain() -> None:
+    for name, reported in (("gpt2", 1), ("albert", 0)):
+        model, batch = build(name)
+        (stack,) = find_layout(model, batch).stacks
+        calls, seen = LayerCalls(), []
+        with ExitStack() as cleanup:
+            calls.hook_blocks(model, stack, cleanup, on_output=lambda call, x, seen=seen: seen.append(call.layer))
+            with torch.no_grad():
+                model.get_submodule(stack.blocks[-1].path)(torch.zeros(1, 4, WIDTH))
+        assert seen == [len(stack.blocks) - 1] * reported
+
+
+def test_shared_blocks_called_more_often_than_in_the_layout_are_an_error() -> None:
+    model, batch = build("albert")
+    layout = find_layout(model, batch)
+    (stack,) = layout.stacks
+    short = replace(layout, stacks=(replace(stack, blocks=stack.blocks[:-1]),))
+    with pytest.raises(CaptureError, match="called more than the 2 times expected"):
+        captured(model, batch, ["resid"], short)
+
+
+def test_the_blocks_of_a_wrapped_model_are_found_and_captured() -> None:
+    model, batch = build("home_made")
+    wrapped = nn.DataParallel(model)
+    assert find_layout(wrapped) == find_layout(model)
+    got, _ = captured(wrapped, batch, ["resid"], find_layout(wrapped))
+    expected, _ = captured(model, batch, ["resid"])
+    assert all(torch.equal(got[site], expected[site]) for site in expected)

@@ -29,7 +29,7 @@ from tests.training import (
     words,
 )
 
-FEW: dict[str, Any] = {"metrics": ["mean_cosine"], "bars_every": None}  # what these tests do not look at, cheaply
+FEW: dict[str, Any] = {"metrics": ["mean_cosine"], "bars_every": None}  # cheap: these tests use only gradients
 
 
 def norm_of(g: Any) -> float:
@@ -37,7 +37,7 @@ def norm_of(g: Any) -> float:
 
 
 def assert_recorded(folder: Path, expected: list[Any], step: int = 0, tolerance: float = 1e-5) -> None:
-    """The records of every layer say what numpy says of the gradients' rows."""
+    """The records of every layer equal what numpy computes from the rows of the gradients."""
     for layer, g in enumerate(expected):
         site = f"grad.resid.{layer}"
         assert value(folder, step=step, site=site, metric="gradient_norm") == pytest.approx(norm_of(g), rel=tolerance)
@@ -235,3 +235,25 @@ def test_a_loss_outside_a_compiled_model_is_replayed_too(tmp_path: Path) -> None
     torch.compiler.reset()
     again = Stack()
     assert_recorded(tmp_path, hidden_gradients(again, list(again.blocks), [batch], loss))
+
+
+def test_a_model_compiled_without_graph_breaks_is_replayed(tmp_path: Path) -> None:
+    """No hook may break the graph, or the compiler refuses the model."""
+    model = Stack()
+    run: Any = torch.compile(model, backend="eager", fullgraph=True)
+    with tracked(tmp_path, run, **FEW) as tracker:
+        train(run, tracker, range(1))
+    torch.compiler.reset()
+    again = Stack()
+    assert_recorded(tmp_path, hidden_gradients(again, list(again.blocks), [words(0)], lambda out: out["loss"]))
+
+
+def test_a_compiled_model_that_runs_eagerly_calls_the_hooks_of_its_blocks(tmp_path: Path) -> None:
+    run = compiled(Stack(), "wrapped")
+    with tracked(tmp_path, run, **FEW) as tracker, torch.compiler.set_stance("force_eager"):
+        tracker.probe(0)
+        run(**words(0))["loss"].backward()
+        assert tracker._recorder is not None
+        assert len(tracker._recorder.moments) == LAYERS
+        tracker.watch(0)
+    torch.compiler.reset()

@@ -16,7 +16,7 @@ from anisoscope.alerts import (
 )
 from tests.training import records, small_model, tracked, train, words
 
-CHEAP: dict[str, Any] = {"metrics": ["mean_cosine"]}  # where it does not matter what is measured
+CHEAP: dict[str, Any] = {"metrics": ["mean_cosine"]}  # for tests that use no particular metric
 
 
 def test_a_logger_that_fails_does_not_end_the_training(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -14,7 +14,7 @@ from anisoscope.schedule import every
 from anisoscope.stats.moments import Moments
 from tests.training import held_out, hooks_of, records, small_model, tracked, train, value, words
 
-CHEAP: dict[str, Any] = {"metrics": ["mean_cosine"]}  # where it does not matter what is measured
+CHEAP: dict[str, Any] = {"metrics": ["mean_cosine"]}  # for tests that use no particular metric
 
 
 class Caching(nn.Module):

@@ -26,7 +26,7 @@ from tests.training import (
     words,
 )
 
-FEW: dict[str, Any] = {"metrics": ["mean_cosine"], "bars_every": None}  # what these tests do not look at, cheaply
+FEW: dict[str, Any] = {"metrics": ["mean_cosine"], "bars_every": None}  # cheap: these tests use only gradients
 
 
 def test_an_overflow_of_the_loss_scale_is_recorded(tmp_path: Path) -> None:

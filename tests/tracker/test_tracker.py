@@ -36,7 +36,7 @@ from tests.training import (
     words,
 )
 
-CHEAP: dict[str, Any] = {"metrics": ["mean_cosine"]}  # where it does not matter what is measured
+CHEAP: dict[str, Any] = {"metrics": ["mean_cosine"]}  # for tests that use no particular metric
 
 
 def state_of(model: nn.Module, optimiser: torch.optim.Optimizer) -> dict[str, Tensor]:
@@ -174,7 +174,7 @@ def test_a_restarted_training_continues_its_run_and_no_step_appears_twice(tmp_pa
     assert value(tmp_path, step=4, site="resid.2", metric="mean_direction_drift") < 0.9
 
 
-FEW: dict[str, Any] = {"metrics": ["mean_cosine"], "bars_every": None}  # what these tests do not look at, cheaply
+FEW: dict[str, Any] = {"metrics": ["mean_cosine"], "bars_every": None}  # cheap: these tests use only gradients
 
 
 def test_a_loss_scale_is_divided_out_of_norms_only(tmp_path: Path) -> None:

@@ -172,14 +172,15 @@ class _AttentionFunctions(TorchFunctionMode):
         kwargs = kwargs or {}
         if not self.interface_call.active and self.observer.is_attending():
             if func is nn.functional.scaled_dot_product_attention:
-                _report_heads(self.observer, *args, **kwargs)
+                heads = _heads_of_sdpa(*args, **kwargs)
+                if heads is not None:
+                    self.observer.on_heads(heads, None)
             elif func in _SOFTMAX and args and args[0].ndim == 4:
                 self.observer.on_scores(Scores(args[0].detach()))
         return func(*args, **kwargs)
 
 
-def _report_heads(
-    observer: AttentionObserver,
+def _heads_of_sdpa(
     query: Tensor,
     key: Tensor,
     value: Tensor,
@@ -188,17 +189,17 @@ def _report_heads(
     is_causal: bool = False,
     scale: float | None = None,
     enable_gqa: bool = False,
-) -> None:
-    """Report the arguments of `scaled_dot_product_attention`; its causal mask is aligned to the first key."""
+) -> Heads | None:
+    """Return the heads of a call of `scaled_dot_product_attention`; its causal mask is aligned to the first key."""
     if query.ndim != 4:
-        return
+        return None
     t, s = query.shape[2], key.shape[2]
     key = key[:, :, :t] if is_causal and s > t else key
     mask = None if attn_mask is None else attn_mask.detach()
     if mask is not None:
         mask = mask[(None,) * (4 - mask.ndim)]  # (t, s) -> (1, 1, t, s)
     scaling = 1 / math.sqrt(query.shape[-1]) if scale is None else scale
-    observer.on_heads(Heads(query.detach(), key.detach(), scaling, mask=mask, causal=is_causal), None)
+    return Heads(query.detach(), key.detach(), scaling, mask=mask, causal=is_causal)
 
 
 # --- marked modules -----------------------------------------------------------------------------------------------
