@@ -1,11 +1,8 @@
-"""Rules: each fires on its signature, stays silent beside it, and can log, call back or stop."""
+"""Alert rules: each fires on its signature, stays silent otherwise, and can call back or stop."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
-
-import pytest
 
 from anisoscope import Record
 from anisoscope.alerts import (
@@ -17,13 +14,11 @@ from anisoscope.alerts import (
     flat_profile,
     high_cosine,
     sharp_parallel_drift,
-    standard,
     stop,
 )
-from tests.training import records, small_model, tracked, train
 
 
-def look(metric: str, values: Sequence[float | None], step: int = 0, tokens: str = "no-sink") -> list[Record]:
+def probe(metric: str, values: Sequence[float | None], step: int = 0, tokens: str = "no-sink") -> list[Record]:
     return [Record(f"resid.{i}", metric, value, step=step, tokens=tokens) for i, value in enumerate(values)]
 
 
@@ -32,37 +27,37 @@ def heads(entropy: list[float], cosine: list[float]) -> list[Record]:
     return [*found, *(Record("pattern.2", "qk_cosine", value, index=head) for head, value in enumerate(cosine))]
 
 
-def fired(rule: Rule, *looks: list[Record]) -> list[list[str]]:
-    """The sites of the alerts at each look."""
-    return [[found.site for found in rule(records)] for records in looks]
+def fired(rule: Rule, *probes: list[Record]) -> list[list[str]]:
+    """The sites of the alerts at each probe."""
+    return [[found.site for found in rule(records)] for records in probes]
 
 
-def test_collapse_needs_as_many_low_probes_in_a_row_as_asked() -> None:
-    low, high = look("isoscore", [0.005, 0.3]), look("isoscore", [0.2, 0.3])
+def test_collapse_needs_the_given_number_of_low_probes_in_a_row() -> None:
+    low, high = probe("isoscore", [0.005, 0.3]), probe("isoscore", [0.2, 0.3])
     assert fired(collapse(0.01, probes=3), low, low, low, low) == [[], [], ["resid.0"], ["resid.0"]]
     assert fired(collapse(0.01, probes=3), low, low, high, low, low) == [[], [], [], [], []]
 
 
 def test_collapse_ignores_sinks_gradients_and_missing_values() -> None:
     rule = collapse(0.01, probes=1)
-    assert fired(rule, look("isoscore", [0.001], tokens="all")) == [[]]
+    assert fired(rule, probe("isoscore", [0.001], tokens="all")) == [[]]
     assert fired(rule, [Record("grad.resid.0", "isoscore", 0.001, tokens="no-sink")]) == [[]]
-    assert fired(rule, look("isoscore", [None])) == [[]]
+    assert fired(rule, probe("isoscore", [None])) == [[]]
 
 
 def test_a_fall_in_dimension_counts_only_within_its_window() -> None:
-    looks = [look("two_nn", [value], step) for value, step in ((10, 0), (9, 200), (6.5, 400), (6.5, 1200))]
-    assert fired(dimension_fell(0.3, within=500), *looks) == [[], [], ["resid.0"], []]
-    assert fired(dimension_fell(0.3, within=100), *looks) == [[], [], [], []]
+    probes = [probe("two_nn", [value], step) for value, step in ((10, 0), (9, 200), (6.5, 400), (6.5, 1200))]
+    assert fired(dimension_fell(0.3, within=500), *probes) == [[], [], ["resid.0"], []]
+    assert fired(dimension_fell(0.3, within=100), *probes) == [[], [], [], []]
 
 
 def test_high_cosine_means_all_layers() -> None:
-    assert fired(high_cosine(0.9), look("mean_cosine", [0.95, 0.99, 0.92])) == [["resid.0"]]
-    assert fired(high_cosine(0.9), look("mean_cosine", [0.95, 0.5, 0.92])) == [[]]
-    assert fired(high_cosine(0.9), look("isoscore", [0.95])) == [[]]
+    assert fired(high_cosine(0.9), probe("mean_cosine", [0.95, 0.99, 0.92])) == [["resid.0"]]
+    assert fired(high_cosine(0.9), probe("mean_cosine", [0.95, 0.5, 0.92])) == [[]]
+    assert fired(high_cosine(0.9), probe("isoscore", [0.95])) == [[]]
 
 
-def test_sharp_attention_alone_or_parallel_drift_alone_is_no_alert() -> None:
+def test_sharp_attention_alone_or_parallel_drift_alone_raises_no_alert() -> None:
     rule = sharp_parallel_drift(entropy=0.3, cosine=0.7)
     assert fired(rule, heads([0.1, 0.2, 0.9], [-0.9, 0.8, 0.1])) == [["pattern.2"]]  # the sign does not matter
     assert fired(rule, heads([0.1, 0.2, 0.1], [0.1, 0.2, 0.1])) == [[]]
@@ -70,56 +65,24 @@ def test_sharp_attention_alone_or_parallel_drift_alone_is_no_alert() -> None:
     assert fired(rule, heads([0.1, 0.9, 0.9], [0.9, 0.9, 0.9])) == [[]]
 
 
-def test_a_flat_profile_is_one_without_differences_between_many_layers() -> None:
-    assert fired(flat_profile(), look("spectral_anisotropy", [0.1, 0.101, 0.102, 0.1])) == [["resid.0"]]
-    assert fired(flat_profile(), look("spectral_anisotropy", [0.1, 0.3, 0.3, 0.1])) == [[]]
-    assert fired(flat_profile(), look("spectral_anisotropy", [0.1, 0.1])) == [[]]
+def test_a_flat_profile_is_the_same_value_in_many_layers() -> None:
+    assert fired(flat_profile(), probe("spectral_anisotropy", [0.1, 0.101, 0.102, 0.1])) == [["resid.0"]]
+    assert fired(flat_profile(), probe("spectral_anisotropy", [0.1, 0.3, 0.3, 0.1])) == [[]]
+    assert fired(flat_profile(), probe("spectral_anisotropy", [0.1, 0.1])) == [[]]
 
 
-def test_a_bell_that_falls_is_an_alert_and_one_that_never_was_is_not() -> None:
+def test_a_profile_that_loses_its_bell_raises_an_alert_and_a_flat_one_does_not() -> None:
     bell, flat = [0.1, 0.5, 0.6, 0.1], [0.1, 0.2, 0.2, 0.1]
-    looks = [look("spectral_anisotropy", values, step) for values, step in ((bell, 0), (bell, 100), (flat, 200))]
-    assert fired(collapsing_profile(), *looks) == [[], [], ["resid.2"]]
-    assert fired(collapsing_profile(), look("spectral_anisotropy", flat), look("spectral_anisotropy", flat)) == [[], []]
+    probes = [probe("spectral_anisotropy", values, step) for values, step in ((bell, 0), (bell, 100), (flat, 200))]
+    assert fired(collapsing_profile(), *probes) == [[], [], ["resid.2"]]
+    assert fired(collapsing_profile(), probe("spectral_anisotropy", flat), probe("spectral_anisotropy", flat)) == [
+        [],
+        [],
+    ]
 
 
-def test_a_wrapped_rule_calls_back_and_says_stop() -> None:
-    told: list[Record] = []
-    (found,) = stop(call(high_cosine(0.5), told.append))(look("mean_cosine", [0.9]))
-    assert [record.variant for record in told] == [{"rule": "high_cosine"}]
+def test_a_wrapped_rule_calls_back_and_marks_its_alerts_as_stopping() -> None:
+    received: list[Record] = []
+    (found,) = stop(call(high_cosine(0.5), received.append))(probe("mean_cosine", [0.9]))
+    assert [record.variant for record in received] == [{"rule": "high_cosine"}]
     assert found.variant == {"rule": "high_cosine", "stop": True}
-
-
-def test_alerts_are_written_logged_given_once_and_can_stop(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    model = small_model()
-    rules = [stop(high_cosine(above=-1)), *standard()]
-    with tracked(tmp_path, model, alerts=rules, gradients=False) as tracker:
-        before = tracker.should_stop
-        train(model, tracker, range(5))
-        assert (before, tracker.should_stop) == (False, True)
-    found = records(tmp_path, metric="alert")
-    assert [(r.step, r.site, dict(r.variant)) for r in found] == [(0, "resid.0", {"rule": "high_cosine", "stop": True})]
-    assert caplog.text.count("mean cosine above -1") == 1
-
-
-def test_a_rule_that_fails_does_not_end_the_training(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    def broken(_: object) -> list[Record]:
-        raise LookupError("no such thing")
-
-    model = small_model()
-    with tracked(tmp_path, model, alerts=[broken], gradients=False, metrics=["mean_cosine"]) as tracker:
-        train(model, tracker, range(1))
-    assert "no such thing" in caplog.text
-
-
-def test_a_restarted_training_gives_its_rules_their_memory_back(tmp_path: Path) -> None:
-    def options() -> dict[str, object]:
-        return {"alerts": [collapse(below=1.1, probes=3)], "gradients": False, "metrics": ["isoscore"]}
-
-    model = small_model()
-    with tracked(tmp_path, model, **options()) as tracker:
-        train(model, tracker, range(3))
-    assert not records(tmp_path, metric="alert")
-    with tracked(tmp_path, model, **options(), resume=4) as tracker:
-        train(model, tracker, range(4, 5))
-    assert {r.step for r in records(tmp_path, metric="alert")} == {4}

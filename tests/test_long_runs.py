@@ -9,76 +9,16 @@ import os
 import random
 import tracemalloc
 from pathlib import Path
-from typing import Any
 
 import psutil
 import pytest
 from typer.testing import CliRunner
 
-from anisoscope import Record, Run, Tracker, alerts
+from anisoscope import Record, Run
 from anisoscope.cli import app
 from anisoscope.report import live
 from anisoscope.report.page import report_page
-from anisoscope.schedule import every
 from benchmarks.long import long_run, look_of
-from tests.training import held_out, hooks_of, small_model, words
-
-
-def held(model: Any) -> dict[str, int]:
-    """What a process holds now: bytes and objects of Python, open files, hooks on the model."""
-    gc.collect()
-    return {
-        "bytes": tracemalloc.get_traced_memory()[0],
-        "objects": len(gc.get_objects()),
-        "files": psutil.Process().num_fds(),
-        "hooks": hooks_of(model),
-    }
-
-
-def followed(folder: Path, steps: int, warm: int) -> tuple[dict[str, int], dict[str, int], float]:
-    """A tracked training; what it held when warm and at its end, and the memory gained in between, in MB."""
-    import torch
-
-    model = small_model(n_layer=2)
-    optimiser = torch.optim.SGD(model.parameters(), lr=0.01)
-    rules = alerts.standard()
-    marks = []
-    tracemalloc.start()
-    try:
-        with Tracker(
-            model, held_out(), folder / "run", schedule=every(20), bars_every=5, alerts=rules, sample=64
-        ) as tracker:
-            for step in range(steps):
-                tracker.probe(step)
-                model(**words(step))["loss"].backward()
-                tracker.watch(step)
-                optimiser.step()
-                optimiser.zero_grad()
-                if step + 1 in (warm, steps):
-                    marks.append((held(model), psutil.Process().memory_info().rss / 1e6))
-    finally:
-        tracemalloc.stop()
-    (early, before), (late, after) = marks
-    return early, late, after - before
-
-
-def require_flat(early: dict[str, int], late: dict[str, int], *, bytes_: int) -> None:
-    assert late["hooks"] == early["hooks"] == 0
-    assert late["files"] == early["files"]
-    assert late["objects"] - early["objects"] < 500
-    assert late["bytes"] - early["bytes"] < bytes_
-
-
-def test_three_hundred_tracked_steps_leave_nothing_behind(tmp_path: Path) -> None:
-    early, late, _ = followed(tmp_path, 300, 100)
-    require_flat(early, late, bytes_=100_000)
-
-
-@pytest.mark.slow
-def test_ten_thousand_tracked_steps_hold_what_two_thousand_do(tmp_path: Path) -> None:
-    early, late, gained = followed(tmp_path, 10_000, 2_000)
-    require_flat(early, late, bytes_=100_000)
-    assert gained < 8.0
 
 
 def io_of_a_look(folder: Path, before: int) -> tuple[int, int]:

@@ -12,20 +12,20 @@ def due(schedule: Schedule, until: int) -> list[int]:
     return [step for step in range(until) if schedule(step)]
 
 
-def test_the_default_looks_often_at_first_and_then_every_200_steps() -> None:
+def test_the_default_is_log_spaced_at_first_and_then_every_200_steps() -> None:
     steps = due(default(), 2001)
     assert steps[:9] == [0, 1, 2, 4, 8, 16, 32, 64, 128]
     assert steps[9:] == list(range(200, 2001, 200))
 
 
 @pytest.mark.parametrize("factor", [1.1, 1.5, 2.0, 10.0])
-def test_log_spaced_steps_grow_by_about_the_factor_and_none_is_lost(factor: float) -> None:
+def test_log_spaced_steps_grow_by_about_the_factor(factor: float) -> None:
     steps = due(log_spaced(factor), 20_000)
     expected = {0, *(round(factor**k) for k in range(200) if round(factor**k) < 20_000)}
     assert steps == sorted(expected)
 
 
-def test_log_spaced_ends_where_it_is_told() -> None:
+def test_log_spaced_ends_at_its_last_step() -> None:
     assert due(log_spaced(2, until=16), 100) == [0, 1, 2, 4, 8, 16]
 
 
@@ -36,7 +36,7 @@ def test_schedules_combine() -> None:
 
 
 @pytest.mark.parametrize("make", [lambda: every(0), lambda: log_spaced(1.0)])
-def test_a_schedule_that_cannot_be_says_why(make: object) -> None:
+def test_an_impossible_schedule_is_an_error(make: object) -> None:
     assert callable(make)
     with pytest.raises(InputError, match=r"every\(0\)|log_spaced\(1"):
         make()

@@ -1,4 +1,4 @@
-"""A small training that every tracker test shares: a tiny decoder with dropout, batches by step, one loop."""
+"""A small training that the tracker tests share: a tiny decoder with dropout, batches by step, one loop."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def small_model(seed: int = 0, **changes: Any) -> Any:
 
 
 class Block(nn.Module):
-    """A residual block without attention: the least that a compiler can chew."""
+    """A residual block without attention: the least that a compiler needs."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -39,7 +39,7 @@ class Block(nn.Module):
 
 
 class Stack(nn.Module):
-    """An embedding, three blocks and a head; returns its loss, or the logits where it is given no labels."""
+    """An embedding, three blocks and a head; returns its loss, or its logits if there are no labels."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -77,7 +77,7 @@ def train(
     batch: Callable[[int], Mapping[str, Tensor]] = words,
     micro: int = 1,
 ) -> torch.optim.Optimizer:
-    """The loop of the documentation, with `micro` batches to a step."""
+    """The loop of the documentation, with `micro` batches per step."""
     torch.manual_seed(7)
     optimiser = torch.optim.AdamW(model.parameters(), lr=1e-3)
     for step in steps:
@@ -97,20 +97,20 @@ def tracked(folder: Path, model: nn.Module, **options: Any) -> Tracker:
     return Tracker(model, held_out(), folder / "run", **{"schedule": every(2), "bars_every": None, **options})
 
 
-def records(folder: Path, **wanted: Any) -> list[Record]:
+def records(folder: Path, **columns: Any) -> list[Record]:
     """The records of the run in this folder that have these columns."""
     found = Run.open(folder / "run").records()
-    return [r for r in found if all(getattr(r, name) == value for name, value in wanted.items())]
+    return [r for r in found if all(getattr(r, name) == value for name, value in columns.items())]
 
 
-def value(folder: Path, **wanted: Any) -> float:
+def value(folder: Path, **columns: Any) -> float:
     """The value of the one record with these columns."""
-    (found,) = records(folder, **wanted)
+    (found,) = records(folder, **columns)
     assert found.value is not None, found.note
     return found.value
 
 
 def hooks_of(model: nn.Module) -> int:
-    """How many hooks hang on a model anywhere."""
+    """The number of hooks on a model and its modules."""
     kinds = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
     return sum(len(getattr(module, kind)) for module in model.modules() for kind in kinds)

@@ -1,4 +1,4 @@
-"""The processes of a distributed job: who they are, what they exchange, whose parameters are sharded."""
+"""The processes of a distributed job: their ranks, what they exchange, and sharded parameters."""
 
 from __future__ import annotations
 
@@ -23,14 +23,17 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Ranks:
-    """This process and the others of its job; a single process by default.
-
-    Objects travel through `group`, or through the default group of `torch.distributed` if it is None.
-    """
+    """This process and the others of its job; a single process by default."""
 
     rank: int = 0
     world: int = 1
-    group: Any = None
+    group: Any = None  # that objects are exchanged through; None for the default group of torch.distributed
+    device: str | None = None  # the GPU of this process, if the launcher assigned one
+
+    @property
+    def is_first(self) -> bool:
+        """Whether this is the process that prints and writes."""
+        return self.rank == 0
 
     def gather(self, value: T) -> list[T]:
         """Return the values of all ranks, on every rank."""
@@ -79,7 +82,7 @@ def joined_ranks() -> Ranks:
 def host_ranks() -> Ranks:
     """Return the ranks of the running job, which exchange statistics on the host through gloo.
 
-    All ranks must call this together: where the job's own backend is not gloo, a group is created.
+    All ranks must call this together, because a group is created if the job's backend is not gloo.
     """
     ranks = joined_ranks()
     if ranks.world == 1:
@@ -91,7 +94,7 @@ def host_ranks() -> Ranks:
 def add_over_ranks(statistic: S | None, kind: type[S], ranks: Ranks | None = None) -> S | None:
     """Return the sum of a statistic over all ranks, on every rank; a rank without rows passes None.
 
-    Statistics are small, so they travel whole and are added in rank order: all ranks hold the same bits.
+    Statistics are small, so they are exchanged whole and added in rank order, so the sum is bit-identical on all ranks.
     """
     ranks = joined_ranks() if ranks is None else ranks
     arrays = ranks.gather(None if statistic is None else pack(statistic))
@@ -100,39 +103,26 @@ def add_over_ranks(statistic: S | None, kind: type[S], ranks: Ranks | None = Non
     return total
 
 
-@dataclass(frozen=True)
-class Launched:
-    """This process of a job that `torchrun` started; rank 0 prints and writes."""
-
-    rank: int = 0
-    world: int = 1
-    device: str | None = None
-
-    @property
-    def is_first(self) -> bool:
-        return self.rank == 0
-
-
 @contextmanager
-def launched() -> Iterator[Launched]:
-    """Join the processes that `torchrun` started for the duration of the block; without a launcher, run alone."""
+def launched() -> Iterator[Ranks]:
+    """Join the processes that `torchrun` started for the duration of the `with`; without a launcher, run alone."""
     if "TORCHELASTIC_RUN_ID" not in os.environ or int(os.environ.get("WORLD_SIZE", "1")) == 1:
-        yield Launched()
+        yield Ranks()
         return
-    # statistics are added on the host, through gloo; only layers that are split over GPUs need nccl
+    # statistics are added on the host through gloo; only layers that are split over GPUs need nccl
     cuda = torch.cuda.is_available()
     dist.init_process_group("cpu:gloo,cuda:nccl" if cuda else "gloo")
     device = f"cuda:{os.environ['LOCAL_RANK']}" if cuda else None
     try:
-        yield Launched(dist.get_rank(), dist.get_world_size(), device)
+        yield Ranks(dist.get_rank(), dist.get_world_size(), device=device)
     finally:
         dist.destroy_process_group()
 
 
 def unwrapped(model: nn.Module) -> nn.Module:
-    """Return the module inside the wrappers of DistributedDataParallel and `torch.compile`.
+    """Return the module inside DistributedDataParallel, DataParallel and what `torch.compile` returned.
 
-    Sharded modules (fully_shard) are their own wrappers and are returned unchanged.
+    Modules sharded by `fully_shard` have no wrapper and are returned unchanged.
     """
     while True:
         if isinstance(model, DistributedDataParallel | DataParallel):
@@ -149,7 +139,7 @@ def is_sharded(model: nn.Module) -> bool:
 
 
 def reshard(model: nn.Module) -> None:
-    """Free the parameters that a forward without a backward gathered: the next update would not reach those copies."""
+    """Free the parameters that a forward without a backward gathered; an update would not reach those copies."""
     for module in _sharded_modules(model):
         module.reshard()
 
@@ -164,6 +154,6 @@ def full_tensor(x: Tensor) -> Tensor:
 
 
 def _sharded_modules(model: nn.Module) -> list[Any]:
-    """The modules that gather and free parameters; FSDP is slow to import, and loaded already if any exist."""
+    """The modules that gather and free parameters. FSDP is slow to import, and imported already if there are any."""
     library = sys.modules.get("torch.distributed.fsdp")
     return [] if library is None else [m for m in model.modules() if isinstance(m, library.FSDPModule)]

@@ -1,4 +1,4 @@
-"""When to look: a schedule is a function step -> bool, so your own is any function of yours.
+"""Which steps to measure. A schedule is a function step -> bool; you can pass your own.
 
 >>> early_then_often = any_of(log_spaced(until=200), every(200))
 >>> [step for step in range(1000) if early_then_often(step)]
@@ -16,24 +16,24 @@ Schedule = Callable[[int], bool]
 
 
 def every(period: int, *, start: int = 0) -> Schedule:
-    """Every `period` steps from `start` on.
+    """Return a schedule of every `period`-th step from `start` on.
 
     >>> [step for step in range(10) if every(4, start=1)(step)]
     [1, 5, 9]
     """
     if period < 1:
-        raise InputError(f"every({period}): a period is at least one step")
+        raise InputError(f"every({period}): the period must be at least 1.")
     return lambda step: step >= start and (step - start) % period == 0
 
 
 def log_spaced(factor: float = 2.0, *, until: int | None = None) -> Schedule:
-    """Steps 0, 1 and then each about `factor` times the one before, up to `until` (included).
+    """Return a schedule of steps 0, 1 and then each about `factor` times the previous one, up to and including `until`.
 
     >>> [step for step in range(100) if log_spaced(3)(step)]
     [0, 1, 3, 9, 27, 81]
     """
     if not factor > 1:
-        raise InputError(f"log_spaced({factor}): each step is a multiple of the one before, by a factor above 1")
+        raise InputError(f"log_spaced({factor}): the factor must be greater than 1.")
     width = math.log(factor)
 
     def due(step: int) -> bool:
@@ -45,7 +45,7 @@ def log_spaced(factor: float = 2.0, *, until: int | None = None) -> Schedule:
 
 
 def at(*steps: int) -> Schedule:
-    """These steps and no others.
+    """Return a schedule of exactly these steps.
 
     >>> at(0, 500)(500), at(0, 500)(501)
     (True, False)
@@ -54,12 +54,12 @@ def at(*steps: int) -> Schedule:
 
 
 def any_of(*schedules: Schedule) -> Schedule:
-    """Whenever one of the schedules says so."""
+    """Return a schedule of the steps that any of the schedules includes."""
     return lambda step: any(due(step) for due in schedules)
 
 
 def all_of(*schedules: Schedule) -> Schedule:
-    """Only when all of the schedules say so.
+    """Return a schedule of the steps that all of the schedules include.
 
     >>> [step for step in range(20) if all_of(every(2), every(3))(step)]
     [0, 6, 12, 18]
@@ -68,5 +68,5 @@ def all_of(*schedules: Schedule) -> Schedule:
 
 
 def default() -> Schedule:
-    """Log-spaced while everything moves fast, then every 200 steps."""
+    """Return the default schedule: log-spaced up to step 200, while everything changes fast, then every 200 steps."""
     return any_of(log_spaced(until=200), every(200))

@@ -1,8 +1,8 @@
-"""Where are the layers? The residual stream of any model, found from its structure instead of a list of architectures.
+"""Find the layers of any model from its structure, instead of from a list of architectures.
 
-The stack of a model is its largest list of blocks by parameters: a `ModuleList`, a `Sequential` of like blocks, or
-attributes that differ in a number (`layer1`, `layer2`, …). Lists inside a block (experts, sublayers) belong to it,
-lists of single torch modules are no blocks. An `encoder` and a `decoder` beside each other make two stacks.
+The stack of a model is its largest list of blocks by parameters: a `ModuleList`, a `Sequential` of similar blocks, or
+attributes that differ in a number (`layer1`, `layer2`, …). Lists inside a block (experts, sublayers) belong to the
+block; lists of single torch modules are not blocks. An `encoder` next to a `decoder` makes two stacks.
 """
 
 from __future__ import annotations
@@ -19,54 +19,54 @@ from torch import Tensor, nn
 from anisoscope.capture.layout import Layout, Stack
 from anisoscope.capture.parts import attention_paths, inside, is_norm, make_block
 from anisoscope.capture.tensors import eager, hidden_input, hidden_state, rows_of, same_tensor
+from anisoscope.distributed import unwrapped
 from anisoscope.errors import CaptureError
 
-# Odd architectures, by the class of their blocks: hidden states that are (positions, batch, width).
+# Blocks whose hidden states are (positions, batch, width), by class.
 _BATCH_SECOND = ("XLNetLayer",)
 
 _SIDE = {side: re.compile(rf"(^|_){side}coder(_|$)") for side in ("en", "de")}
 
 
 def find_layout(model: nn.Module, example: Mapping[str, Any] | None = None) -> Layout:
-    """The stacks of a model from its structure; with an example batch, checked and completed by one forward pass.
+    """Return the layout of a model, from its structure or from one forward pass of an example.
 
-    The example (keyword arguments of the model) makes certain what structure only suggests: how often shared blocks
-    are called and in which order, every width, and whether a norm really follows the last block.
+    Args:
+        model: The model; wrappers such as DistributedDataParallel and `torch.compile` are looked through.
+        example: Keyword arguments of the model. One forward with them settles what structure only suggests: how often
+            and in which order blocks are called, every width, and whether a norm really follows the last block.
+
+    Raises:
+        CaptureError: The model has no list of blocks, or the example calls none of them.
 
     >>> layer = nn.TransformerEncoderLayer(8, 2, batch_first=True)
     >>> len(find_layout(nn.TransformerEncoder(layer, 3)).stacks[0].blocks)
     3
     """
-    model = unwrap(model)
+    model = unwrapped(model)
     lists = _lists(model)
     if not lists:
         raise CaptureError(
-            f"no list of blocks in {type(model).__name__}: expected a ModuleList, a Sequential of like blocks or "
-            "attributes such as layer1, layer2; capture its modules by name with in.<module>"
+            f"No list of blocks in {type(model).__name__}: expected a ModuleList, a Sequential of similar blocks or "
+            "attributes such as layer1, layer2. Capture its modules by name with in.<module>."
         )
     if example is None:
         return Layout(tuple(_stack(model, name, members) for name, members in _by_side(lists)))
-    seen = _rehearse(model, [_stack(model, "", members) for members in lists], example)
-    called = [members for members in lists if not set(members).isdisjoint(seen.order)]
+    trace = _trace(model, [_stack(model, "", members) for members in lists], example)
+    called = [members for members in lists if not set(members).isdisjoint(trace.order)]
     if not called:
-        raise CaptureError(f"the example ran no block of {type(model).__name__}, such as {lists[0][0]}")
+        raise CaptureError(f"The example called no block of {type(model).__name__}, such as {lists[0][0]}.")
     stacks = [_stack(model, name, members) for name, members in _by_side(called)]
-    return Layout(tuple(_as_seen(model, stack, seen) for stack in stacks))
-
-
-def unwrap(model: nn.Module) -> nn.Module:
-    """The module itself inside what `torch.compile` returned."""
-    inner = getattr(model, "_orig_mod", model)
-    return inner if isinstance(inner, nn.Module) else model
+    return Layout(tuple(_as_traced(model, stack, trace) for stack in stacks))
 
 
 # --- lists of blocks ----------------------------------------------------------------------------------------------
 
 
 def _lists(model: nn.Module) -> list[list[str]]:
-    """The paths of every list of blocks that is not part of another one's block, largest by parameters first."""
-    found = [(path, _members(path, module)) for path, module in model.named_modules()]
-    sized = [(_size(model, members), path, members) for path, members in found if members]
+    """Return the paths of every list of blocks that is not inside a block of another list, largest first."""
+    lists = [(path, _members(path, module)) for path, module in model.named_modules()]
+    sized = [(_size(model, members), path, members) for path, members in lists if members]
     sized.sort(key=lambda item: (-item[0], len(item[1])))
     kept: list[list[str]] = []
     for _, _, members in sized:
@@ -76,7 +76,7 @@ def _lists(model: nn.Module) -> list[list[str]]:
 
 
 def _members(path: str, module: nn.Module) -> list[str]:
-    """The paths of the blocks that a module holds as a list; empty when it is no such list."""
+    """Return the paths of the blocks that a module holds as a list; empty if it is not such a list."""
     children = dict(_flat_children(path, module))
     blocks = {name: child for name, child in children.items() if _is_block(child)}
     if isinstance(module, nn.ModuleList | nn.ModuleDict):
@@ -90,7 +90,7 @@ def _members(path: str, module: nn.Module) -> list[str]:
 
 
 def _flat_children(path: str, module: nn.Module) -> Iterator[tuple[str, nn.Module]]:
-    """Children by path; a ModuleList is never called, so its own children stand in its place."""
+    """Yield children by path; a ModuleList inside a ModuleList is never called, so its children are yielded instead."""
     for name, child in module.named_children():
         inner = f"{path}.{name}" if path else name
         if isinstance(module, nn.ModuleList) and isinstance(child, nn.ModuleList):
@@ -100,7 +100,7 @@ def _flat_children(path: str, module: nn.Module) -> Iterator[tuple[str, nn.Modul
 
 
 def _is_block(module: nn.Module) -> bool:
-    """Something with parameters that is more than one plain torch module."""
+    """Whether a module has parameters and is more than one plain torch module."""
     plain = type(module).__module__.startswith("torch.nn.modules") and not any(True for _ in module.children())
     return not plain and not isinstance(module, nn.ModuleList) and any(True for _ in module.parameters())
 
@@ -110,12 +110,13 @@ def _size(model: nn.Module, members: list[str]) -> int:
 
 
 def _by_side(lists: list[list[str]]) -> list[tuple[str, list[str]]]:
-    """The largest list alone, or the largest encoder and decoder when it is one of two sides."""
+    """Return the largest list, or the largest encoder and decoder if the largest list is one of them."""
     sides: dict[str, list[str]] = {}
     for members in lists:
-        here = [side for side, pattern in _SIDE.items() if any(pattern.search(part) for part in members[0].split("."))]
-        if len(here) == 1:
-            sides.setdefault(here[0], members)
+        parts = members[0].split(".")
+        named = [side for side, pattern in _SIDE.items() if any(pattern.search(part) for part in parts)]
+        if len(named) == 1:
+            sides.setdefault(named[0], members)
     if len(sides) == 2 and lists[0] in sides.values():
         return [("enc", sides["en"]), ("dec", sides["de"])]
     return [("", lists[0])]
@@ -143,20 +144,20 @@ def _is_batch_second(block: nn.Module) -> bool:
 
 
 def _is_convolutional(module: nn.Module) -> bool:
-    """A block or stage that keeps the image's grid: convolutions, and not just one attention layer among them."""
+    """Whether a block or stage keeps the image grid: it convolves, and is more than one attention layer."""
     convolves = any(isinstance(m, nn.Conv2d) for m in module.modules())
     is_stage = any(isinstance(m, nn.ModuleList | nn.Sequential) and _members("", m) for m in module.modules())
     return convolves and (is_stage or not attention_paths("", module))
 
 
 def _config(model: nn.Module, path: str) -> Any:
-    """The configuration of the nearest module around a block that carries one, else None."""
+    """Return the configuration of the nearest module around a block that has one, else None."""
     around = (model.get_submodule(prefix) for prefix, _ in _surroundings(model, path))
     return next((module.config for module in around if getattr(module, "config", None) is not None), None)
 
 
 def _configured_widths(config: Any, modules: Mapping[str, nn.Module], grid: bool) -> dict[str, int | None]:
-    """The width the configuration gives each block: its stage's, or the one of all blocks that are no stages."""
+    """Return each block's width in the configuration: that of its stage, or that of all blocks that are not stages."""
     stages = _stages(list(modules))
     for name in ("hidden_sizes", "embed_dim"):
         sizes = getattr(config, name, None)
@@ -168,24 +169,24 @@ def _configured_widths(config: Any, modules: Mapping[str, nn.Module], grid: bool
 
 
 def _stages(paths: list[str]) -> list[int]:
-    """The stage of each block, counted by the first part in which their paths differ.
+    """Return the stage of each block, counted by the first part in which their paths differ.
 
     >>> _stages(["encoder.block.0.0", "encoder.block.0.1", "encoder.block.1.0"])
     [0, 0, 1]
     """
     split = [path.split(".") for path in paths]
-    place = next((i for i, parts in enumerate(zip(*split, strict=False)) if len(set(parts)) > 1), 0)
-    names = list(dict.fromkeys(parts[place] for parts in split))
-    return [names.index(parts[place]) for parts in split]
+    index = next((i for i, parts in enumerate(zip(*split, strict=False)) if len(set(parts)) > 1), 0)
+    names = list(dict.fromkeys(parts[index] for parts in split))
+    return [names.index(parts[index]) for parts in split]
 
 
 # --- the final norm -----------------------------------------------------------------------------------------------
 
 
 def _final_norms(model: nn.Module, members: list[str]) -> Iterator[str]:
-    """What structure lets pass for the final norm: one called so, or the first thing defined after the stack.
+    """Yield candidates for the final norm: one with such a name, or the first module defined after the stack.
 
-    Not every such norm is one (some see only a pooled token), which an example forward finds out.
+    Not every candidate is one (some get only a pooled token); only an example forward can tell.
     """
     for prefix, children in _surroundings(model, members[0]):
         paths = [f"{prefix}.{name}" if prefix else name for name in children]
@@ -204,13 +205,13 @@ def _final_norms(model: nn.Module, members: list[str]) -> Iterator[str]:
 
 
 def _norms_around(model: nn.Module, path: str) -> Iterator[str]:
-    """Every norm beside a block or one of the modules around it."""
+    """Yield every norm next to a block or next to one of the modules around it."""
     for prefix, children in _surroundings(model, path):
         yield from (f"{prefix}.{name}" if prefix else name for name, child in children.items() if is_norm(child))
 
 
 def _surroundings(model: nn.Module, path: str) -> Iterator[tuple[str, dict[str, nn.Module]]]:
-    """The modules around a block, innermost first, with their children."""
+    """Yield the paths and children of the modules around a block, innermost first."""
     parts = path.split(".")
     for depth in range(len(parts) - 1, -1, -1):
         prefix = ".".join(parts[:depth])
@@ -221,13 +222,13 @@ def _surroundings(model: nn.Module, path: str) -> Iterator[tuple[str, dict[str, 
 
 
 @dataclass
-class _Rehearsal:
+class _Trace:
     """What an example forward showed: the order of block calls, their widths, and which norm got which output."""
 
     order: list[str] = field(default_factory=list)
     widths: dict[str, int] = field(default_factory=dict)
     grids: set[str] = field(default_factory=set)
-    norms: dict[str, str] = field(default_factory=dict)  # norm -> the block whose output it was given
+    norms: dict[str, str] = field(default_factory=dict)  # norm -> the block whose output it received
     latest: Tensor | None = None
 
     def block(self, path: str, output: Any, batch_first: bool) -> None:
@@ -243,24 +244,24 @@ class _Rehearsal:
             self.norms[path] = self.order[-1]
 
 
-def _rehearse(model: nn.Module, stacks: list[Stack], example: Mapping[str, Any]) -> _Rehearsal:
-    """Run the example once, without gradients and in eval mode; the model is left as it was."""
-    seen = _Rehearsal()
+def _trace(model: nn.Module, stacks: list[Stack], example: Mapping[str, Any]) -> _Trace:
+    """Run the example once, without gradients and in evaluation mode; the model is left as it was."""
+    trace = _Trace()
     blocks = {block.path: stack.batch_first for stack in stacks for block in stack.blocks}
     norms = {norm for stack in stacks for norm in _norms_around(model, stack.blocks[0].path)}
     training = [module for module in model.modules() if module.training]
     with ExitStack() as cleanup:
         for path, batch_first in blocks.items():
-            hook = model.get_submodule(path).register_forward_hook(_on_block(seen, path, batch_first))
+            hook = model.get_submodule(path).register_forward_hook(_on_block(trace, path, batch_first))
             cleanup.callback(hook.remove)
         for path in norms:
-            hook = model.get_submodule(path).register_forward_pre_hook(_on_norm(seen, path), with_kwargs=True)
+            hook = model.get_submodule(path).register_forward_pre_hook(_on_norm(trace, path), with_kwargs=True)
             cleanup.callback(hook.remove)
         cleanup.callback(_set_training, training, True)
-        _set_training(training, False)  # and not model.eval(), which some models override
+        _set_training(training, False)  # not model.eval(), which some models override
         with torch.no_grad(), eager():
             model(**example)
-    return replace(seen, latest=None)
+    return replace(trace, latest=None)
 
 
 def _set_training(modules: list[nn.Module], mode: bool) -> None:
@@ -268,19 +269,19 @@ def _set_training(modules: list[nn.Module], mode: bool) -> None:
         module.training = mode
 
 
-def _on_block(seen: _Rehearsal, path: str, batch_first: bool) -> Callable[..., None]:
-    return lambda _module, _args, output: seen.block(path, output, batch_first)
+def _on_block(trace: _Trace, path: str, batch_first: bool) -> Callable[..., None]:
+    return lambda _module, _args, output: trace.block(path, output, batch_first)
 
 
-def _on_norm(seen: _Rehearsal, path: str) -> Callable[..., None]:
-    return lambda _module, args, kwargs: seen.norm(path, args, kwargs)
+def _on_norm(trace: _Trace, path: str) -> Callable[..., None]:
+    return lambda _module, args, kwargs: trace.norm(path, args, kwargs)
 
 
-def _as_seen(model: nn.Module, stack: Stack, seen: _Rehearsal) -> Stack:
-    """The stack as the example showed it: blocks in order of call, widths as seen, the norm after the last block."""
-    own = {block.path for block in stack.blocks}
-    order = [path for path in seen.order if path in own]
-    grid = order[0] in seen.grids
-    blocks = tuple(make_block(model, path, seen.widths[path], grid=grid) for path in order)
-    final = next((norm for norm, block in seen.norms.items() if block == order[-1]), None)
+def _as_traced(model: nn.Module, stack: Stack, trace: _Trace) -> Stack:
+    """Return the stack as the example ran it: blocks in the order of calls, actual widths, the actual final norm."""
+    members = {block.path for block in stack.blocks}
+    order = [path for path in trace.order if path in members]
+    grid = order[0] in trace.grids
+    blocks = tuple(make_block(model, path, trace.widths[path], grid=grid) for path in order)
+    final = next((norm for norm, block in trace.norms.items() if block == order[-1]), None)
     return replace(stack, blocks=blocks, final=final, grid=grid)

@@ -1,4 +1,4 @@
-"""Tensors at named sites while a model runs: hooks inside a `with`, every site at most once a forward."""
+"""Tensors at named sites while a model runs: each site at most once per forward."""
 
 from __future__ import annotations
 
@@ -11,55 +11,62 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from anisoscope.capture.find import find_layout, unwrap
+from anisoscope.capture.attention_calls import marked_modules, observe_attention, weighted_heads
+from anisoscope.capture.find import find_layout
+from anisoscope.capture.layer_calls import LayerCall, LayerCalls
 from anisoscope.capture.layout import Layout, Stack, expand, whole
-from anisoscope.capture.queries import listening, marks, projection, weighted_heads
+from anisoscope.capture.projections import projection
 from anisoscope.capture.tensors import eager, hidden_input, hidden_state, rows_of, same_tensor
+from anisoscope.distributed import unwrapped
 from anisoscope.errors import CaptureError, unknown
 from anisoscope.records import Site
 from anisoscope.stats.head_scores import Heads, Scores
 
 Sink = Callable[[Site, Any], None]
-Place = tuple[str, int]  # stack and layer
-_INNER = ("q", "k", "pattern")
+LayerAddress = tuple[str, int]  # stack and layer
+_ATTENTION_KINDS = ("q", "k", "pattern")
 
 
 @dataclass
 class CaptureLog:
-    """What a capture has seen so far: how many forwards, and each site in how many of them."""
+    """What a capture has seen so far: the number of forwards, and in how many of them each site was seen."""
 
     forwards: int = 0
     counts: dict[Site, int] = field(default_factory=dict)
-    reasons: dict[Site, str] = field(default_factory=dict)
+    reasons: dict[Site, str] = field(default_factory=dict)  # why a site cannot be seen, if that is known
 
     def require(self, sites: Iterable[Site | str]) -> None:
-        """Silence is an error: each of these sites must have been seen in every forward."""
-        wanted = dict.fromkeys(whole(Site.parse(site) if isinstance(site, str) else site) for site in sites)
+        """Raise a `CaptureError` unless each of these sites was seen in every forward."""
+        required = dict.fromkeys(whole(Site.parse(site) if isinstance(site, str) else site) for site in sites)
         if not self.forwards:
             raise CaptureError(
-                "no forward was seen; call the very model that was given to capture (not a part of it) inside the with"
+                "No forward was seen. Inside the `with`, call the model that was passed to capture, not a part of it."
             )
-        missing = [site for site in wanted if self.counts.get(site, 0) < self.forwards]
+        missing = [site for site in required if self.counts.get(site, 0) < self.forwards]
         if missing:
             names = ", ".join(map(str, missing[:8])) + (", …" if len(missing) > 8 else "")
-            raise CaptureError(f"{names}: not seen in every forward; {self._remedy(missing[0])}")
+            raise CaptureError(f"{names}: not seen in every forward. {self._remedy(missing[0])}")
 
     def _remedy(self, site: Site) -> str:
         if site in self.reasons:
             return self.reasons[site]
         if site.kind in ("q", "k"):
             return (
-                "this attention asks neither the attention interface of transformers nor scaled_dot_product_attention; "
-                f"take {site.kind}.pre (before rotary embedding) and pattern instead, or mark them in its module with "
-                "nn.Identity children called queries, keys and pattern"
+                "This attention uses neither the attention interface of transformers nor scaled_dot_product_attention. "
+                f"Capture {site.kind}.pre (before rotary embedding) and pattern instead, or pass queries, keys and "
+                "weights through nn.Identity children of its module called queries, keys and pattern."
             )
         if site.kind == "pattern":
-            return "no attention function or softmax was met there; load the model with attn_implementation='eager'"
+            return "It calls no known attention function or softmax. Load the model with attn_implementation='eager'."
         if site.kind in ("final", "final.in"):
-            return "the norm was not given the last block's output; give find_layout an example to look for another"
+            return (
+                "The norm does not receive the last block's output. Pass layout=find_layout(model, example), "
+                "which looks for the norm that does."
+            )
         return (
-            "its module was not called: a skipped layer, or a kernel that fuses it away "
-            "(torch.backends.mha.set_fastpath_enabled(False)); give find_layout an example to see what runs"
+            "Its module was not called: the layer is skipped, or a fused kernel replaces it "
+            "(torch.backends.mha.set_fastpath_enabled(False) turns that off). "
+            "find_layout(model, example) shows what runs."
         )
 
 
@@ -67,109 +74,110 @@ class CaptureLog:
 def capture(
     model: nn.Module, sites: Sequence[Site | str], sink: Sink, *, layout: Layout | None = None
 ) -> Iterator[CaptureLog]:
-    """Call `sink(site, x)` for each of the sites during every forward of the model inside the `with`.
+    """Pass the tensors at the given sites to `sink` during every forward of the model inside the `with`.
 
-    x is detached, where it is, as it is: (batch, positions, width) for the stream (grids flattened), (batch, heads,
-    positions, head width) for `q`, `k`, `q.pre`, `k.pre` under the layer-wide site, and for `pattern.i` a `Heads` (or
-    `Scores`, where a model shows only logits) that `Attention.of` takes. Use it at once: it is the model's own memory.
-    Strings are expanded by `expand`. Only calls inside a forward of `model` itself count, so what gradient
-    checkpointing runs again in backward is not seen twice.
+    Only calls inside a forward of `model` itself count, so blocks that gradient checkpointing runs again in backward
+    are not seen twice. Outputs of the model are bit-identical with and without a capture.
+
+    Args:
+        model: The model; wrappers such as DistributedDataParallel and `torch.compile` are looked through.
+        sites: Sites, or names that `expand` turns into sites.
+        sink: Called as `sink(site, x)`. x is detached but not copied, so use it at once. It is (batch, positions,
+            width) for the stream, with image grids flattened; (batch, heads, positions, head width) for `q`, `k`,
+            `q.pre` and `k.pre`, under the site of the whole layer; and for `pattern.i` a `Heads`, or `Scores` if the
+            model shows only logits, which `Attention.of` takes.
+        layout: The model's layout; found from its structure by default.
+
+    Yields:
+        A log of what has been seen; call its `require` at the end.
+
+    Raises:
+        CaptureError: The model has none of the sites, or a site is met twice in one forward.
 
     >>> model = nn.TransformerEncoder(nn.TransformerEncoderLayer(8, 2, 8, batch_first=True), 2)
     >>> import torch
-    >>> with capture(model, ["resid"], lambda site, x: None) as seen:
+    >>> with capture(model, ["resid"], lambda site, x: None) as log:
     ...     _ = model(torch.zeros(1, 3, 8))
-    >>> seen.require(["resid.0", "resid.1"])
+    >>> log.require(["resid.0", "resid.1"])
     """
-    model = unwrap(model)
+    model = unwrapped(model)
     layout = find_layout(model) if layout is None else layout
-    wanted = {whole(site) for site in expand(layout, sites)}
-    if not wanted:
-        raise CaptureError(f"none of the sites {', '.join(map(str, sites))} exists in {type(model).__name__}")
-    seen = CaptureLog()
-    watch = _Watch(wanted, sink, seen)
+    requested = {whole(site) for site in expand(layout, sites)}
+    if not requested:
+        raise CaptureError(f"{type(model).__name__} has none of the sites {', '.join(map(str, sites))}.")
+    log = CaptureLog()
+    state = _CaptureState(requested, sink, log)
     with ExitStack() as cleanup:
         for stack in layout.stacks:
-            _hook_stack(model, stack, watch, cleanup)
-        for site in wanted:
+            _hook_stack(model, stack, state, cleanup)
+        for site in requested:
             if site.kind == "in":
-                _hook_input(model, site, watch, cleanup)
-        _hook_forward(model, watch, cleanup)
+                _hook_input(model, site, state, cleanup)
+        _hook_forward(model, state, cleanup)
         cleanup.enter_context(eager())
-        if any(site.kind in _INNER for site in wanted):
-            cleanup.enter_context(listening(watch))
-        yield seen
+        if any(site.kind in _ATTENTION_KINDS for site in requested):
+            cleanup.enter_context(observe_attention(state))
+        yield log
 
 
-class _Watch:
-    """What is running at the moment, and which of the wanted sites this forward has shown."""
+class _CaptureState:
+    """What runs at the moment, and the sink for the requested sites."""
 
-    def __init__(self, wanted: set[Site], sink: Sink, seen: CaptureLog) -> None:
-        self.wanted = wanted
+    def __init__(self, requested: set[Site], sink: Sink, log: CaptureLog) -> None:
+        self.requested = requested
         self.sink = sink
-        self.seen = seen
-        self.depth = 0  # of nested forwards of the model
-        self.thread = 0  # that runs them: other threads may run other models meanwhile
-        self.shown: set[Site] = set()
-        self.calls: dict[str, int] = {}
-        self.layers: dict[str, int] = {}
-        self.attending: Place | None = None
-        self.shapes: dict[str, torch.Size] = {}
-        self.last: dict[str, Tensor] = {}  # the last block's output, for the final norm to be known by
+        self.log = log
+        self.calls = LayerCalls()
+        self.thread = 0  # that runs the forward: other threads may run other models meanwhile
+        self.attending: LayerAddress | None = None
+        self.shapes: dict[str, torch.Size] = {}  # of the rows that entered the block that runs, by stack
+        self.last_output: dict[str, Tensor] = {}  # of the last block, by which the final norm is recognised
 
     def begin(self) -> None:
-        if self.depth == 0:
+        if not self.calls.in_forward:
             self.thread = get_ident()
-            self.shown.clear()
-            self.calls.clear()
-            self.layers.clear()
             self.attending = None
-        self.depth += 1
+        self.calls.begin_forward()
 
     def end(self) -> None:
-        self.depth -= 1
-        if self.depth == 0:
-            self.last.clear()
-            self.seen.forwards += 1
+        self.calls.end_forward()
+        if not self.calls.in_forward:
+            self.last_output.clear()
+            self.log.forwards += 1
 
-    def show(self, site: Site, x: Any) -> None:
-        """Hand a tensor to the sink if its site is wanted; twice in one forward is an error."""
-        if site not in self.wanted or not self.depth:
+    def report(self, site: Site, x: Any) -> None:
+        """Pass a tensor to the sink if its site is requested; twice in one forward is an error."""
+        if site not in self.requested or not self.calls.in_forward:
             return
-        if site in self.shown:
-            raise CaptureError(
-                f"{site} was met twice in one forward, expected once: its module is called repeatedly; "
-                "pass layout=find_layout(model, example), which counts the calls"
-            )
-        self.shown.add(site)
-        self.seen.counts[site] = self.seen.counts.get(site, 0) + 1
+        self.calls.meet(site)
+        self.log.counts[site] = self.log.counts.get(site, 0) + 1
         self.sink(site, x.detach() if isinstance(x, Tensor) else x)
 
-    def show_here(self, kind: str, stack: str, x: Any) -> None:
-        """The same for a kind of the block that runs in this stack, if one does."""
-        if stack in self.layers:
-            self.show(Site(kind, self.layers[stack], stack=stack), x)
+    def report_part(self, kind: str, stack: str, x: Any) -> None:
+        """The same for a part of the block that runs in this stack, if one does."""
+        if stack in self.calls.running:
+            self.report(Site(kind, self.calls.running[stack], stack=stack), x)
 
-    # --- what attention tells (see queries.Listener) ---
+    # --- AttentionObserver ---
 
-    def attends(self) -> bool:
-        return self.attending is not None and self.depth > 0 and self.thread == get_ident()
+    def is_attending(self) -> bool:
+        return self.attending is not None and self.calls.in_forward and self.thread == get_ident()
 
-    def heads(self, heads: Heads, pattern: str | None) -> None:
-        stack, layer = self._place()
-        self.show(Site("q", layer, stack=stack), heads.q)
-        self.show(Site("k", layer, stack=stack), heads.k)
+    def on_heads(self, heads: Heads, unknown_pattern: str | None) -> None:
+        stack, layer = self._attending_layer()
+        self.report(Site("q", layer, stack=stack), heads.q)
+        self.report(Site("k", layer, stack=stack), heads.k)
         site = Site("pattern", layer, stack=stack)
-        if pattern is None:
-            self.show(site, heads)
+        if unknown_pattern is None:
+            self.report(site, heads)
         else:
-            self.seen.reasons[site] = pattern
+            self.log.reasons[site] = unknown_pattern
 
-    def scores(self, scores: Scores) -> None:
-        stack, layer = self._place()
-        self.show(Site("pattern", layer, stack=stack), scores)
+    def on_scores(self, scores: Scores) -> None:
+        stack, layer = self._attending_layer()
+        self.report(Site("pattern", layer, stack=stack), scores)
 
-    def _place(self) -> Place:
+    def _attending_layer(self) -> LayerAddress:
         assert self.attending is not None
         return self.attending
 
@@ -184,144 +192,124 @@ def _before(module: nn.Module, cleanup: ExitStack, call: Callable[[tuple[Any, ..
 
 
 def _after(module: nn.Module, cleanup: ExitStack, call: Callable[[Any], None], *, always: bool = False) -> None:
-    """Call with the output after each run of a module (`always`: also of one that failed), until clean-up."""
+    """Call with the output after each run of a module (`always`: also if it failed), until clean-up."""
     hook = module.register_forward_hook(lambda _module, _args, output: call(output), always_call=always)
     cleanup.callback(hook.remove)
 
 
-def _hook_forward(model: nn.Module, watch: _Watch, cleanup: ExitStack) -> None:
-    _before(model, cleanup, lambda args, kwargs: watch.begin())
-    _after(model, cleanup, lambda output: watch.end(), always=True)
+def _hook_forward(model: nn.Module, state: _CaptureState, cleanup: ExitStack) -> None:
+    _before(model, cleanup, lambda args, kwargs: state.begin())
+    _after(model, cleanup, lambda output: state.end(), always=True)
 
 
-def _hook_stack(model: nn.Module, stack: Stack, watch: _Watch, cleanup: ExitStack) -> None:
-    """Hooks on the blocks of one stack, and on those of their parts that a wanted site needs."""
-    wanted = [site for site in watch.wanted if site.stack == stack.name and site.kind != "in"]
-    if not wanted:
+def _hook_stack(model: nn.Module, stack: Stack, state: _CaptureState, cleanup: ExitStack) -> None:
+    """Hook the blocks of one stack, and those of their parts that a requested site needs."""
+    requested = [site for site in state.requested if site.stack == stack.name and site.kind != "in"]
+    if not requested:
         return
-    for path, layer in {block.path: layer for layer, block in enumerate(stack.blocks)}.items():
-        _hook_block(model.get_submodule(path), stack, layer, watch, cleanup)
-    parts = {(site.kind, stack.blocks[site.layer]) for site in wanted if site.layer is not None}
+    _hook_blocks(model, stack, state, cleanup)
+    parts = {(site.kind, stack.blocks[site.layer]) for site in requested if site.layer is not None}
     for kind, path in {(kind, block.part(kind)) for kind, block in parts if kind in ("attn", "mlp")}:
-        _hook_sublayer(model.get_submodule(path), kind, stack, watch, cleanup)
+        _hook_sublayer(model.get_submodule(path), kind, stack, state, cleanup)
     for kind, path in {(kind, block.part("attention")) for kind, block in parts if kind in ("q.pre", "k.pre")}:
-        _hook_projection(model, path, kind, stack, watch, cleanup)
-    for path in {block.part("attention") for kind, block in parts if kind in _INNER}:
-        _hook_attention(model.get_submodule(path), stack, watch, cleanup)
-    if stack.final is not None and any(site.kind in ("final", "final.in") for site in wanted):
-        _hook_final(model.get_submodule(stack.final), stack, watch, cleanup)
+        _hook_projection(model, path, kind, stack, state, cleanup)
+    for path in {block.part("attention") for kind, block in parts if kind in _ATTENTION_KINDS}:
+        _hook_attention(model.get_submodule(path), stack, state, cleanup)
+    if stack.final is not None and any(site.kind in ("final", "final.in") for site in requested):
+        _hook_final(model.get_submodule(stack.final), stack, state, cleanup)
 
 
-def _hook_block(module: nn.Module, stack: Stack, layer: int, watch: _Watch, cleanup: ExitStack) -> None:
-    """The stream around one block; where blocks are shared, the i-th call of any of them is layer i."""
+def _hook_blocks(model: nn.Module, stack: Stack, state: _CaptureState, cleanup: ExitStack) -> None:
+    """Report the stream before the first block and after every block."""
 
-    def enter(args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        calls = watch.calls.get(stack.name, 0)
-        watch.calls[stack.name] = calls + 1
-        watch.layers[stack.name] = calls if stack.shared else layer
-        x = hidden_input(args, kwargs)
-        if x is None:
-            return
-        x = rows_of(x, None, stack.batch_first)  # (batch, positions, width)
-        watch.shapes[stack.name] = x.shape
-        if calls == 0:
-            watch.show(Site("embed", stack=stack.name), x)
+    def on_input(call: LayerCall, x: Tensor) -> None:
+        rows = rows_of(x, None, stack.batch_first)  # (b, T, d)
+        state.shapes[stack.name] = rows.shape
+        if call.is_first:
+            state.report(Site("embed", stack=stack.name), rows)
 
-    def leave(output: Any) -> None:
-        here = watch.layers.pop(stack.name, None)
-        if here is None or not watch.depth:
-            return
-        if here >= len(stack.blocks):
-            raise CaptureError(
-                f"the shared blocks were called more than the {len(stack.blocks)} times expected; "
-                "pass layout=find_layout(model, example), which counts the calls"
-            )
-        x, width = hidden_state(output), stack.blocks[here].width
-        rows = rows_of(x, width, stack.batch_first)  # (batch, positions, width)
-        site = Site("resid", here, stack=stack.name)
-        if width is not None and rows.shape[-1] != width:
-            raise CaptureError(
-                f"{site} is {rows.shape[-1]} wide, expected {width} from the configuration; "
-                "pass layout=find_layout(model, example), which measures widths"
-            )
-        watch.show(site, rows)
-        if here == len(stack.blocks) - 1:
-            watch.last[stack.name] = x
+    def on_output(call: LayerCall, x: Tensor) -> None:
+        if not state.calls.in_forward:
+            return  # gradient checkpointing runs the block again
+        state.report(call.site, call.rows(x))
+        if call.is_last_layer:
+            state.last_output[stack.name] = x
 
-    _before(module, cleanup, enter)
-    _after(module, cleanup, leave)
+    state.calls.hook_blocks(model, stack, cleanup, on_input=on_input, on_output=on_output)
 
 
-def _hook_sublayer(module: nn.Module, kind: str, stack: Stack, watch: _Watch, cleanup: ExitStack) -> None:
+def _hook_sublayer(module: nn.Module, kind: str, stack: Stack, state: _CaptureState, cleanup: ExitStack) -> None:
     def leave(output: Any) -> None:
         x = hidden_state(output)
-        if x.ndim == 2 and stack.name in watch.shapes:  # tokens of all sequences in one dimension
-            x = x.reshape(*watch.shapes[stack.name][:2], -1)
-        watch.show_here(kind, stack.name, rows_of(x, None, stack.batch_first))
+        if x.ndim == 2 and stack.name in state.shapes:  # tokens of all sequences in one dimension
+            x = x.reshape(*state.shapes[stack.name][:2], -1)
+        state.report_part(kind, stack.name, rows_of(x, None, stack.batch_first))
 
     _after(module, cleanup, leave)
 
 
-def _hook_projection(model: nn.Module, path: str, kind: str, stack: Stack, watch: _Watch, cleanup: ExitStack) -> None:
+def _hook_projection(
+    model: nn.Module, path: str, kind: str, stack: Stack, state: _CaptureState, cleanup: ExitStack
+) -> None:
     source = projection(path, model.get_submodule(path), kind)
 
     def leave(output: Any) -> None:
         x = rows_of(hidden_state(output).detach(), None, stack.batch_first)
-        watch.show_here(kind, stack.name, source.split(x))
+        state.report_part(kind, stack.name, source.split(x))
 
     _after(model.get_submodule(source.path), cleanup, leave)
 
 
-def _hook_attention(module: nn.Module, stack: Stack, watch: _Watch, cleanup: ExitStack) -> None:
-    """Know when a self-attention layer runs, for what its attention function tells."""
+def _hook_attention(module: nn.Module, stack: Stack, state: _CaptureState, cleanup: ExitStack) -> None:
+    """Note when a self-attention layer runs, so that calls of attention functions can be assigned to it."""
 
     def enter(args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        if stack.name in watch.layers:
-            watch.attending = (stack.name, watch.layers[stack.name])
+        if stack.name in state.calls.running:
+            state.attending = (stack.name, state.calls.running[stack.name])
 
     def leave(output: Any) -> None:
-        watch.attending = None
+        state.attending = None
 
     _before(module, cleanup, enter)
     _after(module, cleanup, leave)
-    if (marked := marks(module)) is not None:
-        _hook_marks(*marked, watch, cleanup)
+    if (marked := marked_modules(module)) is not None:
+        _hook_marks(*marked, state, cleanup)
 
 
-def _hook_marks(q: nn.Module, k: nn.Module, pattern: nn.Module, watch: _Watch, cleanup: ExitStack) -> None:
-    """Queries and keys wait for the weights that are made from them."""
+def _hook_marks(q: nn.Module, k: nn.Module, pattern: nn.Module, state: _CaptureState, cleanup: ExitStack) -> None:
+    """Report marked queries and keys together with the weights that are made from them."""
     passed: dict[str, Tensor] = {}
 
     def weigh(weights: Tensor) -> None:
         heads = passed.pop("q"), passed.pop("k")
-        if watch.attends():
-            watch.heads(weighted_heads(*heads, weights), None)
+        if state.is_attending():
+            state.on_heads(weighted_heads(*heads, weights), None)
 
     _after(q, cleanup, lambda x: passed.update(q=x))
     _after(k, cleanup, lambda x: passed.update(k=x))
     _after(pattern, cleanup, weigh)
 
 
-def _hook_final(module: nn.Module, stack: Stack, watch: _Watch, cleanup: ExitStack) -> None:
-    """The final norm, when it is given what the last block returned (and not, say, a pooled token)."""
+def _hook_final(module: nn.Module, stack: Stack, state: _CaptureState, cleanup: ExitStack) -> None:
+    """Report the final norm if its input is what the last block returned (and not, say, a pooled token)."""
 
     def enter(args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         x = hidden_input(args, kwargs)
-        if x is not None and same_tensor(x, watch.last.get(stack.name)):
-            watch.show(Site("final.in", stack=stack.name), rows_of(x, None, stack.batch_first))
+        if x is not None and same_tensor(x, state.last_output.get(stack.name)):
+            state.report(Site("final.in", stack=stack.name), rows_of(x, None, stack.batch_first))
         else:
-            watch.last.pop(stack.name, None)
+            state.last_output.pop(stack.name, None)
 
     def leave(output: Any) -> None:
-        if stack.name in watch.last:
+        if stack.name in state.last_output:
             x = hidden_state(output)
-            watch.show(Site("final", stack=stack.name), rows_of(x, None, stack.batch_first))
+            state.report(Site("final", stack=stack.name), rows_of(x, None, stack.batch_first))
 
     _before(module, cleanup, enter)
     _after(module, cleanup, leave)
 
 
-def _hook_input(model: nn.Module, site: Site, watch: _Watch, cleanup: ExitStack) -> None:
+def _hook_input(model: nn.Module, site: Site, state: _CaptureState, cleanup: ExitStack) -> None:
     modules = dict(model.named_modules())
     if site.name not in modules:
         raise unknown("module", site.name, modules)
@@ -329,8 +317,8 @@ def _hook_input(model: nn.Module, site: Site, watch: _Watch, cleanup: ExitStack)
     def enter(args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         x = hidden_input(args, kwargs)
         if x is None:
-            watch.seen.reasons[site] = "its input holds no float tensor (token ids are no vectors)"
+            state.log.reasons[site] = "Its input holds no float tensor; token ids are not vectors."
         else:
-            watch.show(site, rows_of(x, None))
+            state.report(site, rows_of(x, None))
 
     _before(modules[site.name], cleanup, enter)

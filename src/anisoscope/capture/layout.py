@@ -1,4 +1,4 @@
-"""The sites that a model has: blocks in stacks, and names such as `resid` or `q.3` turned into sites."""
+"""The layout of a model: its blocks in stacks, the sites they have, and names such as `resid` turned into sites."""
 
 from __future__ import annotations
 
@@ -15,30 +15,34 @@ _KINDS = ("embed", *_LAYER_KINDS, "final.in", "final")
 
 @dataclass(frozen=True)
 class LayerRef:
-    """One call of one block: its module, and which modules inside give its other sites."""
+    """One call of one block: the paths of its module and of the modules inside that give its other sites."""
 
     path: str
-    width: int | None  # of its output; None: not known before a forward
-    attention: str | None = None  # the self-attention module, where there is exactly one and it shows its queries
+    width: int | None  # of its output; None: not known without a forward
+    attention: str | None = None  # the self-attention module, if there is exactly one and it shows its queries
     attn: str | None = None  # the module whose output is `attn.i`
     mlp: str | None = None  # the module whose output is `mlp.i`
 
     def part(self, name: str) -> str:
-        """The path of a part (`attention`, `attn`, `mlp`) that `Stack.sites` says is there."""
+        """Return the path of a part: `attention`, `attn` or `mlp`.
+
+        Raises:
+            CaptureError: The block has no such part.
+        """
         path: str | None = {"attention": self.attention, "attn": self.attn, "mlp": self.mlp}[name]
         if path is None:
-            raise CaptureError(f"{self.path} has no part {name}; its sites are those of Layout.sites()")
+            raise CaptureError(f"{self.path} has no part {name}. Layout.sites() lists the sites of the model.")
         return path
 
 
 @dataclass(frozen=True)
 class Stack:
-    """The blocks of one residual stream in order of call; a shared block appears as often as it is called."""
+    """The blocks of one residual stream in the order of their calls; a shared block appears once per call."""
 
     name: str  # "", "enc" or "dec"
     blocks: tuple[LayerRef, ...]
     final: str | None  # the final norm
-    grid: bool  # blocks give (batch, channels, height, width)
+    grid: bool  # blocks return (batch, channels, height, width)
     batch_first: bool
 
     @property
@@ -46,7 +50,7 @@ class Stack:
         return len({block.path for block in self.blocks}) < len(self.blocks)
 
     def sites(self) -> Iterator[Site]:
-        """Every layer-wide site of this stack, in the order of a forward pass within each kind."""
+        """Yield every layer-wide site of this stack."""
         yield Site("embed", stack=self.name)
         for layer, block in enumerate(self.blocks):
             has = {"resid": True, "attn": bool(block.attn), "mlp": bool(block.mlp)}
@@ -75,7 +79,7 @@ class Layout:
 
     @cached_property
     def _sites(self) -> dict[Site, None]:
-        """In order; capture asks before every batch."""
+        """In order; cached because every batch needs it."""
         return dict.fromkeys(sorted(site for stack in self.stacks for site in stack.sites()))
 
     def has(self, site: Site) -> bool:
@@ -83,18 +87,24 @@ class Layout:
 
 
 def expand(layout: Layout, names: Sequence[str | Site]) -> list[Site]:
-    """Sites by name: a site stands for itself, a kind (`resid`, `enc.q`) for all its sites that the model has.
+    """Return the sites that names stand for, sorted.
 
-    A kind that this model lacks gives nothing, a site that it lacks is an error.
+    Args:
+        layout: The layout of the model.
+        names: Sites, their names (`resid.3`), or kinds (`resid`, `enc.q`), which stand for all sites of that kind.
+
+    Raises:
+        InputError: A name is unknown.
+        CaptureError: The model does not have a site. A kind that it does not have gives no site and no error.
     """
-    chosen: dict[Site, None] = {}
+    sites: dict[Site, None] = {}
     for name in names:
-        chosen.update(dict.fromkeys(_named(layout, name)))
-    return sorted(chosen)
+        sites.update(dict.fromkeys(_named(layout, name)))
+    return sorted(sites)
 
 
 def whole(site: Site) -> Site:
-    """The layer-wide site that a head's site is part of: `q.7.3` -> `q.7`."""
+    """Return the layer-wide site that a head's site is part of: `q.7.3` -> `q.7`."""
     return replace(site, head=None)
 
 
@@ -113,14 +123,14 @@ def _named(layout: Layout, name: str | Site) -> list[Site]:
 
 
 def _absent(layout: Layout, site: Site) -> AnisoscopeError:
-    """Why a model does not have a site."""
+    """Return the error that explains why a model does not have a site."""
     if site.kind in ("final", "final.in"):
-        return CaptureError(f"{site}: this model has no final norm after its last block; take the last resid instead")
+        return CaptureError(f"{site}: this model has no final norm after its last block. Use the last resid instead.")
     blocks = [block for stack in layout.stacks if stack.name == site.stack for block in stack.blocks]
     if site.layer is not None and site.layer < len(blocks) and site.kind in _LAYER_KINDS:
         return CaptureError(
-            f"{site}: block {blocks[site.layer].path} does not show it: convolutions, stages of several blocks and "
-            "state-space layers have no attention of their own, nn.MultiheadAttention and linear attention show no "
-            "queries; ask for the kind alone to get it where it exists"
+            f"{site}: block {blocks[site.layer].path} does not show it. Convolutions, stages of several blocks and "
+            "state-space layers have no attention, and nn.MultiheadAttention and linear attention do not show their "
+            f"queries. Request the kind {site.kind} to get it in the layers that have it."
         )
     return unknown("site of this model", str(site), [*map(str, layout.sites()), "in.<module>"])

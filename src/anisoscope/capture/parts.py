@@ -1,4 +1,4 @@
-"""The parts of one block: its self-attention, its feed-forward layer, and where their results can be seen."""
+"""The parts of one block: its self-attention, its feed-forward layer, and the modules that output their results."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _MLP = re.compile(r"mlp|ffn|ff|feed_?forward|moe|mlp_block|block_sparse_moe|Dens
 
 
 def make_block(model: nn.Module, path: str, width: int | None, *, grid: bool) -> LayerRef:
-    """A block with its sublayers. Stages of several attention layers, and convolutions, have none."""
+    """Return a block with its sublayers; stages of several attention layers, and convolutions, have none."""
     module = model.get_submodule(path)
     attentions = attention_paths(path, module)
     if grid or len(attentions) > 1:
@@ -31,33 +31,33 @@ def make_block(model: nn.Module, path: str, width: int | None, *, grid: bool) ->
 
 
 def _shows_queries(model: nn.Module, attention: str | None) -> bool:
-    """Not so nn.MultiheadAttention, one function from input to output, nor linear attention, which has no softmax."""
+    """False for nn.MultiheadAttention, which is one function, and for linear attention, which has no softmax."""
     if attention is None or "linear" in attention.rpartition(".")[2]:
         return False
     return not isinstance(model.get_submodule(attention), nn.MultiheadAttention)
 
 
 def attention_paths(path: str, module: nn.Module) -> list[str]:
-    """The outermost self-attention modules inside a block."""
-    found: list[str] = []
+    """Return the paths of the outermost self-attention modules inside a block."""
+    paths: list[str] = []
     for name, child in module.named_modules(prefix=path):
         last = name.rpartition(".")[2]
         is_attention = _ATTENTION.search(last) or isinstance(child, nn.MultiheadAttention)
-        if name == path or not is_attention or _CROSS.search(last) or any(inside(name, other) for other in found):
+        if name == path or not is_attention or _CROSS.search(last) or any(inside(name, other) for other in paths):
             continue
         if any(True for _ in child.children()) and not is_norm(child):
-            found.append(name)
-    own = [name for name in found if "self" in name.rpartition(".")[2].lower()]
-    return own or found
+            paths.append(name)
+    named_self = [name for name in paths if "self" in name.rpartition(".")[2].lower()]
+    return named_self or paths
 
 
 def _output_of(path: str, module: nn.Module, width: int | None) -> str | None:
-    """Where a sublayer's result is seen before any residual add: its last projection to the stream's width.
+    """Return the module that outputs a sublayer's result before any residual add: its last projection to the stream.
 
-    A module without projections shows it itself, unless it normalises: then its output is the sum already.
+    Without projections that is the module itself, unless it normalises: then its output already includes the residual.
     """
     if isinstance(module, nn.MultiheadAttention):
-        return path  # it multiplies by its projection without calling it
+        return path  # it uses its projection without calling it
     projections = [
         name
         for name, out in _projections(path, module)
@@ -69,7 +69,7 @@ def _output_of(path: str, module: nn.Module, width: int | None) -> str | None:
 
 
 def _mlp_path(path: str, module: nn.Module, attention: str | None, width: int | None) -> str | None:
-    """The feed-forward sublayer: a module of that name, else the block's last projection outside its attention."""
+    """Return the feed-forward sublayer: a module with such a name, or the block's last projection outside attention."""
     named = [
         (name, child)
         for name, child in module.named_modules(prefix=path)
@@ -90,7 +90,7 @@ def _mlp_path(path: str, module: nn.Module, attention: str | None, width: int | 
 
 
 def _projections(path: str, module: nn.Module) -> Iterator[tuple[str, int]]:
-    """The linear maps inside a module in the order of their definition, adapters counted as the map they wrap."""
+    """Yield path and output features of the linear maps inside a module; an adapter counts as the map it wraps."""
     for name, child in module.named_children():
         inner = f"{path}.{name}" if path else name
         out = out_features(child)
@@ -101,7 +101,7 @@ def _projections(path: str, module: nn.Module) -> Iterator[tuple[str, int]]:
 
 
 def out_features(module: nn.Module) -> int | None:
-    """How many features a linear map gives (Linear, quantised and adapted Linear, the Conv1D of GPT-2), else None."""
+    """Return the output features of a linear map (Linear, quantised or adapted Linear, Conv1D of GPT-2), else None."""
     if isinstance(module, nn.MultiheadAttention):
         return int(module.embed_dim)
     out: Any = getattr(module, "out_features", getattr(module, "nf", None))

@@ -1,4 +1,4 @@
-"""Small questions about the tensors that modules pass around: which one is the stream, and what are its rows."""
+"""The tensors that modules pass around: which one is the hidden state, and what its rows are."""
 
 from __future__ import annotations
 
@@ -14,28 +14,42 @@ from anisoscope.errors import CaptureError
 
 
 def hidden_state(output: Any) -> Tensor:
-    """The hidden state among what a block returns: the tensor itself, or the first float tensor of a tuple or dict."""
-    found = next(_tensors(output), None)
-    if found is None:
-        raise CaptureError(f"a block returned {type(output).__name__} without a float tensor; expected hidden states")
-    return found
+    """Return the hidden state in what a block returns: the tensor itself, or the first float tensor of a tuple or dict.
+
+    Raises:
+        CaptureError: There is none.
+    """
+    state = next(_tensors(output), None)
+    if state is None:
+        raise CaptureError(
+            f"A block returned a {type(output).__name__} without a float tensor, but hidden states were expected."
+        )
+    return state
 
 
 def hidden_input(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Tensor | None:
-    """The first float tensor that a module is called with, `hidden_states` first among keywords."""
+    """Return the first float tensor in a module's arguments; among keywords, `hidden_states` comes first."""
     return next(_tensors((*args, kwargs.get("hidden_states"), dict(kwargs))), None)
 
 
 def rows_of(x: Tensor, width: int | None, batch_first: bool = True) -> Tensor:
-    """(batch, positions, width), always a view: grids (b, c, …) flattened, (positions, batch, width) turned round.
+    """Return a view (batch, positions, width) of hidden states.
+
+    Args:
+        x: (b, T, d), (T, b, d) if not `batch_first`, (T, d) or an image grid (b, d, …) or (b, …, d).
+        width: d, which tells where the channels of a grid are; None: they come first.
+        batch_first: The order of the first two axes.
+
+    Raises:
+        CaptureError: x is a nested tensor.
 
     >>> rows_of(torch.zeros(2, 3, 4, 5), None).shape
     torch.Size([2, 20, 3])
     """
     if x.is_nested:
         raise CaptureError(
-            "nn.TransformerEncoder packed the padded batch into a nested tensor, whose rows have no positions; "
-            "build it with enable_nested_tensor=False"
+            "nn.TransformerEncoder packed the padded batch into a nested tensor, whose rows have no positions. "
+            "Build it with enable_nested_tensor=False."
         )
     if x.ndim > 3:
         channels_last = width is not None and x.shape[1] != width and x.shape[-1] == width
@@ -46,13 +60,13 @@ def rows_of(x: Tensor, width: int | None, batch_first: bool = True) -> Tensor:
 
 
 def same_tensor(a: Any, b: Tensor | None) -> bool:
-    """Whether two names hold the same numbers without looking at them: the same place in memory, the same shape."""
+    """Return whether two values are the same tensor: the same memory and the same shape."""
     return isinstance(a, Tensor) and b is not None and a.shape == b.shape and a.data_ptr() == b.data_ptr()
 
 
 @contextmanager
 def eager() -> Iterator[None]:
-    """Compiled code runs as written: hooks that are added after `torch.compile` would never fire."""
+    """Run compiled code eagerly inside the `with`: hooks added after `torch.compile` would never fire."""
     if "torch._dynamo" not in sys.modules:  # nothing can have been compiled, and loading the compiler takes seconds
         yield
         return

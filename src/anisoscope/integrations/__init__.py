@@ -1,7 +1,7 @@
-"""Other people's training loops and loggers; each is imported when it is asked for, and none is required.
+"""Adapters for other training loops and loggers. None is required; each is imported when it is first used.
 
-`transformers.GeometryCallback` for the Hugging Face Trainer, `lightning.GeometryCallback` for Lightning; a loop with
-accelerate needs nothing but the tracker. Loggers take records: `Tracker(..., log=[to_wandb(), to_mlflow()])`.
+`transformers.GeometryCallback` is for the Hugging Face Trainer, `lightning.GeometryCallback` for Lightning. A loop with
+accelerate needs only the tracker. Loggers take records: `Tracker(..., log=[to_wandb(), to_mlflow()])`.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Lightning: one callback.
+"""A callback for Lightning.
 
 lightning.Trainer(callbacks=[GeometryCallback(held_out_batch, "runs/exp1")])
 """
@@ -16,24 +16,30 @@ from anisoscope.tracker import Tracker
 
 
 class GeometryCallback(Callback):
-    """Follows the geometry of the model inside a LightningModule; the other arguments are those of `Tracker`.
+    """Tracks the geometry of the model inside a LightningModule.
 
-    `module` is the model's path inside it, the part whose forward `training_step` calls; without it the only child
-    with parameters, or else the LightningModule itself. Steps are the trainer's `global_step`. A training that
-    restarts from a checkpoint continues its run. A rule that says stop ends the training.
+    Steps are the trainer's `global_step`. A training that restarts from a checkpoint continues its run. An alert of a
+    rule wrapped in `alerts.stop` ends the training.
+
+    Args:
+        probe: A held-out batch, as for `Tracker`.
+        out: The folder of the run.
+        module: The path of the model inside the LightningModule: the part whose forward `training_step` calls. By
+            default the only child with parameters, or the LightningModule itself if there are several.
+        options: Other arguments of `Tracker`.
     """
 
     def __init__(self, probe: Any, out: str | Path, *, module: str | None = None, **options: Any) -> None:
         self.tracker: Tracker | None = None
         self._module = module
-        self._make = lambda model, resume: Tracker(model, probe, out, **{"resume": resume, **options})
+        self._make_tracker = lambda model, resume: Tracker(model, probe, out, **{"resume": resume, **options})
         self._step: int | None = None
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
-        self.tracker = self._make(model_inside(pl_module, self._module), trainer.global_step or None)
+        self.tracker = self._make_tracker(model_inside(pl_module, self._module), trainer.global_step or None)
 
     def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:
-        # several batches may make one step; the hooks must be there before the first of them
+        # one step may have several batches; the hooks must be in place before the first of them
         if self.tracker is not None and trainer.global_step != self._step:
             self._step = trainer.global_step
             self.tracker.probe(self._step)
@@ -60,7 +66,11 @@ class GeometryCallback(Callback):
 
 
 def model_inside(pl_module: nn.Module, path: str | None) -> nn.Module:
-    """The module whose forward is followed."""
+    """Return the module of a LightningModule that is tracked.
+
+    Raises:
+        InputError: There is no module at this path.
+    """
     if path is not None:
         known = dict(pl_module.named_modules())
         if path not in known:

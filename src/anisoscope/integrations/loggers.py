@@ -1,4 +1,4 @@
-"""Records to the loggers of other people: each function gives a callable that takes a list of records."""
+"""Loggers: each function returns a callable that takes a list of records and logs their values."""
 
 from __future__ import annotations
 
@@ -18,29 +18,36 @@ _PREFIX = "geometry"
 
 
 def to_wandb(run: Any = None) -> Log:
-    """To a Weights & Biases run, the current one unless told; against a step of ours: yours may count otherwise."""
-    wandb = None if run is not None else found("wandb")
+    """Log to Weights & Biases, against the metric `geometry/step`, since your own steps may be counted differently.
+
+    Args:
+        run: The run to log to; by default `wandb.run` at the time of logging.
+
+    Raises:
+        InputError: wandb is not installed, or, when logging, no run is active.
+    """
+    wandb = None if run is not None else _require_module("wandb")
     step_name = f"{_PREFIX}/step"
-    told: list[Any] = []  # runs that know of the step
+    prepared: list[Any] = []  # runs whose step metric is defined
 
     def log(records: list[Record]) -> None:
-        to = run if wandb is None else wandb.run
-        if to is None:
-            raise InputError("there is no wandb run; call wandb.init() before training, or pass to_wandb(run)")
-        if to not in told:
-            to.define_metric(f"{_PREFIX}/*", step_metric=step_name)
-            told.append(to)
+        target = run if wandb is None else wandb.run
+        if target is None:
+            raise InputError("No wandb run is active. Call wandb.init() before training, or pass to_wandb(run).")
+        if target not in prepared:
+            target.define_metric(f"{_PREFIX}/*", step_metric=step_name)
+            prepared.append(target)
         for step, values in by_step(records):
-            to.log({**values, step_name: step})
+            target.log({**values, step_name: step})
 
     return log
 
 
 def to_tensorboard(to: Any) -> Log:
-    """To a SummaryWriter, or to a new one in this folder."""
+    """Log to TensorBoard: to a `SummaryWriter`, or to a new one in the folder `to`."""
     writer = to
     if isinstance(to, str) or not callable(getattr(to, "add_scalar", None)):
-        writer = found("torch.utils.tensorboard", "tensorboard").SummaryWriter(str(to))
+        writer = _require_module("torch.utils.tensorboard", "tensorboard").SummaryWriter(str(to))
 
     def log(records: list[Record]) -> None:
         for step, values in by_step(records):
@@ -52,8 +59,8 @@ def to_tensorboard(to: Any) -> Log:
 
 
 def to_mlflow(run_id: str | None = None) -> Log:
-    """To an MLflow run, the active one unless told."""
-    mlflow = found("mlflow", "mlflow-skinny")
+    """Log to an MLflow run; by default to the active one."""
+    mlflow = _require_module("mlflow", "mlflow-skinny")
 
     def log(records: list[Record]) -> None:
         for step, values in by_step(records):
@@ -63,8 +70,8 @@ def to_mlflow(run_id: str | None = None) -> Log:
 
 
 def to_trackio() -> Log:
-    """To the current run of trackio."""
-    trackio = found("trackio")
+    """Log to the current run of trackio."""
+    trackio = _require_module("trackio")
 
     def log(records: list[Record]) -> None:
         for step, values in by_step(records):
@@ -74,15 +81,15 @@ def to_trackio() -> Log:
 
 
 def by_step(records: Sequence[Record]) -> list[tuple[int, dict[str, float]]]:
-    """The values of records by step and name; what has no value is left out."""
+    """Return the values of records by step and name, without records that have no value."""
     return [
-        (step, {name_of(record): record.value for record in some if record.value is not None})
-        for step, some in groupby(sorted(records, key=attrgetter("step")), key=attrgetter("step"))
+        (step, {name_of(record): record.value for record in group if record.value is not None})
+        for step, group in groupby(sorted(records, key=attrgetter("step")), key=attrgetter("step"))
     ]
 
 
 def name_of(record: Record) -> str:
-    """A name that any logger takes and that no two records of one step share.
+    """Return a name that every logger accepts and that no two records of one step share.
 
     >>> name_of(Record("resid.3", "gradient_energy", 0.4, index=32, variant={"proxy": "pca", "basis": "frozen"}))
     'geometry/gradient_energy/resid.3/frozen/pca/32'
@@ -94,9 +101,9 @@ def name_of(record: Record) -> str:
     return "/".join(re.sub(r"[^\w.\- ]", "_", part) for part in parts)
 
 
-def found(module: str, package: str | None = None) -> ModuleType:
-    """A library that is installed, or an error that says how to get it."""
+def _require_module(module: str, package: str | None = None) -> ModuleType:
+    """Import a library, or raise an error that names the package to install."""
     try:
         return import_module(module)
-    except ImportError as why:
-        raise InputError(f"{module} cannot be imported ({why}); pip install {package or module}") from why
+    except ImportError as error:
+        raise InputError(f"{module} cannot be imported ({error}). Run: pip install {package or module}") from error

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from anisoscope.capture import Layout
+from anisoscope.distributed import unwrapped
 from anisoscope.errors import InputError
 from anisoscope.metrics import find
 from anisoscope.metrics.evaluate import MetricResult, evaluate
@@ -27,7 +28,7 @@ def final_norm(model: nn.Module, layout: Layout) -> nn.Module:
     path = layout.stacks[-1].final
     if path is None:
         raise InputError(f"{type(model).__name__} has no final norm after its last block")
-    return model.get_submodule(path)
+    return unwrapped(model).get_submodule(path)
 
 
 def gain_and_bias(norm: nn.Module) -> tuple[Tensor | None, Tensor | None]:

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from anisoscope.capture.backward import Places, Tape, forward, watching
+from anisoscope.capture.backward import Tape, TapeTargets, record_tape, run_model
 from anisoscope.records import Record
 from anisoscope.tangent.concepts import read_concepts
 from anisoscope.tangent.frame import Frame, fit_frame
@@ -43,7 +43,7 @@ class _KeptTokens:
 
 def fit_pass(
     task: TangentTask,
-    places: Places,
+    places: TapeTargets,
     side: Side,
     counts: Mapping[int, int] | None,
     decode: Decode | None,
@@ -54,9 +54,9 @@ def fit_pass(
     readers = {reader for reader, _ in linears_of(task, places.sites).values() if reader is not None}
     stacks = stacks_of(task, places)
     kept: dict[str, _KeptTokens] = {}
-    with torch.no_grad(), watching(task.model, task.layout, places) as seen:
+    with torch.no_grad(), record_tape(task.model, task.layout, places) as seen:
         for number, batch in enumerate(side.batches):
-            forward(task.model, task.objective.prepare(batch)[0], seen)
+            run_model(task.model, task.objective.prepare(batch)[0], seen)
             for name, x in _activations(places, readers, seen):
                 _keep(kept.setdefault(name, _KeptTokens([], [])), side, number, stacks[name], x, share)
             if progress is not None:
@@ -92,7 +92,7 @@ def _without_massive(x: Tensor, table: Tensor) -> tuple[Tensor, Tensor, float]:
     return x[length <= longest], table[length <= longest], float(longest)
 
 
-def _activations(places: Places, readers: set[str], seen: Tape) -> Iterator[tuple[str, Tensor]]:
+def _activations(places: TapeTargets, readers: set[str], seen: Tape) -> Iterator[tuple[str, Tensor]]:
     """What is fitted on: the stream at its sites, inputs of readers, outputs of the embedding table, (b, T, d) each."""
     for site in places.sites:
         yield str(site), seen.rows(str(site), seen.outputs[str(site)])

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from anisoscope.capture.backward import Places, Tape, forward, require, watching
+from anisoscope.capture.backward import Tape, TapeTargets, record_tape, require_gradients, run_model
 from anisoscope.data.token_table import Batch
 from anisoscope.errors import CaptureError
 from anisoscope.records import Site
@@ -33,7 +33,7 @@ def gradients(
 ) -> dict[str, Tensor]:
     """d loss/d output at every place, by name and shaped like the output; `labels` in place of the batch's own."""
     inputs, own = objective.prepare(batch)
-    output = forward(model, inputs, seen)
+    output = run_model(model, inputs, seen)
     loss = objective.loss(output, own if labels is None else labels)
     if loss.ndim or not loss.requires_grad:
         raise CaptureError(
@@ -47,7 +47,7 @@ def gradients(
 
 def gradient_pass(
     task: TangentTask,
-    places: Places,
+    places: TapeTargets,
     side: Side,
     frames: Mapping[str, Frame],
     chosen: Sequence[str],
@@ -61,10 +61,10 @@ def gradient_pass(
     stacks = stacks_of(task, places)
     weights = {name: _Weights(stacks[name], [], [], []) for name in places.linears}
     table = _Weights("", [], [], [])
-    with watching(task.model, task.layout, places) as seen:
+    with record_tape(task.model, task.layout, places) as seen:
         for number, batch in enumerate(side.batches):
             found = gradients(task.model, task.objective, batch, seen)
-            require(seen, places, list(found))
+            require_gradients(seen, places, list(found))
             for name in hidden:
                 here = None if marks is None or stacks[name] == "dec" else marks[number]
                 true.add(number, name, stacks[name], seen, found[name], here)
@@ -115,18 +115,18 @@ class _Streams:
         self.sums[name] = self.sums[name] + more if name in self.sums else more
 
 
-def displacements(task: TangentTask, places: Places, side: Side, frames: Mapping[str, Frame]) -> Iterator[Subject]:
+def displacements(task: TangentTask, places: TapeTargets, side: Side, frames: Mapping[str, Frame]) -> Iterator[Subject]:
     """How the test tokens' activations have changed since the earlier model, site by site."""
     assert task.earlier is not None
     changes = _Streams(side, frames, {})
-    stream = Places(places.sites)
+    stream = TapeTargets(places.sites)
     with torch.no_grad(), ExitStack() as hooks:
-        now = hooks.enter_context(watching(task.model, task.layout, stream))
-        then = hooks.enter_context(watching(task.earlier, task.layout, stream))
+        now = hooks.enter_context(record_tape(task.model, task.layout, stream))
+        then = hooks.enter_context(record_tape(task.earlier, task.layout, stream))
         for number, batch in enumerate(side.batches):
             inputs = task.objective.prepare(batch)[0]
-            forward(task.model, inputs, now)
-            forward(task.earlier, inputs, then)
+            run_model(task.model, inputs, now)
+            run_model(task.earlier, inputs, then)
             for site in places.sites:
                 name = str(site)
                 change = now.outputs[name] - then.outputs[name].to(now.outputs[name])

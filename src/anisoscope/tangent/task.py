@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from torch import nn
 
 from anisoscope.capture import Layout
-from anisoscope.capture.backward import Places, input_embedding, reader_and_writer
+from anisoscope.capture.backward import TapeTargets, input_embedding, reader_and_writer
 from anisoscope.errors import InputError
 from anisoscope.records import Site
 from anisoscope.tangent import Tangent
@@ -33,7 +33,7 @@ class TangentTask:
     earlier: nn.Module | None = None  # the same model at an earlier step
 
 
-def groups(task: TangentTask, sites: Sequence[Site]) -> Iterator[Places]:
+def groups(task: TangentTask, sites: Sequence[Site]) -> Iterator[TapeTargets]:
     """The sites in groups whose rows fit into memory together, each with the weights of its blocks."""
     odd = [site for site in sites if site.kind not in ("embed", "resid")]
     if odd or not sites:
@@ -47,7 +47,7 @@ def groups(task: TangentTask, sites: Sequence[Site]) -> Iterator[Places]:
     for start in range(0, len(sites), each):
         group = tuple(sites[start : start + each])
         linears = dict.fromkeys(path for pair in linears_of(task, group).values() for path in pair if path is not None)
-        yield Places(group, tuple(linears), embedding if start == 0 else None)
+        yield TapeTargets(group, tuple(linears), embedding if start == 0 else None)
 
 
 def linears_of(task: TangentTask, sites: Sequence[Site]) -> dict[Site, tuple[str | None, str | None]]:
@@ -61,7 +61,7 @@ def linears_of(task: TangentTask, sites: Sequence[Site]) -> dict[Site, tuple[str
     return found
 
 
-def stacks_of(task: TangentTask, places: Places) -> dict[str, str]:
+def stacks_of(task: TangentTask, places: TapeTargets) -> dict[str, str]:
     """Which stack (encoder, decoder or the only one) each place is in, by its name."""
     found = {str(site): site.stack for site in places.sites}
     for site, pair in linears_of(task, places.sites).items():

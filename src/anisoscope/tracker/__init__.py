@@ -1,4 +1,4 @@
-"""Geometry while a model trains, in any training loop, without touching it."""
+"""Geometry while a model trains, in any training loop, without changing the training."""
 
 from anisoscope.tracker.tracker import Tracker
 

@@ -1,4 +1,4 @@
-"""Where records go: the run's folder, the loggers, the rules that raise alerts."""
+"""Where the tracker's records go: the run, the loggers, and the rules that raise alerts."""
 
 from __future__ import annotations
 
@@ -20,12 +20,19 @@ from anisoscope.store.run import Run
 
 Log = Callable[[list[Record]], object]
 Rule = Callable[[Sequence[Record]], Iterable[Record]]
-ALERT = "alert"  # the metric of a record that a rule gives back
+ALERT = "alert"  # the metric of the records that rules return
 _log = logging.getLogger("anisoscope")
 
 
 class Journal:
-    """Writes a run, tells the loggers and asks the rules. Without `strict` none of them can end a training."""
+    """Writes records to a run, passes them to loggers and evaluates alert rules.
+
+    Args:
+        run: The run, open for writing.
+        loggers: Called with each list of records.
+        rules: Called with the records of each probe, and with those of its gradients.
+        strict: Raise if any of them fails; by default a warning is logged and training continues.
+    """
 
     def __init__(self, run: Run, loggers: Sequence[Log], rules: Sequence[Rule], *, strict: bool) -> None:
         self.run = run
@@ -33,97 +40,103 @@ class Journal:
         self._loggers = loggers
         self._rules = rules
         self._strict = strict
-        self._told: dict[tuple[Any, ...], int] = {}  # alerts, and the step at which they last held
+        self._last_raised: dict[tuple[Any, ...], int] = {}  # the last step at which an alert held
         self._steps: list[int] = []  # the last two that were published
 
     def publish(self, records: Sequence[Record], replicates: Sequence[Any] | None = None) -> None:
-        """Write records, hand them to the loggers, and do the same with the alerts that they raise."""
+        """Write records and log them, then do the same with the alerts that they raise."""
         if not records:
             return
         self._write(records, replicates)
-        alerts = self._alerts(records)
+        alerts = self._new_alerts(records)
         for alert in alerts:
             _log.warning("step %d, %s: %s", alert.step, alert.site, alert.note)
             self.should_stop |= bool(alert.variant.get("stop"))
         if alerts:
             self._write(alerts, None)
 
-    def catch_up(self) -> int:
-        """Let the rules see what the run already holds, as they saw it then; how many steps were probed."""
+    def replay_alerts(self) -> int:
+        """Show the run's records to the rules again, as if training had not stopped; return the number of probes."""
         known = (record for record in self.run.records() if record.metric != ALERT)
         probes = 0
-        for _, records in groupby(sorted(known, key=attrgetter("step")), key=attrgetter("step")):
-            looks: tuple[list[Record], list[Record]] = ([], [])  # of the held-out tokens, and of the gradients after
-            for record in records:
-                looks[record.site.startswith("grad.")].append(record)
-            probes += bool(looks[0])
-            for look in filter(None, looks):
-                self._alerts(look)
+        for _, group in groupby(sorted(known, key=attrgetter("step")), key=attrgetter("step")):
+            records = list(group)
+            activations = [record for record in records if not record.site.startswith("grad.")]
+            gradients = [record for record in records if record.site.startswith("grad.")]
+            probes += bool(activations)
+            for published in (activations, gradients):  # as they were published then
+                if published:
+                    self._new_alerts(published)
         return probes
 
-    def keep(self, clouds: Mapping[str, Cloud], step: int, name: str) -> None:
-        """Put clouds by site into the run under a name, for a training that starts again."""
+    def keep_clouds(self, clouds: Mapping[str, Cloud], step: int, name: str) -> None:
+        """Store clouds by site in the run under a name, for a training that is restarted."""
         for site, cloud in clouds.items():
-            self._carefully(
-                f"keeping {site}",
+            self._guard(
+                f"Storing {site}",
                 partial(save_cloud, self.run, cloud, site=site, step=step, tokens=name),
             )
 
-    def kept(self, name: str) -> Iterator[tuple[int, str, Cloud]]:
-        """Step, site and cloud of what the run keeps under this name."""
+    def kept_clouds(self, name: str) -> Iterator[tuple[int, str, Cloud]]:
+        """Yield step, site and cloud of what `keep_clouds` stored under this name."""
         for step, site, tokens, _ in self.run.statistics():
             if tokens == name:
                 arrays = self.run.load_statistics(step, site, tokens)
-                yield step, site, Cloud(from_arrays({at: torch.from_numpy(array) for at, array in arrays.items()}))
+                yield step, site, Cloud(from_arrays({key: torch.from_numpy(array) for key, array in arrays.items()}))
 
-    def tell(self, **info: Any) -> None:
-        """Facts for the run's own card."""
-        self._carefully("the run's info", lambda: self.run.update_info(**info))
+    def update_info(self, **info: Any) -> None:
+        """Add facts to the run's `run.json`."""
+        self._guard("Updating the run's info", lambda: self.run.update_info(**info))
 
     def _write(self, records: Sequence[Record], replicates: Sequence[Any] | None) -> None:
-        self._carefully("the run", lambda: self.run.append(records, replicates))
+        self._guard("Writing the run", lambda: self.run.append(records, replicates))
         for log in self._loggers:
-            self._carefully(f"the logger {log!r}", partial(log, list(records)))
+            self._guard(f"The logger {log!r}", partial(log, list(records)))
 
-    def _alerts(self, records: Sequence[Record]) -> list[Record]:
-        """What the rules say of one look that they did not say of the look before."""
+    def _new_alerts(self, records: Sequence[Record]) -> list[Record]:
+        """Return the alerts that these records raise and that did not hold at the step before."""
         step = records[0].step
         if step not in self._steps:
             self._steps = [*self._steps[-1:], step]
-        return [alert for rule in self._rules for alert in self._ask(rule, records) if self._is_new(alert)]
+        return [alert for rule in self._rules for alert in self._evaluate(rule, records) if self._is_new(alert)]
 
-    def _ask(self, rule: Rule, records: Sequence[Record]) -> list[Record]:
-        found: list[Record] = []
-        self._carefully(f"the rule {rule!r}", lambda: found.extend(rule(records)))
-        return found
+    def _evaluate(self, rule: Rule, records: Sequence[Record]) -> list[Record]:
+        alerts: list[Record] = []
+        self._guard(f"The rule {rule!r}", lambda: alerts.extend(rule(records)))
+        return alerts
 
     def _is_new(self, alert: Record) -> bool:
-        """Whether it did not hold at the step before: one that goes on is not repeated."""
         key = (alert.site, alert.index, *sorted((k, str(v)) for k, v in alert.variant.items()))
-        before, self._told[key] = self._told.get(key), alert.step
+        before, self._last_raised[key] = self._last_raised.get(key), alert.step
         return before not in self._steps
 
-    def _carefully(self, what: str, do: Callable[[], object]) -> None:
+    def _guard(self, what: str, action: Callable[[], object]) -> None:
+        """Run an action; unless `strict`, its failure is only logged."""
         try:
-            do()
+            action()
         except Exception as error:
             if self._strict:
                 raise
-            _log.warning("%s failed, training goes on: %s: %s", what, type(error).__name__, error)
+            _log.warning("%s failed, training continues: %s: %s", what, type(error).__name__, error)
 
 
 def open_run(out: str | Path, info: Mapping[str, Any], resume: int | None) -> Run:
-    """A new run, or the one that is there, without what it holds from the step on at which training starts again."""
-    if resume is None and (Path(out) / "run.json").exists():  # what a kill left before that is no run yet
+    """Create a run, or reopen an existing one and discard its records from the step `resume` on.
+
+    Raises:
+        StoreError: The run exists and `resume` is None.
+        InputError: The run was measured on another probe.
+    """
+    if resume is None and (Path(out) / "run.json").exists():  # a killed process may leave a folder without a run
         raise StoreError(
-            f"{out} exists already; choose another folder, or pass resume=step, the step training starts again at"
+            f"{out} holds a run already. Choose another folder, or pass resume=step, the step training restarts at."
         )
     run = Run.create(out, info, resume=resume is not None)
     if run.info.get("probe") != info.get("probe"):
         run.close()
         raise InputError(
-            f"{out} was measured on other held-out tokens, with which these steps cannot be compared; give the same "
-            "probe, or another folder"
+            f"{out} was measured on other held-out tokens, so its steps cannot be compared with new ones. Pass the "
+            "same probe, or another folder."
         )
     if resume is not None:
         run.rewind(resume)

@@ -1,8 +1,8 @@
-"""The fixed held-out tokens, measured again and again, and what has moved since the reference step."""
+"""The fixed held-out tokens, measured at each due step, and their drift since the reference step."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import wraps
 from typing import Any
@@ -26,14 +26,40 @@ from anisoscope.stats.pairs import Axes, PairedAxes
 
 SITES = ("embed", "resid", "pattern", "final")
 METRICS = (
-    *("mean_cosine", "spectral_anisotropy", "isoscore", "effective_rank", "drift_norm", "two_nn"),
-    *("attention_entropy", "sink_mass", "q_drift", "k_drift", "qk_cosine"),
-    *("mean_direction_drift", "subspace_angle", "cka", "q_direction_drift", "k_direction_drift"),
+    "mean_cosine",
+    "spectral_anisotropy",
+    "isoscore",
+    "effective_rank",
+    "drift_norm",
+    "two_nn",
+    # of attention
+    "attention_entropy",
+    "sink_mass",
+    "q_drift",
+    "k_drift",
+    "qk_cosine",
+    # against the reference step
+    "mean_direction_drift",
+    "subspace_angle",
+    "cka",
+    "q_direction_drift",
+    "k_direction_drift",
 )
 
 
 class Probe:
-    """Held-out tokens, the sites and metrics they are measured at and by, and the reference they are compared with."""
+    """Held-out tokens, their sites and metrics, and the reference that they are compared with.
+
+    Args:
+        model: The bare model, without wrappers.
+        layout: Its layout.
+        batches: The held-out tokens.
+        sites: Names of sites; None for `SITES`, without the pattern if the attention does not show it.
+        metrics: Metrics; None for `METRICS`.
+        reference: The first probe at or after this step becomes the reference.
+        strict: Raise if a metric fails, instead of recording the failure.
+        options: Options of the engine: `sample` and `seed`.
+    """
 
     def __init__(
         self,
@@ -44,91 +70,90 @@ class Probe:
         sites: Sequence[str] | None,
         metrics: Sequence[str | Metric] | None,
         reference: int,
-        sample: int,
-        seed: int,
         strict: bool,
+        options: Mapping[str, int],
     ) -> None:
         self.model = model
         self.layout = layout
         self.batches = batches
         self.reference: dict[str, Cloud] = {}  # by site
         self.reference_step: int | None = None
-        self._reference_from = reference
+        self._first_reference_step = reference
         self.sites = [str(site) for site in expand(layout, SITES if sites is None else sites)]
-        self._lenient = sites is None  # attention that shows no pattern is then left out instead of refused
+        self._pattern_optional = sites is None
         self.tokens = sum(int(batch.counts.sum()) for batch in batches)
-        self._request = Request.of(sample=sample, seed=seed)
+        self._request = Request.of(**options)
         chosen = _chosen(METRICS if metrics is None else metrics)
-        if metrics is None and not self._heads:
+        if metrics is None and not self._has_heads:
             chosen = [m for m in chosen if "heads" not in m.requires]
-        self.metrics = chosen if strict else [guarded(m) for m in chosen]
+        self.metrics = chosen if strict else [guarded_metric(m) for m in chosen]
 
     @property
-    def _heads(self) -> bool:
+    def _has_heads(self) -> bool:
         return any("pattern" in site for site in self.sites)
 
     def run(self, *, errors: bool) -> Engine:
-        """One pass over the held-out tokens: no gradients, evaluation mode, nothing left behind."""
+        """Run the held-out tokens through the model once, in evaluation mode; the model is left as it was."""
         try:
-            return self._survey(errors)
+            return self._run_engine(errors)
         except CaptureError:
-            if not self._lenient or not self._heads:
+            if not self._pattern_optional or not self._has_heads:
                 raise
             self.sites = [site for site in self.sites if "pattern" not in site]
             self.metrics = [m for m in self.metrics if "heads" not in m.requires]
-            return self._survey(errors)
+            return self._run_engine(errors)
 
-    def _survey(self, errors: bool) -> Engine:
+    def _run_engine(self, errors: bool) -> Engine:
         metrics = [m for m in self.metrics if "reference" not in m.requires]
         blocks = errors or any(Groups in m.needs for m in metrics)
         request = self._request.having(sites=self.sites, metrics=metrics)
-        survey = Engine(self.model, self.layout, request, expected=self.tokens, blocks=blocks)
+        engine = Engine(self.model, self.layout, request, expected=self.tokens, blocks=blocks)
         with side_effect_free(self.model):
             self.model.eval()
-            if survey.run(self.batches):
-                raise KeyboardInterrupt  # the survey of a file keeps what it has; a probe is whole or nothing
-        return survey
+            if engine.run(self.batches):
+                raise KeyboardInterrupt  # `measure` would keep its progress; half a probe is useless
+        return engine
 
-    def evaluated(self, survey: Engine, *, run: str, step: int, errors: bool) -> Iterator[SiteResult]:
-        """Every site's numbers, those of what has moved included; the first probe becomes the reference."""
-        moved = [m for m in self.metrics if "reference" in m.requires]
-        if self.reference_step is None and step >= self._reference_from:
+    def evaluated(self, engine: Engine, *, run: str, step: int, errors: bool) -> Iterator[SiteResult]:
+        """Yield the results of every site, drift from the reference included; the first probe becomes the reference."""
+        drift = [m for m in self.metrics if "reference" in m.requires]
+        if self.reference_step is None and step >= self._first_reference_step:
             self.reference_step = step
-        for done in survey.results(EvaluationOptions(run=run, step=step, errors=errors, sparing=True)):
-            tokens = default_policy(done)
-            cloud, site = done.clouds[tokens], str(done.site)
+        for result in engine.results(EvaluationOptions(run=run, step=step, errors=errors, sparing=True)):
+            tokens = default_policy(result)
+            cloud, site = result.clouds[tokens], str(result.site)
             if step == self.reference_step:
                 self.reference[site] = Cloud({name: _on_cpu(stat) for name, stat in _compared(cloud).items()})
-            heads = done.site.kind == "pattern"
-            metrics = [m for m in moved if ("heads" in m.requires) == heads and m.sources <= set(cloud.stats)]
+            heads = result.site.kind == "pattern"
+            metrics = [m for m in drift if ("heads" in m.requires) == heads and m.sources <= set(cloud.stats)]
             more: list[MetricResult] = []
             if metrics and site in self.reference:
                 if any(PairedAxes in m.needs for m in metrics):
-                    cloud.get(Axes)  # once, for the drift and for the bases
+                    cloud.get(Axes)  # once, for drift and for bases
                 pair = cloud.with_reference(self.reference[site], only=_compared(cloud))
                 more = evaluate(pair, metrics, site=site, run=run, step=step, tokens=tokens, errors=False)
-            yield replace(done, measured=[*done.measured, *more])
+            yield replace(result, measured=[*result.measured, *more])
 
 
-def default_policy(done: SiteResult) -> str:
-    """The tokens to look at where one policy must do: without sinks, where there are any."""
-    return "no-sink" if "no-sink" in done.clouds else "all"
+def default_policy(result: SiteResult) -> str:
+    """Return the token policy to use if only one is: `no-sink` if the site has it, else `all`."""
+    return "no-sink" if "no-sink" in result.clouds else "all"
 
 
-def guarded(metric: Metric) -> Metric:
-    """The same metric, but any failure becomes a record that gives the reason: training goes on."""
+def guarded_metric(metric: Metric) -> Metric:
+    """Return the same metric, except that any failure becomes a record with the reason, so that training continues."""
 
     @wraps(metric.function)
-    def careful(*statistics: Any) -> Any:
+    def guarded(*statistics: Any) -> Any:
         try:
-            found = metric.function(*statistics)
-            return list(found) if isinstance(found, Iterable) else found
+            value = metric.function(*statistics)
+            return list(value) if isinstance(value, Iterable) else value
         except (Undefined, AnisoscopeError):
             raise
         except Exception as error:
-            raise Undefined(f"it failed with {type(error).__name__}: {error}", "mend it or leave it out") from error
+            raise Undefined(f"it failed with {type(error).__name__}: {error}", "fix it or leave it out") from error
 
-    return replace(metric, function=careful)
+    return replace(metric, function=guarded)
 
 
 def _chosen(metrics: Sequence[str | Metric]) -> list[Metric]:
@@ -136,10 +161,10 @@ def _chosen(metrics: Sequence[str | Metric]) -> list[Metric]:
 
 
 def _compared(cloud: Cloud) -> Stats:
-    """What of a cloud is compared over time: its sampled rows, or its heads."""
+    """The statistics of a cloud that are compared over time: its sampled rows, or its heads."""
     return {name: cloud.stats[name] for name in ("Sample", "HeadSums") if name in cloud.stats}
 
 
 def _on_cpu(statistic: Any) -> Any:
-    """A copy where the past waits, out of the way of training."""
+    """A copy on the CPU, which takes no memory of the training device."""
     return unpack(type(statistic), pack(statistic))

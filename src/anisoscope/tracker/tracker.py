@@ -1,4 +1,4 @@
-"""The driver inside a training loop: `probe` before the forward, `watch` before the optimiser's step."""
+"""The tracker in a training loop: `probe` before the forward, `watch` before the optimiser's step."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from torch import nn
 from anisoscope import schedule as schedules
 from anisoscope.capture import find_layout
 from anisoscope.capture.invisible import side_effect_free
-from anisoscope.capture.training_step import Live
+from anisoscope.capture.training_step import GradientRecorder
 from anisoscope.data.inputs import device_of, first_item
 from anisoscope.data.windows import covered, fingerprint, probe_batches
 from anisoscope.distributed import add_over_ranks, is_sharded, joined_ranks, unwrapped
@@ -28,7 +28,7 @@ from anisoscope.stats.cloud import Cloud
 from anisoscope.stats.moments import Moments
 from anisoscope.stats.sample import Sample
 from anisoscope.tangent import Tangent
-from anisoscope.tracker.clock import Clock
+from anisoscope.tracker.clock import OverheadClock
 from anisoscope.tracker.journal import Journal, Log, Rule, open_run
 from anisoscope.tracker.probe import Probe, default_policy
 from anisoscope.tracker.step_gradients import (
@@ -44,7 +44,10 @@ from anisoscope.tracker.step_gradients import (
 
 
 class Tracker:
-    """Follows a model's geometry over its training: layers, dimension, attention, and gradients against proxies.
+    """Measures a model's geometry while it trains: layers, dimension, attention, and gradients against proxies.
+
+    Call `probe` before the forward of each step and `watch` after its backward; steps that the schedule leaves out
+    cost next to nothing. Weights, optimiser state and random numbers are bit-identical with and without a tracker.
 
     >>> tracker = Tracker(model, probe=held_out, out="runs/exp1")           # doctest: +SKIP
     >>> for step, batch in enumerate(loader):                               # doctest: +SKIP
@@ -54,6 +57,39 @@ class Tracker:
     ...     optimizer.step()
     ...     optimizer.zero_grad()
     >>> tracker.close()                                                     # doctest: +SKIP
+
+    Args:
+        model: The model that is trained. It may be wrapped by DistributedDataParallel or `torch.compile`.
+        probe: A held-out batch, or a list of batches, like those the model is trained on. It is fixed, so that steps
+            are compared on the same tokens. Do not train on it.
+        out: The folder of the run.
+        schedule: Which steps are measured: a function step -> bool, see `anisoscope.schedule`. By default steps 0, 1,
+            2, 4, 8, … 128, and then every 200.
+        metrics: Metrics of the held-out tokens, by name or as `Metric`. By default `anisoscope.tracker.probe.METRICS`.
+        sites: Sites of the held-out tokens. By default embed, resid, pattern (if the attention shows it) and final.
+        gradients: Measure d loss/d h of the training batch at every residual site.
+        weights: Names of parameters whose `.grad` is measured too.
+        tangent: Proxies that the gradients are compared with. By default PCA of ranks 8 and 32, with the null in
+            closed form.
+        reference: Drift is measured from the first probe at or after this step.
+        alerts: Rules such as those of `anisoscope.alerts`.
+        log: Functions that take a list of records, such as `anisoscope.integrations.to_wandb()`.
+        bars_every: Compute error bars, which cost a jackknife, at every this many probes; None for never.
+        max_overhead: Skip due steps if the tracker's time would exceed this share of the rest of the loop's time.
+        average: Gradients are averaged over ranks, as DDP and FSDP do.
+        sample: Held-out tokens kept for neighbours, pairs and bases.
+        seed: Of the sample.
+        resume: Continue the run in `out`: the step at which training starts again. Records from this step on are
+            discarded.
+        strict: Raise if a metric, a rule or a logger fails. By default the failure is recorded and training continues.
+        info: More facts for the run's `run.json`.
+
+    Attributes:
+        should_stop: Whether a rule wrapped in `alerts.stop` has raised an alert; the same on every rank.
+
+    Raises:
+        StoreError: `out` holds a run already and `resume` is None.
+        InputError: The probe is empty, a name is unknown, or `out` was measured on another probe.
     """
 
     def __init__(
@@ -62,25 +98,24 @@ class Tracker:
         probe: Any,
         out: str | Path,
         *,
-        schedule: schedules.Schedule | None = None,  # log-spaced to step 200, then every 200
-        metrics: Sequence[str | Metric] | None = None,  # probing.METRICS
-        sites: Sequence[str] | None = None,  # embed, resid, pattern (where attention shows it), final
-        gradients: bool = True,  # d loss/d h at every residual site of the live batch
-        weights: Sequence[str] = (),  # parameters whose .grad is looked at too
-        tangent: Tangent | None = None,  # PCA of rank 8 and 32, against the null in closed form
-        reference: int = 0,  # the first probe from this step on is what drift is measured from
-        alerts: Sequence[Rule] = (),  # rules such as those of `anisoscope.alerts`
-        log: Sequence[Log] = (),  # anything that takes records, such as `integrations.to_wandb()`
-        bars_every: int | None = 10,  # error bars cost a jackknife: at every tenth probe; None: never
-        max_overhead: float | None = None,  # share of the loop's own time; due steps beyond it are left out
-        average: bool = True,  # gradients are averaged over ranks, as DDP and FSDP do
-        sample: int = 1024,  # tokens kept for neighbours, pairs and bases
+        schedule: schedules.Schedule | None = None,
+        metrics: Sequence[str | Metric] | None = None,
+        sites: Sequence[str] | None = None,
+        gradients: bool = True,
+        weights: Sequence[str] = (),
+        tangent: Tangent | None = None,
+        reference: int = 0,
+        alerts: Sequence[Rule] = (),
+        log: Sequence[Log] = (),
+        bars_every: int | None = 10,
+        max_overhead: float | None = None,
+        average: bool = True,
+        sample: int = 1024,
         seed: int = 0,
-        resume: int | None = None,  # continue the run in `out`: the step at which training starts again
-        strict: bool = False,  # raise where a metric fails, instead of writing down that it did
+        resume: int | None = None,
+        strict: bool = False,
         info: Mapping[str, Any] | None = None,
     ) -> None:
-        """`probe` is a held-out batch (or a list of them) such as `model` is trained on: fixed, so steps are paired."""
         self.should_stop = False
         self._ranks = joined_ranks()
         self._model = unwrapped(model)
@@ -103,27 +138,26 @@ class Tracker:
             sites=sites,
             metrics=metrics,
             reference=reference,
-            sample=sample,
-            seed=seed,
             strict=strict,
+            options={"sample": sample, "seed": seed},
         )
         self._gradient_metrics = find(METRICS)
         self._bases = Bases(tangent or Tangent(nulls=CLOSED_FORM), seed)
-        self._live = Live(self._model, self._layout, strict=strict) if gradients else None
-        # hooks go with the tracker also where an exception has carried it away before `close`
-        self._release = None if self._live is None else weakref.finalize(self, self._live.disarm)
-        self._step: int | None = None  # that probe was called with last
+        self._recorder = GradientRecorder(self._model, self._layout, strict=strict) if gradients else None
+        # removes the hooks even if an exception discards the tracker before `close`
+        self._release = None if self._recorder is None else weakref.finalize(self, self._recorder.disarm)
+        self._step: int | None = None  # of the last call of `probe`
         self._due = False  # whether that step is watched
         self._probes = 0
         self._watched = 0
         self._skipped = 0
-        self._clock = Clock()
-        self._journal: Journal | None = None
+        self._clock = OverheadClock()
+        self._journal: Journal | None = None  # on rank 0 only
         if self._ranks.rank == 0:
-            about = self._about(dict(info or {}), sample, seed)
+            about = self._run_info(dict(info or {}), sample, seed)
             self._journal = Journal(open_run(out, about, resume), log, alerts, strict=strict)
             if resume is not None:
-                self._continue()
+                self._restore(self._journal)
 
     def __enter__(self) -> Tracker:
         return self
@@ -134,117 +168,130 @@ class Tracker:
     # --- the three calls of a training loop -----------------------------------------------------------------------
 
     def probe(self, step: int) -> None:
-        """Before the forward of a step: if it is due, measure the held-out tokens and arm `watch`."""
+        """Measure the held-out tokens if the step is due, and prepare `watch`. Call it before the step's forward.
+
+        Args:
+            step: The number of the step; steps are expected in increasing order.
+        """
         self._step = step
-        if self._due and self._live is not None:
-            self._live.disarm()  # the step before failed, or was not watched
-        self._due = self._schedule(step) and self._affordable()
+        if self._due and self._recorder is not None:
+            self._recorder.disarm()  # the last step failed, or was not watched
+        self._due = self._schedule(step) and self._is_affordable()
         if self._due:
             with self._clock.working():
-                self._look(step)
-                if self._live is not None:
-                    self._live.arm()
+                self._measure_probe(step)
+                if self._recorder is not None:
+                    self._recorder.arm()
 
     def watch(self, step: int, *, scale: float = 1.0, weight_scale: float | None = None) -> None:
-        """After backward, before the optimiser's step: if it is due, the true gradients of the live batch.
+        """Measure the true gradients of the training batch if the step is due.
 
-        `scale` is the loss scale that is in the gradients, such as `scaler.get_scale()`: lengths are divided by it,
-        everything else is free of it. `weight_scale` is what is still in the weights' own: 1 after `scaler.unscale_`.
+        Call it after backward and before the optimiser's step.
+
+        Args:
+            step: The step that `probe` was called with.
+            scale: The loss scale in the gradients, such as `scaler.get_scale()`. Norms are divided by it; all other
+                metrics do not depend on it.
+            weight_scale: The scale still in the weights' gradients, if it differs: 1 after `scaler.unscale_`.
+
+        Raises:
+            InputError: `probe` was not called with this step.
+            CaptureError: At the first due step, if no forward or no backward of the model ran since `probe`.
         """
         if step != self._step:
-            before = "without any probe" if self._step is None else f"after probe({self._step})"
+            before = "before any probe" if self._step is None else f"after probe({self._step})"
             raise InputError(
-                f"watch({step}) {before}: call tracker.probe({step}) before the forward of the same step, "
-                "which is when the hooks for the gradients are put in place"
+                f"watch({step}) was called {before}. Call tracker.probe({step}) before the forward of the same step, "
+                "so that the hooks for its gradients are in place."
             )
         if self._due:
             self._due = False
-            with self._clock.working(more=True):
-                self._read_gradients(step, scale, scale if weight_scale is None else weight_scale)
+            with self._clock.working(same_step=True):
+                self._measure_gradients(step, scale, scale if weight_scale is None else weight_scale)
 
     def close(self) -> None:
-        """Take every hook away and finish the run; call it at the end, or use the tracker in a `with`."""
-        if self._live is not None:
-            self._live.disarm()
+        """Remove all hooks and finish the run; leaving a `with` does the same."""
+        if self._recorder is not None:
+            self._recorder.disarm()
         if self._journal is not None:
-            self._journal.tell(tracker=self._own_facts())
+            self._journal.update_info(tracker=self._overhead_info())
             self._journal.run.close()
 
     @property
     def overhead(self) -> float:
-        """Time spent here as a share of the loop's own time so far."""
+        """Time spent in the tracker, as a share of the rest of the loop's time so far."""
         return self._clock.overhead
 
     # --- probing --------------------------------------------------------------------------------------------------
 
-    def _affordable(self) -> bool:
-        """Whether there is time for one more; rank 0's clock decides for all."""
+    def _is_affordable(self) -> bool:
+        """Whether one more probe fits into `max_overhead`; rank 0's clock decides for all ranks."""
         if self._max_overhead is None:
             return True
         fits = self._ranks.agree(self._clock.affords(self._max_overhead))
         self._skipped += not fits
         return fits
 
-    def _look(self, step: int) -> None:
-        """Rank 0 looks; where parameters are sharded it needs the others for its forward."""
+    def _measure_probe(self, step: int) -> None:
+        """Measure the held-out tokens on rank 0; if parameters are sharded, its forward needs the other ranks."""
         if self._journal is not None or self._sharded:
             errors = self._bars_every is not None and self._probes % self._bars_every == 0
-            survey = self._probe.run(errors=errors)
+            engine = self._probe.run(errors=errors)
             self._probes += 1
             if self._journal is not None:
-                self._evaluate(self._journal, survey, step, errors)
+                self._evaluate(self._journal, engine, step, errors)
         self._agree_to_stop()
 
-    def _evaluate(self, journal: Journal, survey: Engine, step: int, errors: bool) -> None:
-        """One look's numbers, published together when all sites are done."""
-        known = self._probe.reference_step
+    def _evaluate(self, journal: Journal, engine: Engine, step: int, errors: bool) -> None:
+        """Evaluate one probe and publish its records together when all sites are done."""
+        reference_before = self._probe.reference_step
         measured: list[MetricResult] = []
         try:
-            for done in self._probe.evaluated(survey, run=journal.run.name, step=step, errors=errors):
-                measured += done.measured
-                if self._live is not None and done.site.kind == "resid":
-                    self._fit(journal, done.site, done.clouds[default_policy(done)], step)
-        except Exception as error:  # outside any metric: what is done counts, and training goes on
+            for result in self._probe.evaluated(engine, run=journal.run.name, step=step, errors=errors):
+                measured += result.measured
+                if self._recorder is not None and result.site.kind == "resid":
+                    self._fit_bases(journal, result.site, result.clouds[default_policy(result)], step)
+        except Exception as error:  # outside any metric: keep what is done, and let training continue
             if self._strict:
                 raise
-            why = f"{type(error).__name__}: {error}"
-            measured.append(MetricResult(Record(self._probe.sites[0], "probe", None, step=step, note=why)))
+            reason = f"{type(error).__name__}: {error}"
+            measured.append(MetricResult(Record(self._probe.sites[0], "probe", None, step=step, note=reason)))
         journal.publish([m.record for m in measured], [m.replicates or None for m in measured])
-        if known != self._probe.reference_step:
-            journal.keep(self._probe.reference, step, "reference")
-        journal.tell(tracker=self._own_facts())
+        if reference_before != self._probe.reference_step:
+            journal.keep_clouds(self._probe.reference, step, "reference")
+        journal.update_info(tracker=self._overhead_info())
 
-    def _fit(self, journal: Journal, site: Site, cloud: Cloud, step: int) -> None:
-        """The bases of a site from its held-out rows; those that freeze go to the run, for a training that restarts."""
+    def _fit_bases(self, journal: Journal, site: Site, cloud: Cloud, step: int) -> None:
+        """Fit the bases of a site on its held-out rows; frozen ones are stored, for a training that is restarted."""
         if self._bases.fit(site, cloud, step):
-            journal.keep({str(site): Cloud({"Sample": cloud.get(Sample)})}, step, "frozen")
+            journal.keep_clouds({str(site): Cloud({"Sample": cloud.get(Sample)})}, step, "frozen")
 
     # --- gradients ------------------------------------------------------------------------------------------------
 
-    def _read_gradients(self, step: int, scale: float, weight_scale: float) -> None:
-        found: dict[Site, Moments | str] = {}
+    def _measure_gradients(self, step: int, scale: float, weight_scale: float) -> None:
+        by_site: dict[Site, Moments | str] = {}  # the reason, if there is no gradient
         overlap = 0
-        if self._live is not None:
-            self._live.disarm()
-            self._clock.add(self._live.seconds, more=True)  # of the hooks, inside the user's own backward
-            silent = self._ranks.gather(self._silence(self._live, step))
-            if silent[0] is not None and all(silent):
-                self._report_silence(silent[0], step)
+        if self._recorder is not None:
+            self._recorder.disarm()
+            self._clock.add(self._recorder.seconds, same_step=True)  # of the hooks, inside the user's backward
+            reasons = self._ranks.gather(self._why_no_gradients(self._recorder, step))
+            if reasons[0] is not None and all(reasons):
+                self._report_no_gradients(reasons[0], step)
                 return
-            self._live.replay()
-            found = self._summed(self._live)
-            overlap = sum(self._ranks.gather(len(self._live.windows & self._covered)))
-            self._live.forget()
+            self._recorder.replay()
+            by_site = self._sum_over_ranks(self._recorder)
+            overlap = sum(self._ranks.gather(len(self._recorder.windows & self._covered)))
+            self._recorder.clear()
             self._watched += 1
-        found |= weight_moments(self._weights)
+        by_site |= weight_moments(self._weights)
         if self._journal is not None:
             make = partial(Record, run=self._journal.run.name, step=step)
             records: list[Record] = []
-            for site, moments in found.items():
-                hidden = scale * (self._ranks.world if self._average else 1)  # each rank's loss is a mean of its own
-                by = hidden if site.kind == "resid" else weight_scale
+            for site, moments in by_site.items():
+                hidden_scale = scale * (self._ranks.world if self._average else 1)  # each rank's loss is its own mean
+                site_scale = hidden_scale if site.kind == "resid" else weight_scale
                 try:
-                    records += self._of_site(site, moments, overlap, by, make)
+                    records += self._site_records(site, moments, overlap, site_scale, make)
                 except Exception as error:
                     if self._strict:
                         raise
@@ -252,64 +299,66 @@ class Tracker:
             self._journal.publish(records)
         self._agree_to_stop()
 
-    def _silence(self, live: Live, step: int) -> str | None:
-        """Why there is nothing to read: probe and watch do not enclose a forward and a backward of this model."""
-        if not live.forwards:
+    def _why_no_gradients(self, recorder: GradientRecorder, step: int) -> str | None:
+        """Return what is wrong if probe and watch do not enclose a forward and a backward of this model."""
+        if not recorder.forwards:
             return (
-                f"no forward of {type(self._model).__name__} ran between probe({step}) and watch({step}); give the "
-                "tracker the very model that is trained, and call probe before its forward"
+                f"No forward of {type(self._model).__name__} ran between probe({step}) and watch({step}). Give the "
+                "tracker the model that is trained, and call probe before its forward."
             )
-        if not live.seen:
-            return f"no gradient was computed between probe({step}) and watch({step}); call watch after loss.backward()"
+        if not recorder.has_gradients:
+            return (
+                f"No gradient was computed between probe({step}) and watch({step}). Call watch after loss.backward()."
+            )
         return None
 
-    def _report_silence(self, why: str, step: int) -> None:
-        """Misplaced calls show at the first step that is watched, and raise; later ones must not end a training."""
+    def _report_no_gradients(self, reason: str, step: int) -> None:
+        """Raise at the first watched step, where misplaced calls show; later, only record it."""
         if self._strict or not self._watched:
-            raise CaptureError(why)
+            raise CaptureError(reason)
         if self._journal is not None:
-            self._journal.publish([Record(f"grad.{self._probe.sites[0]}", "gradient_norm", None, step=step, note=why)])
+            site = f"grad.{self._probe.sites[0]}"
+            self._journal.publish([Record(site, "gradient_norm", None, step=step, note=reason)])
 
-    def _summed(self, live: Live) -> dict[Site, Moments | str]:
-        """The gradients of all ranks by site, or why there are none."""
-        found: dict[Site, Moments | str] = {}
+    def _sum_over_ranks(self, recorder: GradientRecorder) -> dict[Site, Moments | str]:
+        """Return the gradients of all ranks by site, or why there are none."""
+        by_site: dict[Site, Moments | str] = {}
         for site in sorted(site for site in self._layout.sites() if site.kind == "resid"):
-            total = add_over_ranks(live.moments.get(site), Moments, self._ranks)
-            found[replace(site, grad=True)] = live.reason(site) if total is None else total
-        return found
+            total = add_over_ranks(recorder.moments.get(site), Moments, self._ranks)
+            by_site[replace(site, grad=True)] = recorder.reason(site) if total is None else total
+        return by_site
 
-    def _of_site(
-        self, site: Site, found: Moments | str, overlap: int, scale: float, make: Callable[..., Record]
+    def _site_records(
+        self, site: Site, moments: Moments | str, overlap: int, scale: float, make: Callable[..., Record]
     ) -> list[Record]:
-        if isinstance(found, str):
-            return [make(str(site), "gradient_norm", None, note=found)]
-        records = gradient_records(site, found, self._gradient_metrics, scale=scale, make=make)
+        if isinstance(moments, str):
+            return [make(str(site), "gradient_norm", None, note=moments)]
+        records = gradient_records(site, moments, self._gradient_metrics, scale=scale, make=make)
         if records[0].value is None or site.kind != "resid":
             return records
         if overlap:
             note = (
-                f"{overlap} windows of this batch are among the held-out tokens, on which the bases are fitted: "
-                "a gradient lies in the span of its own activations by construction; hold other tokens out"
+                f"{overlap} windows of this batch are among the held-out tokens that the bases are fitted on, and a "
+                "gradient lies in the span of its own activations by construction. Hold other tokens out."
             )
             return [*records, make(str(site), "gradient_energy", None, note=note)]
-        return [*records, *alignment_records(site, found, self._bases, make=make)]
+        return [*records, *alignment_records(site, moments, self._bases, make=make)]
 
     # --- the run --------------------------------------------------------------------------------------------------
 
     def _agree_to_stop(self) -> None:
         self.should_stop = self._ranks.agree(self._journal.should_stop if self._journal is not None else False)
 
-    def _continue(self) -> None:
-        """Take up a run where training starts again: its reference, its count of probes, the rules' memory."""
-        assert self._journal is not None
-        for step, site, cloud in self._journal.kept("reference"):
+    def _restore(self, journal: Journal) -> None:
+        """Restore from the run what a restarted training needs: reference, frozen bases, number of probes, alerts."""
+        for step, site, cloud in journal.kept_clouds("reference"):
             self._probe.reference[site], self._probe.reference_step = cloud, step
-        for step, site, cloud in self._journal.kept("frozen"):
+        for step, site, cloud in journal.kept_clouds("frozen"):
             self._bases.fit(Site.parse(site), cloud, step)
-        # of the steps that are left: training may start again far before the last probe
-        self._probes = self._journal.catch_up()
+        # counts only the steps before `resume`: training may restart far before the last probe
+        self._probes = journal.replay_alerts()
 
-    def _own_facts(self) -> dict[str, Any]:
+    def _overhead_info(self) -> dict[str, Any]:
         return {
             "probes": self._probes,
             "skipped to stay within max_overhead": self._skipped,
@@ -318,7 +367,7 @@ class Tracker:
             "reference": self._probe.reference_step,
         }
 
-    def _about(self, info: dict[str, Any], sample: int, seed: int) -> dict[str, Any]:
+    def _run_info(self, info: dict[str, Any], sample: int, seed: int) -> dict[str, Any]:
         batches = self._probe.batches
         facts = {
             "kind": "training",

@@ -1,0 +1,47 @@
+"""Names of sites and kinds, and the errors for those that a model does not have."""
+
+from __future__ import annotations
+
+import pytest
+
+from anisoscope.capture import capture, expand, find_layout
+from anisoscope.errors import CaptureError, InputError
+from anisoscope.records import Site
+from tests.captures import captured
+from tests.tiny_models import build
+
+
+@pytest.mark.parametrize(
+    ("name", "site", "message"),
+    [
+        ("gpt2", "rezid", "(?i)rezid.*did you mean .?resid"),
+        ("gpt2", "resid.7", "(?i)did you mean .?resid"),
+        ("gpt2", "enc.resid", "(?i)no site"),
+        ("bert", Site("final"), "no final norm after its last block. Use the last resid"),
+        ("mamba", "q.0", "state-space layers have no attention"),
+        ("torch_encoder", "q.0", "nn.MultiheadAttention and linear attention do not show"),
+        (
+            "gpt2",
+            "in.transformer.h.0.mpl",
+            "(?i)no module .*transformer.h.0.mpl.*did you mean .?transformer.h.0.mlp",
+        ),
+        ("gpt2", "weight.lm_head", "(?i)no site of this model"),
+    ],
+)
+def test_unknown_sites_are_errors_that_suggest_similar_names(name: str, site: str | Site, message: str) -> None:
+    model, _ = build(name)
+    with pytest.raises((InputError, CaptureError), match=message), capture(model, [site], lambda site, x: None):
+        pass
+
+
+def test_a_kind_expands_to_the_sites_that_the_model_has() -> None:
+    model, _ = build("bert")
+    layout = find_layout(model)
+    assert expand(layout, ["final"]) == []
+    assert [str(site) for site in expand(layout, ["resid", "embed", "q.1", "q.1.3"])] == [
+        *("embed", "resid.0", "q.1", "q.1.3", "resid.1", "resid.2")
+    ]
+    two, _ = build("t5")
+    assert [str(site) for site in expand(find_layout(two), ["dec.resid"])] == ["dec.resid.0", "dec.resid.1"]
+    with pytest.raises(CaptureError, match="BertModel has none of the sites final"):
+        captured(model, {}, ["final"], layout)

@@ -1,0 +1,101 @@
+"""Loggers: each receives every value under a name of its own."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import pytest
+
+import anisoscope
+from anisoscope import InputError, Record, Run, Tracker
+from anisoscope.integrations.loggers import by_step, name_of
+from anisoscope.schedule import every
+from tests.training import held_out, small_model, words
+
+RECORDS = [
+    Record("resid.0", "isoscore", 0.25, step=7, tokens="no-sink"),
+    Record("pattern.1", "attention_entropy", 0.5, step=7, index=3),
+    Record("grad.resid.0", "gradient_energy", 0.125, step=7, index=8, variant={"proxy": "pca", "basis": "frozen"}),
+    Record("resid.0", "two_nn", None, step=7, note="no value"),
+]
+NAMES = {
+    "geometry/isoscore/resid.0/no-sink": 0.25,
+    "geometry/attention_entropy/pattern.1/3": 0.5,
+    "geometry/gradient_energy/grad.resid.0/frozen/pca/8": 0.125,
+}
+
+
+def test_records_become_named_values_by_step() -> None:
+    assert by_step(RECORDS) == [(7, NAMES)]
+
+
+def test_no_two_records_of_a_step_share_a_name(tmp_path: Path) -> None:
+    model = small_model()
+    with Tracker(model, held_out(), tmp_path / "run", schedule=every(1)) as tracker:
+        tracker.probe(0)
+        model(**words(0)).loss.backward()
+        tracker.watch(0)
+    found = list(Run.open(tmp_path / "run").records())
+    assert len({name_of(record) for record in found}) == len(found)
+
+
+def test_tensorboard_receives_every_value(tmp_path: Path) -> None:
+    accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
+    anisoscope.integrations.to_tensorboard(tmp_path / "events")(RECORDS)
+    events = accumulator.EventAccumulator(str(tmp_path / "events"))
+    events.Reload()
+    assert {name: events.Scalars(name)[0].value for name in events.Tags()["scalars"]} == NAMES
+    assert events.Scalars("geometry/isoscore/resid.0/no-sink")[0].step == 7
+
+
+def test_mlflow_receives_every_value(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    mlflow = pytest.importorskip("mlflow")
+    monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")  # a database needs the full package
+    mlflow.set_tracking_uri((tmp_path / "mlflow").as_uri())
+    with mlflow.start_run() as run:
+        anisoscope.integrations.to_mlflow()(RECORDS)
+    found = mlflow.get_run(run.info.run_id).data.metrics
+    assert {name: found[name] for name in NAMES} == NAMES
+
+
+def test_wandb_receives_every_value_against_its_own_step_metric() -> None:
+    defined: list[tuple[str, ...]] = []
+    logged: list[dict[str, float]] = []
+    run = SimpleNamespace(log=logged.append, define_metric=lambda *names, **by: defined.append((*names, *by.values())))
+    log = anisoscope.integrations.to_wandb(run)
+    log(RECORDS)
+    log(RECORDS)
+    assert defined == [("geometry/*", "geometry/step")]
+    assert logged == [{**NAMES, "geometry/step": 7}] * 2
+
+
+def test_wandb_without_a_run_is_an_error_that_names_the_missing_call() -> None:
+    pytest.importorskip("wandb")
+    with pytest.raises(InputError, match=r"wandb\.init"):
+        anisoscope.integrations.to_wandb()(RECORDS)
+
+
+def test_trackio_receives_every_value(monkeypatch: pytest.MonkeyPatch) -> None:
+    logged: list[dict[str, float]] = []
+    stand_in: Any = ModuleType("trackio")
+    stand_in.log = logged.append
+    monkeypatch.setitem(sys.modules, "trackio", stand_in)
+    anisoscope.integrations.to_trackio()(RECORDS)
+    assert logged == [{**NAMES, "geometry/step": 7}]
+
+
+def test_a_library_that_is_not_installed_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "trackio", None)
+    with pytest.raises(InputError, match="pip install trackio"):
+        anisoscope.integrations.to_trackio()
+
+
+def test_importing_the_integrations_loads_none_of_the_libraries() -> None:
+    heavy = "('torch', 'transformers', 'lightning', 'wandb')"
+    code = f"import sys, anisoscope.integrations; print([name for name in {heavy} if name in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
