@@ -201,8 +201,8 @@ def _visible(pattern: Heads | Scores, rows: Tensor) -> Tensor:
 def _visible_at(pattern: Heads | Scores, rows: Tensor, keys: Tensor) -> Tensor:
     """Return whether one key per sequence is visible to these queries, keys (b,) -> (b, h or 1, r) bool."""
     visible = _visible(pattern, rows).expand(len(keys), -1, -1, -1)
-    place = keys[:, None, None, None].expand(*visible.shape[:3], 1)
-    return visible.gather(3, place)[..., 0]
+    index = keys[:, None, None, None].expand(*visible.shape[:3], 1)
+    return visible.gather(3, index)[..., 0]
 
 
 def _allows(mask: Tensor) -> Tensor:
@@ -243,8 +243,8 @@ def _block_values(pattern: Heads | Scores, seen: _VisibleKeys, rows: Tensor) -> 
     p = hiding.sub_(lse[..., None]).exp_()  # (b, h, r, s)
     logits = logits.masked_fill_(hidden, 0.0)
     entropy = ((lse - (p * logits).sum(-1)) / _log_length(length)).clamp(0, 1)
-    place = seen.first[:, None, None, None].expand(*p.shape[:3], 1)
-    return entropy, p.gather(3, place)[..., 0], p.amax(-1), _std(logits, hidden, length)
+    index = seen.first[:, None, None, None].expand(*p.shape[:3], 1)
+    return entropy, p.gather(3, index)[..., 0], p.amax(-1), _std(logits, hidden, length)
 
 
 def _spread(heads: Heads, lse: Tensor, seen: _VisibleKeys, at: Tensor) -> tuple[Tensor, Tensor]:
