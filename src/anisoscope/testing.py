@@ -147,12 +147,14 @@ def _change(law: str, x: Tensor) -> Tensor:
 
 def _difference(metric: Metric, before: Tensor, after: Tensor) -> float:
     """Return the largest relative difference between the numbers; one that appears or disappears counts as 1."""
-    found = [{value.key: value.value for value in metric.values(cloud_with_tokens(x, metric))} for x in (before, after)]
-    if set(found[0]) != set(found[1]):
+    numbers = [
+        {value.key: value.value for value in metric.values(cloud_with_tokens(x, metric))} for x in (before, after)
+    ]
+    if set(numbers[0]) != set(numbers[1]):
         return 1.0
     most = 0.0
-    for key, a in found[0].items():
-        b = found[1][key]
+    for key, a in numbers[0].items():
+        b = numbers[1][key]
         if (a is None) != (b is None):
             most = max(most, 1.0)
         elif a is not None and b is not None:

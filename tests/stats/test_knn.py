@@ -99,7 +99,7 @@ def short_rows(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     monkeypatch.setattr(knn, "_COMPONENTS", 8)
     widths: list[int] = []
 
-    def spy(cloud: knn_space.SearchSpace, e: knn_space.Embedding, keep: int, *, dense: bool) -> knn_blocks.Found:
+    def spy(cloud: knn_space.SearchSpace, e: knn_space.Embedding, keep: int, *, dense: bool) -> knn_blocks.Candidates:
         widths.append(e.width)
         return knn_blocks.search_all(cloud, e, keep, dense=dense)
 
@@ -254,8 +254,8 @@ def test_rounding_stays_within_the_bound_of_the_certificate(d: int, dtype: torch
     unit = torch.finfo(dtype).eps / 2
     assert bool((error <= 0.5 * (d + 5) * unit * pair.square()).all())
     # a row found at distance r, with everything else behind r by twice that error, is certified; by nothing, it is not
-    near = knn_blocks.Found(torch.tensor([[0.5, 0.5 + 8 * (d + 8) * unit]], dtype=dtype), torch.tensor([[1, 2]]))
-    tied = knn_blocks.Found(torch.tensor([[0.5, 0.5]], dtype=dtype), torch.tensor([[1, 2]]))
+    near = knn_blocks.Candidates(torch.tensor([[0.5, 0.5 + 8 * (d + 8) * unit]], dtype=dtype), torch.tensor([[1, 2]]))
+    tied = knn_blocks.Candidates(torch.tensor([[0.5, 0.5]], dtype=dtype), torch.tensor([[1, 2]]))
     one = torch.ones(1, dtype=torch.float64)
     assert bool(knn_exact.certified(near, one, one, d))
     assert dtype == torch.float64 or not bool(knn_exact.certified(tied, one, one, d))
@@ -266,7 +266,7 @@ def test_a_lower_precision_setting_is_overridden_and_restored(through: str, monk
     cuda = torch.backends.cuda.matmul
     seen: list[tuple[str, bool]] = []
 
-    def spy(cloud: knn_space.SearchSpace, e: knn_space.Embedding, keep: int, *, dense: bool) -> knn_blocks.Found:
+    def spy(cloud: knn_space.SearchSpace, e: knn_space.Embedding, keep: int, *, dense: bool) -> knn_blocks.Candidates:
         seen.append((cuda.fp32_precision, torch.is_autocast_enabled("cpu")))
         return knn_blocks.search_all(cloud, e, keep, dense=dense)
 
@@ -317,8 +317,8 @@ def test_coordinates_in_a_basis_and_a_residual_norm_bound_distances_from_below()
 @pytest.mark.parametrize(
     ("x", "k", "group", "message"),
     [
-        (torch.zeros(3, 2), 3, None, "3 neighbours need at least 4 rows; got 3"),
-        (torch.zeros(3, 2), 0, None, "at least 1; got 0"),
+        (torch.zeros(3, 2), 3, None, "3 neighbours need at least 4 rows, not 3"),
+        (torch.zeros(3, 2), 0, None, "at least 1, not 0"),
         (torch.zeros(3), 1, None, r"\(n, d\) array"),
         (torch.zeros(3, 0), 1, None, "d >= 1"),
         (torch.zeros(3, 2, dtype=torch.int64), 1, None, "torch.int64"),

@@ -19,11 +19,11 @@ def self_similarity(words: Words, any_two: AnyTwo) -> Value:
     """
     _require_words(words)
     own = words.each.cosines()
-    there = own.isfinite()
+    repeated = own.isfinite()
     return Value(
-        float(own[there].mean()) - _baseline(any_two),
+        float(own[repeated].mean()) - _baseline(any_two),
         n=int(words.each.rows.sum()),
-        note=f"{int(there.sum())} words",
+        note=f"{int(repeated.sum())} words",
     )
 
 
@@ -52,9 +52,9 @@ def max_explainable_variance(words: Words) -> Value:
     """
     _require_words(words)
     own, random = words.first_shares()
-    there = (words.block[0] >= 0).any(1)
+    present = (words.block[0] >= 0).any(1)
     n = int((words.block[0] >= 0).sum())
-    return Value(float((own - random)[there].mean()), n=n, note=f"{int(there.sum())} words")
+    return Value(float((own - random)[present].mean()), n=n, note=f"{int(present.sum())} words")
 
 
 def _require_words(words: Words) -> None:

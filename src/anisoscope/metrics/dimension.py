@@ -89,9 +89,9 @@ def gride(neighbours: Neighbours) -> Iterator[Value]:
     k = 1
     while 2 * k <= neighbours.distance.shape[1]:
         log_mu = (neighbours.distance[:, 2 * k - 1] / neighbours.distance[:, k - 1]).log()
-        found = _gride(log_mu, k)
-        stretch = _stretch(neighbours, _gride_terms(log_mu, k, found), neighbours.index[:, : 2 * k])
-        yield _value(neighbours, found, index=k, stretch=stretch)
+        dimension = _gride(log_mu, k)
+        stretch = _stretch(neighbours, _gride_terms(log_mu, k, dimension), neighbours.index[:, : 2 * k])
+        yield _value(neighbours, dimension, index=k, stretch=stretch)
         k *= 2
 
 
@@ -136,19 +136,19 @@ def _both(neighbours: Neighbours, estimate: Callable[[Tensor], float]) -> Iterat
     log_mu = (neighbours.distance[:, 1] / neighbours.distance[:, 0]).log()
     stretch = _stretch(neighbours, log_mu, neighbours.index[:, :2])
     yield _value(neighbours, estimate(log_mu.sort().values), variant={"neighbours": "all"}, stretch=stretch)
-    there = neighbours.other.isfinite().all(1)
-    if not neighbours.other.shape[1] or int(there.sum()) < 3:
+    complete = neighbours.other.isfinite().all(1)
+    if not neighbours.other.shape[1] or int(complete.sum()) < 3:
         return
-    other = neighbours.other[there]
+    other = neighbours.other[complete]
     log_mu = (other[:, 1] / other[:, 0]).log()
     own = float(neighbours.same_document.double().mean())
     yield _value(
         neighbours,
         estimate(log_mu.sort().values),
         variant={"neighbours": "other documents"},
-        n=int(there.sum()),
+        n=int(complete.sum()),
         note=f"{own:.0%} of rows have their nearest neighbour in their own document",
-        stretch=_stretch(neighbours, log_mu, neighbours.other_index) if bool(there.all()) else 1.0,
+        stretch=_stretch(neighbours, log_mu, neighbours.other_index) if bool(complete.all()) else 1.0,
     )
 
 

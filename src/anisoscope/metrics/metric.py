@@ -161,7 +161,7 @@ class Metric:
 
         Example:
             >>> from anisoscope import metrics, synthetic
-            >>> metrics.spectral_anisotropy(synthetic.cloud("line"))
+            >>> round(metrics.spectral_anisotropy(synthetic.cloud("line")), 6)
             1.0
         """
         values = self.values(self._cloud(rows, documents))

@@ -131,8 +131,8 @@ def _power_law(eigenvalues: Tensor) -> tuple[float, int]:
     if last < 4:
         raise Undefined(f"{len(eigenvalues)} eigenvalues are too few for a fit", "give at least 9 rows and dimensions")
     rank = torch.arange(1, last + 1, dtype=torch.float64)
-    there = eigenvalues[:last].cpu() > 0
-    x, y, w = rank[there].log(), eigenvalues[:last].cpu()[there].log(), 1 / rank[there]
+    positive = eigenvalues[:last].cpu() > 0
+    x, y, w = rank[positive].log(), eigenvalues[:last].cpu()[positive].log(), 1 / rank[positive]
     if len(x) < 4:
         raise Undefined("fewer than 4 directions vary", "a power law needs more")
     x, y = x - (w @ x) / w.sum(), y - (w @ y) / w.sum()

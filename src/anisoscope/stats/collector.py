@@ -325,8 +325,8 @@ class Collector:
     def save(self, folder: Path) -> None:
         """Write everything collected so far to a new folder. After `load`, results are equal to the bit."""
         folder.mkdir(parents=True)
-        for place, block in enumerate(self._closed):
-            to = folder / f"{place}.safetensors"
+        for index, block in enumerate(self._closed):
+            to = folder / f"{index}.safetensors"
             if isinstance(block.stats, Path):
                 shutil.copyfile(block.stats, to)
             else:
@@ -350,8 +350,8 @@ class Collector:
         state = json.loads((folder / "state.json").read_text())
         self._level, self._number = state["level"], state["number"]
         self._closed = []
-        for place, number in enumerate(state["closed"]):
-            stats = from_arrays(load_file(folder / f"{place}.safetensors"))
+        for index, number in enumerate(state["closed"]):
+            stats = from_arrays(load_file(folder / f"{index}.safetensors"))
             self._closed.append(self._store(Block(number, stats)))
         arrays = load_file(folder / "open.safetensors")
         part = {

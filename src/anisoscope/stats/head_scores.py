@@ -1,8 +1,8 @@
 """Attention per head: entropy, largest weight, sink mass and spread of the logits, exactly and in O(T) memory.
 
-With V = K one more attention call gives the mean key k̄ = Σ p k, and with it the row's entropy H = lse − s·q·k̄ and the
-weight of any key, exp(s·q·k − lse): no probability is ever stored. What that cannot give (the largest weight, the
-spread of the logits, additive biases, soft caps) is read off logits recomputed a block of query rows at a time.
+With V = K, one more attention call gives the mean key k̄ = Σ p k, and so the entropy of a row, H = lse − s·q·k̄, and the
+weight of any key, exp(s·q·k − lse), without storing probabilities. The largest weight, the spread of the logits,
+additive biases and soft caps need the logits, which are computed again for one block of queries at a time.
 """
 
 from __future__ import annotations
@@ -18,18 +18,18 @@ from torch.nn import functional
 
 from anisoscope.stats.arithmetic import double, full_precision, plain
 
-_BLOCK = 1 << 22  # logits a block: 16 MB of float32
+_BLOCK = 1 << 22  # logits per block: 16 MB of float32
 _HIDDEN = -1e6  # an additive mask below this hides its key; no position bias reaches it
-_ALIGN = 8  # head widths that fused kernels like
+_ALIGN = 8  # fused kernels are fast for multiples of this head width
 
 
 @dataclass(frozen=True)
 class Heads:
-    """What one attention layer computes its pattern from; batch b, heads h, key heads g, queries t, keys s.
+    """The inputs of one attention layer; batch b, heads h, key heads g, queries t, keys s.
 
-    Logits are `cap(scaling · q·k) + bias + mask` with cap(x) = c·tanh(x/c) where there is a soft cap c. Key j is
-    visible to query i when the mask allows it and, with o = s − t, `causal` implies j ≤ i + o and `window` = w implies
-    |i + o − j| < w. A boolean mask is True where visible; a float mask is added, and very negative where hidden.
+    Logits are `cap(scaling · q·k) + bias + mask`, with cap(x) = c·tanh(x/c) if there is a soft cap c. Key j is visible
+    to query i if the mask allows it and, with o = s − t, j ≤ i + o if `causal`, and |i + o − j| < w if `window` = w. A
+    boolean mask is True for visible keys. A float mask is added and very negative for hidden keys.
     """
 
     q: Tensor  # (b, h, t, d), after rotary embedding
@@ -44,29 +44,29 @@ class Heads:
 
 @dataclass(frozen=True)
 class Scores:
-    """The logits themselves, where a model shows no q and k; hidden keys are -inf or very negative."""
+    """The logits, if a model does not expose q and k; hidden keys are -inf or very negative."""
 
     logits: Tensor  # (b, h, t, s)
 
 
 @dataclass(frozen=True)
 class AttentionRows:
-    """The values of every query row, so that one computation can be summed over several sets of rows."""
+    """Values of every query row, which can be summed over several sets of rows."""
 
     length: Tensor  # (b, h or 1, t): visible keys
     entropy: Tensor  # (b, h, t): divided by ln(length)
-    sink: Tensor  # (b, h, t): weight of the sequence's first visible key
-    at: Tensor  # (r,): the query positions of the next two
+    sink: Tensor  # (b, h, t): weight of the first visible key of the sequence
+    at: Tensor  # (r,): query positions of the next two fields
     largest: Tensor  # (b, h, r)
     logit_std: Tensor  # (b, h, r): over the visible keys, population form
 
 
 @dataclass(frozen=True)
 class Attention:
-    """Sums per head over query rows that see at least two keys, all (heads,) float64; adding adds them.
+    """Sums per head over query rows with at least two visible keys, all (heads,) float64.
 
     `rows` counts the rows in the sums of entropy and sink mass, `spread_rows` those of largest weight and logit std
-    (fewer when only some positions were recomputed). `*_square` are sums of squares.
+    (fewer if only some positions were computed). `*_square` are sums of squares.
 
     >>> q, k = torch.zeros(1, 1, 3, 2), torch.zeros(1, 1, 3, 2)
     >>> a = Attention.of(Heads(q, k, 1.0, causal=True), torch.ones(1, 3, dtype=torch.bool))
@@ -87,12 +87,18 @@ class Attention:
 
     @classmethod
     def of(cls, pattern: Heads | Scores, counts: Tensor, at: Tensor | None = None) -> Attention:
-        """From one batch: `counts` (b, t) says which queries count, `at` which positions to recompute (None: all)."""
+        """Compute the sums of one batch.
+
+        Args:
+            pattern: Queries and keys, or logits.
+            counts: True for queries that count, (b, t).
+            at: Positions at which largest weight and logit std are computed; None: all.
+        """
         return cls.of_rows(attention_rows(pattern, counts, at), counts)
 
     @classmethod
     def of_rows(cls, rows: AttentionRows, counts: Tensor) -> Attention:
-        """The sums over the rows that count, (b, t) bool."""
+        """Sum over the rows that count, (b, t) bool."""
         counted = counts.to(rows.length.device)[:, None, :] & (rows.length > 1)  # (b, h or 1, t)
         counted = counted.expand_as(rows.entropy)
         spread = counted.index_select(2, rows.at)  # (b, h, r)
@@ -103,21 +109,21 @@ class Attention:
 
     @classmethod
     def of_probabilities(cls, p: Tensor, counts: Tensor) -> Attention:
-        """From eager probabilities (b, h, t, s): log p is the logit minus the row's lse, so its std is the logits'."""
+        """Compute the sums from probabilities (b, h, t, s): log p and the logits of a row differ by a constant."""
         return cls.of(Scores(plain(p).log()), counts)
 
     def __add__(self, other: Attention) -> Attention:
         return Attention(*(getattr(self, f.name) + getattr(other, f.name) for f in fields(self)))
 
     def without(self, part: Attention) -> Attention:
-        """The sums over the rows that are left when `part`'s are taken out."""
+        """Return the sums without the rows of `part`."""
         return Attention(*(getattr(self, f.name) - getattr(part, f.name) for f in fields(self)))
 
 
 def attention_rows(pattern: Heads | Scores, counts: Tensor, at: Tensor | None = None) -> AttentionRows:
-    """Entropy and sink mass of every query row, largest weight and logit std at the positions `at` (None: all).
+    """Compute entropy and sink mass of every query row, and largest weight and logit std at positions `at` (None: all).
 
-    `counts` (b, t) names the real queries: the first key that any of them sees is the sequence's sink.
+    `counts` (b, t) is True for real queries. The first key that is visible to any of them is the sink.
     """
     x = pattern.logits if isinstance(pattern, Scores) else pattern.q
     t = x.shape[2]
@@ -132,7 +138,7 @@ def attention_rows(pattern: Heads | Scores, counts: Tensor, at: Tensor | None = 
 
 
 def _sums(x: Tensor, counted: Tensor) -> tuple[Tensor, Tensor]:
-    """Σ x and Σ x² per head over the counted rows; rows that do not count may hold anything, NaN included."""
+    """Return Σ x and Σ x² per head over the counted rows; other rows may hold anything, even NaN."""
     x = double(torch.where(counted, x, 0.0))
     return x.sum((0, 2)), x.square().sum((0, 2))
 
@@ -147,7 +153,7 @@ def _has_plain_logits(heads: Heads) -> bool:
 
 @dataclass(frozen=True)
 class _VisibleKeys:
-    """How many keys each query sees, which keys anyone sees, each sequence's first such key, and who sees that one."""
+    """Number of visible keys per query, the keys visible to any query, the first of them, and who sees that one."""
 
     length: Tensor  # (b, h or 1, t)
     keys: Tensor  # (b, s)
@@ -173,17 +179,17 @@ def _seen(pattern: Heads | Scores, counts: Tensor, every: Tensor) -> _VisibleKey
 
 
 def _band(heads: Heads, rows: Tensor) -> tuple[Tensor, Tensor]:
-    """The first and last key that causality and window leave to these queries, (r,) each."""
+    """Return the first and last key that causality and window allow for these queries, (r,) each."""
     s = heads.k.shape[2]
-    own = rows + (s - heads.q.shape[2])  # the query's own key
-    low, high = torch.zeros_like(own), torch.full_like(own, s - 1)
+    same = rows + (s - heads.q.shape[2])  # the key at the position of the query
+    low, high = torch.zeros_like(same), torch.full_like(same, s - 1)
     if heads.window is not None:
-        low, high = (own - heads.window + 1).clamp(min=0), (own + heads.window - 1).clamp(max=s - 1)
-    return low, torch.minimum(high, own) if heads.causal else high
+        low, high = (same - heads.window + 1).clamp(min=0), (same + heads.window - 1).clamp(max=s - 1)
+    return low, torch.minimum(high, same) if heads.causal else high
 
 
 def _visible(pattern: Heads | Scores, rows: Tensor) -> Tensor:
-    """Which keys these queries see, (b or 1, h or 1, r, s) bool."""
+    """Return which keys are visible to these queries, (b or 1, h or 1, r, s) bool."""
     if isinstance(pattern, Scores):
         return _allows(pattern.logits.index_select(2, rows))
     keys = torch.arange(pattern.k.shape[2], device=rows.device)
@@ -193,10 +199,10 @@ def _visible(pattern: Heads | Scores, rows: Tensor) -> Tensor:
 
 
 def _visible_at(pattern: Heads | Scores, rows: Tensor, keys: Tensor) -> Tensor:
-    """Whether each of these queries sees its sequence's key, keys (b,) -> (b, h or 1, r) bool."""
+    """Return whether one key per sequence is visible to these queries, keys (b,) -> (b, h or 1, r) bool."""
     visible = _visible(pattern, rows).expand(len(keys), -1, -1, -1)
-    place = keys[:, None, None, None].expand(*visible.shape[:3], 1)
-    return visible.gather(3, place)[..., 0]
+    index = keys[:, None, None, None].expand(*visible.shape[:3], 1)
+    return visible.gather(3, index)[..., 0]
 
 
 def _allows(mask: Tensor) -> Tensor:
@@ -206,12 +212,12 @@ def _allows(mask: Tensor) -> Tensor:
 
 
 def _query_rows(mask: Tensor, rows: Tensor) -> Tensor:
-    """These rows of a mask or bias that may be the same for all queries."""
+    """Return these rows of a mask or bias, which may be the same for all queries."""
     return mask if mask.shape[2] == 1 else mask.index_select(2, rows)
 
 
 def _blocks(pattern: Heads | Scores, rows: Tensor) -> Iterator[Tensor]:
-    """Query positions in blocks whose logits fit the budget."""
+    """Yield query positions in blocks of at most _BLOCK logits."""
     x = pattern.logits if isinstance(pattern, Scores) else pattern.q
     s = pattern.logits.shape[3] if isinstance(pattern, Scores) else pattern.k.shape[2]
     if len(rows):
@@ -222,14 +228,14 @@ def _blocks(pattern: Heads | Scores, rows: Tensor) -> Iterator[Tensor]:
 
 
 def _by_logits(pattern: Heads | Scores, seen: _VisibleKeys, every: Tensor, at: Tensor) -> AttentionRows:
-    """All values of every query from blocks of logits."""
+    """Compute all values of every query from blocks of logits."""
     parts = [_block_values(pattern, seen, rows) for rows in _blocks(pattern, every)]
     entropy, sink, largest, logit_std = (torch.cat(column, 2) for column in zip(*parts, strict=True))
     return AttentionRows(seen.length, entropy, sink, at, largest.index_select(2, at), logit_std.index_select(2, at))
 
 
 def _block_values(pattern: Heads | Scores, seen: _VisibleKeys, rows: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Entropy / ln(length), sink mass, largest weight, logit std of these queries, (b, h, r) each."""
+    """Return entropy / ln(length), sink mass, largest weight and logit std of these queries, (b, h, r) each."""
     logits, hidden = _logits(pattern, rows), ~_visible(pattern, rows)  # (b, h, r, s)
     length = seen.length.index_select(2, rows)
     hiding = logits.masked_fill(hidden, -math.inf)
@@ -237,13 +243,13 @@ def _block_values(pattern: Heads | Scores, seen: _VisibleKeys, rows: Tensor) -> 
     p = hiding.sub_(lse[..., None]).exp_()  # (b, h, r, s)
     logits = logits.masked_fill_(hidden, 0.0)
     entropy = ((lse - (p * logits).sum(-1)) / _log_length(length)).clamp(0, 1)
-    place = seen.first[:, None, None, None].expand(*p.shape[:3], 1)
-    return entropy, p.gather(3, place)[..., 0], p.amax(-1), _std(logits, hidden, length)
+    index = seen.first[:, None, None, None].expand(*p.shape[:3], 1)
+    return entropy, p.gather(3, index)[..., 0], p.amax(-1), _std(logits, hidden, length)
 
 
 def _spread(heads: Heads, lse: Tensor, seen: _VisibleKeys, at: Tensor) -> tuple[Tensor, Tensor]:
-    """Largest weight and logit std of the queries `at`, (b, h, r) each, where the log-sum-exp is known."""
-    empty = lse[:, :, :0]  # so that no position at all gives empty rows
+    """Return largest weight and logit std of the queries `at`, (b, h, r) each, given the log-sum-exp."""
+    empty = lse[:, :, :0]  # if there are no positions
     parts = [(empty, empty)]
     for rows in _blocks(heads, at):
         logits, hidden = _logits(heads, rows), ~_visible(heads, rows)  # (b, h, r, s)
@@ -254,7 +260,7 @@ def _spread(heads: Heads, lse: Tensor, seen: _VisibleKeys, at: Tensor) -> tuple[
 
 
 def _std(logits: Tensor, hidden: Tensor, length: Tensor) -> Tensor:
-    """The population std of each row's visible logits; hidden ones must be 0, and the logits are used up."""
+    """Return the population std of the visible logits of each row; hidden ones must be 0. Overwrites the logits."""
     mean = logits.sum(-1) / length  # (b, h, r)
     deviation = logits.sub_(mean[..., None]).masked_fill_(hidden, 0.0)
     size: Tensor = torch.linalg.vector_norm(deviation, dim=-1)
@@ -262,7 +268,7 @@ def _std(logits: Tensor, hidden: Tensor, length: Tensor) -> Tensor:
 
 
 def _logits(pattern: Heads | Scores, rows: Tensor) -> Tensor:
-    """The logits of these queries, masks left out but biases in, a new (b, h, r, s)."""
+    """Return the logits of these queries with biases but without masks, a new (b, h, r, s)."""
     if isinstance(pattern, Scores):
         return plain(pattern.logits.index_select(2, rows))
     b, h, _, d = pattern.q.shape
@@ -279,28 +285,28 @@ def _logits(pattern: Heads | Scores, rows: Tensor) -> Tensor:
 
 
 def _log_length(length: Tensor) -> Tensor:
-    return length.clamp(min=2).float().log()  # rows of one key do not count; 0 / 0 would only be noise there
+    return length.clamp(min=2).float().log()  # rows with one key do not count: this only avoids 0 / 0
 
 
 # --- from the mean key ------------------------------------------------------------------------------------------
 
 
 def _by_mean_key(heads: Heads, seen: _VisibleKeys, at: Tensor) -> AttentionRows:
-    """Entropy and sink mass of every query from attention calls with V = K; the spread of the queries `at`."""
+    """Compute entropy and sink mass of every query from attention calls with V = K, and the spread at `at`."""
     heads = replace(heads, k=_centred(plain(heads.k), seen.keys))
     mean, lse = _mean_key_grouped(heads)  # (b, h, t), (b, h, t)
     first = heads.k.gather(2, seen.first[:, None, None, None].expand(*heads.k.shape[:2], 1, heads.k.shape[3]))
     b, h, t, d = heads.q.shape
     q = plain(heads.q).view(b, heads.k.shape[1], -1, t, d)  # (b, g, h/g, t, d)
     to_first = heads.scaling * (q * first[:, :, None]).sum(-1).view(b, h, t)
-    # where one key takes all, differences of large numbers are left: rounding must not lead out of what can be
+    # if one key gets all the weight, large numbers cancel: rounding must not leave the range
     sink = torch.where(seen.sees_first, (to_first - lse).exp().clamp(max=1), 0.0)
     entropy = ((lse - mean) / _log_length(seen.length)).clamp(0, 1)
     return AttentionRows(seen.length, entropy, sink, at, *_spread(heads, lse, seen, at))
 
 
 def _mean_key_grouped(heads: Heads) -> tuple[Tensor, Tensor]:
-    """The mean logit and the log-sum-exp of every query, (b, h, t) each."""
+    """Return the mean logit and the log-sum-exp of every query, (b, h, t) each."""
     b, h, t, d = heads.q.shape
     g = heads.k.shape[1]
     mean = heads.k.new_empty(b, g, h // g, t)
@@ -313,13 +319,13 @@ def _mean_key_grouped(heads: Heads) -> tuple[Tensor, Tensor]:
 
 
 def _centred(k: Tensor, real: Tensor) -> Tensor:
-    """Keys without their mean, which moves every logit of a row alike: what is left loses fewer digits in float32."""
+    """Subtract the mean key, which shifts all logits of a row equally: the rest loses fewer digits in float32."""
     weight = real.to(k.dtype) / real.sum(-1, keepdim=True).clamp(min=1)  # (b, s)
     return k - (weight[:, None, None, :] @ k)
 
 
 def _mean_key(heads: Heads) -> tuple[Tensor, Tensor]:
-    """The mean key Σ p k and the log-sum-exp of the logits of every query, as many key heads as query heads."""
+    """Return the mean key Σ p k and the log-sum-exp of every query; there are as many key heads as query heads."""
     t, s = heads.q.shape[2], heads.k.shape[2]
     call = _kernel(heads.q.device)
     if heads.mask is None and heads.window is None and (t == s or not heads.causal):
@@ -336,7 +342,7 @@ Kernel = Callable[[Tensor, Tensor, float, Tensor | None, bool], tuple[Tensor, Te
 
 
 def _kernel(device: torch.device) -> Kernel:
-    """The CPU's fused operator returns the log-sum-exp but is private; where it is missing two public calls do."""
+    """Return the CPU's fused operator, which gives the log-sum-exp but is private, or two public calls instead."""
     fused = getattr(torch.ops.aten, "_scaled_dot_product_flash_attention_for_cpu", None)
     return _mean_key_fused if device.type == "cpu" and fused is not None else _mean_key_public
 
@@ -353,7 +359,7 @@ def _mean_key_fused(
 def _mean_key_public(
     q: Tensor, k: Tensor, scaling: float, visible: Tensor | None, causal: bool
 ) -> tuple[Tensor, Tensor]:
-    """The same from public calls: a dummy key whose logit is the row's mean logit m gets the weight 1 / (1 + eᴴ).
+    """Use public calls: a dummy key whose logit is the mean logit m of the row gets the weight 1 / (1 + eᴴ).
 
     H = lse − m lies between 0 and ln s, so that weight is always well away from 0 and 1 and lse = m + ln(1/weight − 1)
     loses no digits, however large the logits are.

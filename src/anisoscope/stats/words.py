@@ -105,8 +105,8 @@ class Words:
         return own, random
 
     def without_block(self, blocks: Tensor) -> Words:
-        gone = torch.isin(self.block, blocks)
-        return Words(self.each.without_block(blocks), self.products, self.block.masked_fill(gone, -1))
+        removed = torch.isin(self.block, blocks)
+        return Words(self.each.without_block(blocks), self.products, self.block.masked_fill(removed, -1))
 
 
 @dataclass(frozen=True)
