@@ -9,9 +9,10 @@ from torch import Tensor
 
 from anisoscope.records import Record
 from anisoscope.tangent.basis import Basis, orthonormal
-from anisoscope.tangent.frame import Frame, fit_frame
-from anisoscope.tangent.gradient_records import Subject, tangent_records, with_q
+from anisoscope.tangent.gradient_case import GradientCase
+from anisoscope.tangent.gradient_records import tangent_records, with_q
 from anisoscope.tangent.gradients import Gradients
+from anisoscope.tangent.site_bases import SiteBases, fit_site_bases
 
 N, D, PATCHES, RANK = 640, 24, 8, 3
 
@@ -70,8 +71,8 @@ def examined(made: World, gradients: Tensor, *, seed: int = 0) -> list[Record]:
     frame = fitted(made, seed)
     block = torch.arange(N) * 8 // N
     sums = Gradients.of(frame, gradients, made.test, block)
-    return with_q(tangent_records(Subject("grad.resid.0", "hidden", frame, sums, seed=seed)))
+    return with_q(tangent_records(GradientCase("grad.resid.0", "hidden", frame, sums, seed=seed)))
 
 
-def fitted(made: World, seed: int = 0) -> Frame:
-    return fit_frame(made.fit, ["pca", broad], [RANK], clusters=PATCHES, seed=seed)
+def fitted(made: World, seed: int = 0) -> SiteBases:
+    return fit_site_bases(made.fit, ["pca", broad], [RANK], clusters=PATCHES, seed=seed)

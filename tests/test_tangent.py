@@ -20,7 +20,6 @@ from anisoscope.tangent.basis import Basis
 from anisoscope.tangent.concepts import read_concepts
 from anisoscope.tangent.coordinates import coordinates
 from anisoscope.tangent.covariance import matched_covariance, next_band, transfer_slope, variance_matched
-from anisoscope.tangent.frame import Frame, fit_frame
 from anisoscope.tangent.frequency import (
     frequency_distance,
     frequency_strata,
@@ -29,13 +28,14 @@ from anisoscope.tangent.frequency import (
     token_counts,
     type_balanced,
 )
-from anisoscope.tangent.gradient_facts import GRADIENTS
 from anisoscope.tangent.gradient_records import NULLS
 from anisoscope.tangent.gradients import Gradients
 from anisoscope.tangent.multiple import benjamini_hochberg, permutation_p
-from anisoscope.tangent.null_levels import normal_control, orientation
+from anisoscope.tangent.null import GRADIENTS
 from anisoscope.tangent.patches import captured_by_patch, fit_patches, local_test
+from anisoscope.tangent.random_subspaces import normal_control, orientation
 from anisoscope.tangent.semi_nmf import _SLOW, ROUNDS
+from anisoscope.tangent.site_bases import SiteBases, fit_site_bases
 from anisoscope.tangent.weight_gradients import WeightGradients, error_shuffle
 from tests.oracles import tangent as oracle
 
@@ -110,7 +110,7 @@ def test_unknown_proxies_and_odd_ranks_are_refused() -> None:
     with pytest.raises(InputError, match="above zero"):
         Tangent(ranks=(0,))
     with pytest.raises(InputError, match="no normal space"):
-        fit_frame(cloud(6), ["pca"], [20])
+        fit_site_bases(cloud(6), ["pca"], [20])
 
 
 def test_bases_freeze_after_the_first_share_of_all_steps() -> None:
@@ -193,10 +193,10 @@ def test_concepts_are_read_by_the_tokens_that_load_on_them() -> None:
 # --- energies -----------------------------------------------------------------------------------------------------
 
 
-def made(seed: int = 20, n: int = 240, d: int = 16, **options: Any) -> tuple[Frame, Tensor, Tensor, Tensor]:
+def made(seed: int = 20, n: int = 240, d: int = 16, **options: Any) -> tuple[SiteBases, Tensor, Tensor, Tensor]:
     """A frame, gradients, activations and blocks."""
     x, g = cloud(seed, 2 * n, d), cloud(seed + 50, n, d, power=0.4)
-    frame = fit_frame(x[:n], **{"proxies": ["pca", "semi_nmf"], "ranks": [2, 4], "clusters": 3, **options})
+    frame = fit_site_bases(x[:n], **{"proxies": ["pca", "semi_nmf"], "ranks": [2, 4], "clusters": 3, **options})
     return frame, g, x[n:], torch.arange(n) * 8 // n
 
 
@@ -235,7 +235,7 @@ def test_energy_error_bars_cover_the_truth() -> None:
     """Gradients of one document share a direction: over 100 repetitions t-intervals hold the true energy."""
     d, documents, hits = 12, 32, 0
     basis = Basis(torch.eye(d, dtype=torch.float64)[:, :3], "mine", 3, 3)
-    frame = fit_frame(cloud(30, 200, d), ["pca"], [3], clusters=0)
+    frame = fit_site_bases(cloud(30, 200, d), ["pca"], [3], clusters=0)
     for seed in range(100):
         own = normal(seed, documents, d).repeat_interleave(4, 0)
         g = own + 0.5 * normal(seed + 500, 4 * documents, d)
@@ -339,7 +339,7 @@ def test_no_normal_control_where_no_room_is_left() -> None:
 
 def test_coordinate_null_has_the_mean_of_all_signed_permutations() -> None:
     second, basis = falling(4, 0.7), orthonormal(normal(43, 4, 2), "mine")
-    frame = replace(fit_frame(cloud(44, 100, 4), ["pca"], [2]), coordinates=torch.tensor([1.0, 1.5, 5.0, 6.0]))
+    frame = replace(fit_site_bases(cloud(44, 100, 4), ["pca"], [2]), coordinates=torch.tensor([1.0, 1.5, 5.0, 6.0]))
     group = np.array([0, 0, 1, 1])
     every = [
         np.trace(basis.q.numpy().T @ m.T @ second.numpy() @ m @ basis.q.numpy()) / float(second.trace())
@@ -353,7 +353,7 @@ def test_an_outlier_dimension_does_not_get_past_the_coordinate_null() -> None:
     """Activations and gradients share one large coordinate and nothing else: Haar calls it, the coordinate null not."""
     d = 40
     loud = torch.ones(d, dtype=torch.float64).index_fill(0, torch.tensor([7]), 30.0)
-    frame = fit_frame(normal(45, 500, d) * loud, ["pca"], [2], clusters=0)
+    frame = fit_site_bases(normal(45, 500, d) * loud, ["pca"], [2], clusters=0)
     second = (g := normal(46, 500, d) * loud.sqrt()).T @ g
     assert orientation(second, frame.bases, frame)[0].p < 0.01  # type: ignore[operator]
     assert coordinates(second, frame.bases, frame)[0].p > 0.2  # type: ignore[operator]
@@ -370,7 +370,7 @@ def test_the_transfer_slope_is_the_power_of_the_variance() -> None:
 
 def test_variance_matched_subspaces_are_those_of_the_leading_axes() -> None:
     """A basis inside the top 12 axes: the level is the energy of random subspaces of as many axes, drawn for real."""
-    frame = fit_frame(cloud(48, 2000, 30, power=0.3), ["pca"], [3], clusters=0)
+    frame = fit_site_bases(cloud(48, 2000, 30, power=0.3), ["pca"], [3], clusters=0)
     second, draw = falling(30), np.random.default_rng(0)
     basis = Basis(frame.axes[:, :12] @ torch.linalg.qr(normal(49, 12, 3))[0], "mine", 3, 3)
     (level,) = variance_matched(second, [basis], frame)
@@ -386,7 +386,7 @@ def test_variance_matched_subspaces_are_those_of_the_leading_axes() -> None:
 
 
 def test_references_are_what_they_are_called() -> None:
-    frame = fit_frame(cloud(50, 400, 16), ["pca"], [3], clusters=0)
+    frame = fit_site_bases(cloud(50, 400, 16), ["pca"], [3], clusters=0)
     band = next_band(frame, frame.bases[0])
     assert band is not None
     assert torch.equal(band.q, frame.axes[:, 3:6])

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from anisoscope.errors import InputError
 from anisoscope.tangent.basis import Basis, orthonormal
 from anisoscope.tangent.energy import chance, energy
-from anisoscope.tangent.null_levels import Haar, haar
 from anisoscope.tangent.proxies import PROXIES, Proxy, fit_bases, named
+from anisoscope.tangent.random_subspaces import Haar, haar
 from anisoscope.tangent.semi_nmf import SemiNMF, factorise
 
 

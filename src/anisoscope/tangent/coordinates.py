@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 
 from anisoscope.tangent.basis import Basis
-from anisoscope.tangent.frame import Frame
-from anisoscope.tangent.gradient_facts import EMBEDDING, HIDDEN, WEIGHT_OUT, Level, null
 from anisoscope.tangent.multiple import permutation_p
+from anisoscope.tangent.null import EMBEDDING, HIDDEN, WEIGHT_OUT, NullLevel, null
+from anisoscope.tangent.site_bases import SiteBases
 
 DRAWS = 99
 _CHUNK = 11  # draws made at a time
@@ -22,7 +22,7 @@ _ENOUGH = 12  # draws above each basis after which no more are made: its p-value
     (HIDDEN, WEIGHT_OUT, EMBEDDING),
     decides=True,
 )
-def coordinates(second: Tensor, bases: Sequence[Basis], frame: Frame, seed: int = 0) -> list[Level]:
+def coordinates(second: Tensor, bases: Sequence[Basis], fitted: SiteBases, seed: int = 0) -> list[NullLevel]:
     """The basis with its coordinates permuted within octaves of their variance, and signs flipped.
 
     A coordinate alone in its octave stays where it is: if one outlier dimension is what activations and gradients
@@ -32,12 +32,12 @@ def coordinates(second: Tensor, bases: Sequence[Basis], frame: Frame, seed: int 
     projectors = torch.stack([(b.q @ b.q.T).float().flatten() for b in bases], 1)  # (d·d, bases)
     seen = s.flatten() @ projectors  # (bases,)
     draw = torch.Generator().manual_seed(seed)
-    octave = _octaves(frame.coordinates)
+    octave = _octaves(fitted.coordinates)
     drawn = torch.zeros(0, len(bases))
     while len(drawn) < DRAWS and int((drawn >= seen).sum(0).min()) < _ENOUGH:
         more = _permuted(s, octave, min(_CHUNK, DRAWS - len(drawn)), draw) @ projectors  # (chunk, bases)
         drawn = torch.cat((drawn, more))
-    return [Level(float(drawn[:, i].mean()), permutation_p(float(seen[i]), drawn[:, i])) for i in range(len(bases))]
+    return [NullLevel(float(drawn[:, i].mean()), permutation_p(float(seen[i]), drawn[:, i])) for i in range(len(bases))]
 
 
 def _octaves(variance: Tensor) -> Tensor:

@@ -9,10 +9,10 @@ import torch
 from torch import Tensor
 
 from anisoscope.tangent.basis import Basis
-from anisoscope.tangent.frame import Frame
-from anisoscope.tangent.gradient_facts import EMBEDDING, HIDDEN, WEIGHT_OUT, Level, null
 from anisoscope.tangent.multiple import permutation_p
-from anisoscope.tangent.null_levels import haar
+from anisoscope.tangent.null import EMBEDDING, HIDDEN, WEIGHT_OUT, NullLevel, null
+from anisoscope.tangent.random_subspaces import haar
+from anisoscope.tangent.site_bases import SiteBases
 
 SLOPE_DRAWS = 999
 MATCHED_DRAWS = 4
@@ -54,7 +54,7 @@ def transfer_slope(energies: Tensor, variance: Tensor, *, seed: int = 0, draws: 
     (HIDDEN, WEIGHT_OUT, EMBEDDING),
     decides=True,
 )
-def variance_matched(second: Tensor, bases: Sequence[Basis], frame: Frame, seed: int = 0) -> list[Level]:
+def variance_matched(second: Tensor, bases: Sequence[Basis], fitted: SiteBases, seed: int = 0) -> list[NullLevel]:
     """Random subspaces of the top m axes, m such that they capture the basis' variance on average, in closed form.
 
     The basis is first projected into those axes: then, with no relation, it is one of them. For a basis that *is* the
@@ -62,45 +62,45 @@ def variance_matched(second: Tensor, bases: Sequence[Basis], frame: Frame, seed:
     """
     out = []
     for basis in bases:
-        m = _matching_axes(basis, frame)
-        top = frame.axes[:, :m]  # (d, m)
+        m = _matching_axes(basis, fitted)
+        top = fitted.axes[:, :m]  # (d, m)
         inside = torch.linalg.qr(top.T @ basis.q)[0]  # (m, r) the basis within the top axes
         if m <= basis.effective:
-            out.append(Level(None, note="captures as much variance as any subspace can: nothing to compare with"))
+            out.append(NullLevel(None, note="captures as much variance as any subspace can: nothing to compare with"))
             continue
         restricted = top.T @ second @ top  # (m, m)
         share = float(restricted.diagonal().sum() / second.diagonal().sum())
         law = haar(restricted, basis.effective)
         energy = float((inside * (restricted @ inside)).sum() / restricted.diagonal().sum())
-        out.append(Level(law.mean * share, law.p_value(energy), note=f"top {m} axes"))
+        out.append(NullLevel(law.mean * share, law.p_value(energy), note=f"top {m} axes"))
     return out
 
 
 @null("the next band of axes", (HIDDEN, WEIGHT_OUT, EMBEDDING), decides=False)
-def next_band(frame: Frame, basis: Basis) -> Basis | None:
+def next_band(fitted: SiteBases, basis: Basis) -> Basis | None:
     """Principal axes r + 1 to 2r, where there are so many: a coin flip under no relation, so it never decides."""
     r = basis.effective
-    return Basis(frame.axes[:, r : 2 * r], "next band", basis.rank, r) if 2 * r <= basis.dim else None
+    return Basis(fitted.axes[:, r : 2 * r], "next band", basis.rank, r) if 2 * r <= basis.dim else None
 
 
 @null("random subspaces with the activations' covariance", (HIDDEN, WEIGHT_OUT, EMBEDDING), decides=False)
-def matched_covariance(second: Tensor, bases: Sequence[Basis], frame: Frame, seed: int = 0) -> list[Level]:
+def matched_covariance(second: Tensor, bases: Sequence[Basis], fitted: SiteBases, seed: int = 0) -> list[NullLevel]:
     """orth(C^½ Z), mean of a few draws. It overlaps the basis itself, which caps the ratio: it never decides."""
     draw = torch.Generator().manual_seed(seed)
-    axes = frame.axes.float()
+    axes = fitted.axes.float()
     rotated = axes.T @ (second / second.diagonal().sum()).float() @ axes  # (d, d) in principal axes
-    spread = frame.variance.sqrt()[:, None].float()  # (d, 1)
+    spread = fitted.variance.sqrt()[:, None].float()  # (d, 1)
     out = []
     for basis in bases:
         q = torch.linalg.qr(spread * torch.randn(MATCHED_DRAWS, basis.dim, basis.effective, generator=draw))[0]
-        out.append(Level(float((q * (rotated @ q)).sum((1, 2)).mean())))
+        out.append(NullLevel(float((q * (rotated @ q)).sum((1, 2)).mean())))
     return out
 
 
-def _matching_axes(basis: Basis, frame: Frame) -> int:
+def _matching_axes(basis: Basis, fitted: SiteBases) -> int:
     """The number m of leading axes whose random r-subspaces capture the basis' variance: r/m·Σ_{j≤m} λ_j."""
     r = basis.effective
-    captured = float((frame.variance[:, None] * (frame.axes.T @ basis.q).square()).sum())
+    captured = float((fitted.variance[:, None] * (fitted.axes.T @ basis.q).square()).sum())
     m = torch.arange(1, basis.dim + 1, dtype=torch.float64)
-    expected = r / m * frame.variance.cumsum(0)  # falls with m
+    expected = r / m * fitted.variance.cumsum(0)  # falls with m
     return max(r, int((expected[r - 1 :] >= captured).sum()) + r - 1)

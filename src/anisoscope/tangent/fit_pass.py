@@ -12,12 +12,12 @@ from torch import Tensor
 from anisoscope.capture.backward import Places, Tape, forward, watching
 from anisoscope.records import Record
 from anisoscope.tangent.concepts import read_concepts
-from anisoscope.tangent.frame import Frame, fit_frame
 from anisoscope.tangent.frequency import frequency_distance, token_counts, type_balanced
 from anisoscope.tangent.patches import CLUSTERS
 from anisoscope.tangent.semi_nmf import factorise
+from anisoscope.tangent.site_bases import SiteBases, fit_site_bases
 from anisoscope.tangent.splits import Side
-from anisoscope.tangent.task import TangentTask, linears_of, stacks_of
+from anisoscope.tangent.tangent_plan import TangentPlan, linears_of, stacks_of
 
 MASSIVE = 5.0  # rows longer than this many medians are sinks wherever they stand
 Decode = Callable[[Sequence[int]], str]
@@ -25,7 +25,7 @@ Decode = Callable[[Sequence[int]], str]
 
 @dataclass(frozen=True)
 class Fitted:
-    frames: dict[str, Frame]  # by site, by the path of a linear map (its inputs), by that of the embedding
+    frames: dict[str, SiteBases]  # by site, by the path of a linear map (its inputs), by that of the embedding
     records: list[Record]
     concepts: dict[str, Any]
 
@@ -42,7 +42,7 @@ class _KeptTokens:
 
 
 def fit_pass(
-    task: TangentTask,
+    task: TangentPlan,
     places: Places,
     side: Side,
     counts: Mapping[int, int] | None,
@@ -69,7 +69,7 @@ def fit_pass(
             even = type_balanced(table[:, 2], table[:, 3], task.balance)
             x, table = x[even], table[even]
         of_stream = name in {str(site) for site in places.sites}
-        frames[name] = fit_frame(
+        frames[name] = fit_site_bases(
             x,
             task.tangent.proxies,
             task.tangent.ranks,
@@ -148,7 +148,7 @@ def _frequency_records(
 
 
 def _concept_records(
-    name: str, x: Tensor, table: Tensor, frame: Frame, side: Side, decode: Decode | None
+    name: str, x: Tensor, table: Tensor, frame: SiteBases, side: Side, decode: Decode | None
 ) -> tuple[list[Record], dict[str, Any]]:
     """Effective rank and error of each semi-NMF, and its concepts in words."""
     records: list[Record] = []

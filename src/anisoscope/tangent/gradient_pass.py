@@ -15,14 +15,14 @@ from anisoscope.data.token_table import Batch
 from anisoscope.errors import CaptureError
 from anisoscope.records import Site
 from anisoscope.tangent.displacement import DISPLACEMENT
-from anisoscope.tangent.frame import Frame
 from anisoscope.tangent.frequency import STRATA, frequency_strata, token_counts
-from anisoscope.tangent.gradient_facts import EMBEDDING, HIDDEN, WEIGHT_IN, WEIGHT_OUT
-from anisoscope.tangent.gradient_records import Subject
+from anisoscope.tangent.gradient_case import GradientCase
 from anisoscope.tangent.gradients import Gradients
+from anisoscope.tangent.null import EMBEDDING, HIDDEN, WEIGHT_IN, WEIGHT_OUT
 from anisoscope.tangent.objectives import IGNORED, Objective, shuffled
+from anisoscope.tangent.site_bases import SiteBases
 from anisoscope.tangent.splits import Side
-from anisoscope.tangent.task import TangentTask, linears_of, stacks_of
+from anisoscope.tangent.tangent_plan import TangentPlan, linears_of, stacks_of
 from anisoscope.tangent.weight_gradients import WeightGradients
 
 WEIGHT_TOKENS = 1024  # test tokens of a weight's gradient: the error shuffle looks at all pairs of them
@@ -46,14 +46,14 @@ def gradients(
 
 
 def gradient_pass(
-    task: TangentTask,
+    task: TangentPlan,
     places: Places,
     side: Side,
-    frames: Mapping[str, Frame],
+    frames: Mapping[str, SiteBases],
     chosen: Sequence[str],
     counts: Mapping[int, int] | None,
     progress: Callable[[int], None] | None,
-) -> Iterator[Subject]:
+) -> Iterator[GradientCase]:
     """One pass over the test tokens, forward and backward; then the gradients of every place, one after another."""
     marks, names = _strata(task, side, counts)
     hidden = [str(site) for site in places.sites] if HIDDEN in task.kinds else []
@@ -86,12 +86,12 @@ def gradient_pass(
     for name in hidden:
         sums, again = true.sums.pop(name), relabelled.sums.pop(name, None)
         shown = names if sums.strata_size.shape[2] else ()
-        yield Subject(f"grad.{name}", HIDDEN, frames[name], sums, relabelled=again, names=shown, **about)
+        yield GradientCase(f"grad.{name}", HIDDEN, frames[name], sums, relabelled=again, strata=shown, **about)
     yield from _weight_subjects(linears_of(task, places.sites), weights, frames, about)
     if places.embedding is not None and table.x:
         x, _, block, token = table.all()
         grad = WeightGradients.embedding(x, token, block)
-        yield Subject(f"grad.{places.embedding}", EMBEDDING, frames[places.embedding], grad, **about)
+        yield GradientCase(f"grad.{places.embedding}", EMBEDDING, frames[places.embedding], grad, **about)
 
 
 @dataclass(frozen=True)
@@ -99,7 +99,7 @@ class _Streams:
     """Sums of rows at the sites of the stream, batch after batch."""
 
     side: Side
-    frames: Mapping[str, Frame]
+    frames: Mapping[str, SiteBases]
     sums: dict[str, Gradients]
 
     def add(self, number: int, name: str, stack: str, seen: Tape, rows: Tensor, marks: Tensor | None) -> None:
@@ -115,7 +115,9 @@ class _Streams:
         self.sums[name] = self.sums[name] + more if name in self.sums else more
 
 
-def displacements(task: TangentTask, places: Places, side: Side, frames: Mapping[str, Frame]) -> Iterator[Subject]:
+def displacements(
+    task: TangentPlan, places: Places, side: Side, frames: Mapping[str, SiteBases]
+) -> Iterator[GradientCase]:
     """How the test tokens' activations have changed since the earlier model, site by site."""
     assert task.earlier is not None
     changes = _Streams(side, frames, {})
@@ -132,7 +134,7 @@ def displacements(task: TangentTask, places: Places, side: Side, frames: Mapping
                 change = now.outputs[name] - then.outputs[name].to(now.outputs[name])
                 changes.add(number, name, site.stack, now, change, None)
     for name, found in changes.sums.items():
-        yield Subject(name, DISPLACEMENT, frames[name], found, unit=side.unit, seed=task.seed)
+        yield GradientCase(name, DISPLACEMENT, frames[name], found, unit=side.unit, seed=task.seed)
 
 
 @dataclass
@@ -162,22 +164,22 @@ class _Weights:
 def _weight_subjects(
     linears: Mapping[Site, tuple[str | None, str | None]],
     weights: Mapping[str, _Weights],
-    frames: Mapping[str, Frame],
+    frames: Mapping[str, SiteBases],
     about: Mapping[str, Any],
-) -> Iterator[Subject]:
+) -> Iterator[GradientCase]:
     """Readers are tested in the space of their inputs, writers in the stream that they write to."""
     for site, (reader, writer) in linears.items():
         if reader is not None and weights[reader].x and reader in frames:
             x, delta, block, _ = weights[reader].all()
             grad = WeightGradients.weight_in(x, delta, block)
-            yield Subject(f"grad.{reader}", WEIGHT_IN, frames[reader], grad, errors=(x, delta), **about)
+            yield GradientCase(f"grad.{reader}", WEIGHT_IN, frames[reader], grad, errors=(x, delta), **about)
         if writer is not None and weights[writer].x:
             x, delta, block, _ = weights[writer].all()
             grad = WeightGradients.weight_out(x, delta, block)
-            yield Subject(f"grad.{writer}", WEIGHT_OUT, frames[str(site)], grad, **about)
+            yield GradientCase(f"grad.{writer}", WEIGHT_OUT, frames[str(site)], grad, **about)
 
 
-def _strata(task: TangentTask, side: Side, counts: Mapping[int, int] | None) -> tuple[list[Tensor] | None, list[str]]:
+def _strata(task: TangentPlan, side: Side, counts: Mapping[int, int] | None) -> tuple[list[Tensor] | None, list[str]]:
     """Marks (n, 6) of each batch's tokens: rare, middle, frequent, by the input token and by the target token."""
     inputs, targets, keys = [], [], []
     for number, batch in enumerate(side.batches):

@@ -13,11 +13,12 @@ from anisoscope.errors import InputError
 from anisoscope.stats.arithmetic import double, full_precision, gram, plain
 from anisoscope.tangent.basis import Basis
 from anisoscope.tangent.energy import Energies, shares
-from anisoscope.tangent.frame import Frame
 from anisoscope.tangent.patches import captured_by_patch
+from anisoscope.tangent.site_bases import SiteBases
 
 BLOCKS = 8
-ROWS = ("plain", "unit")  # gradients as they are, and each scaled to length one so that no token can decide alone
+ROWS = ("plain", "unit")  # gradients as they are, and scaled to length one so that no single token decides
+PLAIN, UNIT = 0, 1  # their places in every axis of two
 
 
 @dataclass(frozen=True)
@@ -40,7 +41,7 @@ class Gradients:
     @classmethod
     def of(
         cls,
-        frame: Frame,
+        fitted: SiteBases,
         g: Tensor,
         h: Tensor,
         block: Tensor,
@@ -57,9 +58,9 @@ class Gradients:
             weight = torch.stack((torch.ones_like(norm), unit.square()))  # (2, n): of a squared length, row by row
             member = torch.nn.functional.one_hot(block.to(g.device), blocks).to(g.dtype)  # (n, B)
             member = member.T * weight[:, None]  # (2, B, n)
-            y = (h - frame.mean.to(g)) @ frame.axes.to(g)  # (n, d)
-            local, local_size = _by_patch(frame, g, h, member, norm.square())
-            marked, marked_size = _by_stratum(frame, g, strata, member, norm.square())
+            y = (h - fitted.mean.to(g)) @ fitted.axes.to(g)  # (n, d)
+            local, local_size = _by_patch(fitted, g, h, member, norm.square())
+            marked, marked_size = _by_stratum(fitted, g, strata, member, norm.square())
             return cls(
                 count=torch.bincount(block, minlength=blocks),
                 second=torch.stack((_by_block(g, block, blocks), _by_block(g * unit[:, None], block, blocks))),
@@ -134,23 +135,23 @@ def _by_block(g: Tensor, block: Tensor, blocks: int) -> Tensor:
     return out
 
 
-def _by_patch(frame: Frame, g: Tensor, h: Tensor, member: Tensor, square: Tensor) -> tuple[Tensor, Tensor]:
-    if frame.patches is None:
+def _by_patch(fitted: SiteBases, g: Tensor, h: Tensor, member: Tensor, square: Tensor) -> tuple[Tensor, Tensor]:
+    if fitted.patches is None:
         return torch.zeros(*member.shape[:2], 0, 0, 0), torch.zeros(*member.shape[:2], 0)
-    cluster = torch.nn.functional.one_hot(frame.patches.assign(h), len(frame.patches.centres)).to(g.dtype)  # (n, K)
-    inside = captured_by_patch(g, frame.patches, frame.ranks)  # (n, K, R)
+    cluster = torch.nn.functional.one_hot(fitted.patches.assign(h), len(fitted.patches.centres)).to(g.dtype)  # (n, K)
+    inside = captured_by_patch(g, fitted.patches, fitted.ranks)  # (n, K, R)
     own = member[:, :, None] * cluster.T  # (2, B, K, n)
     sums = own @ inside.flatten(1)  # (2, B, K, K·R)
     return _sums(sums.unflatten(-1, inside.shape[1:])), _sums(own @ square)
 
 
 def _by_stratum(
-    frame: Frame, g: Tensor, strata: Tensor | None, member: Tensor, square: Tensor
+    fitted: SiteBases, g: Tensor, strata: Tensor | None, member: Tensor, square: Tensor
 ) -> tuple[Tensor, Tensor]:
     if strata is None:
-        return torch.zeros(*member.shape[:2], 0, len(frame.bases)), torch.zeros(*member.shape[:2], 0)
-    q = torch.cat([basis.q for basis in frame.bases], 1).to(g)
-    parts = (g @ q).square().split([basis.effective for basis in frame.bases], 1)
+        return torch.zeros(*member.shape[:2], 0, len(fitted.bases)), torch.zeros(*member.shape[:2], 0)
+    q = torch.cat([basis.q for basis in fitted.bases], 1).to(g)
+    parts = (g @ q).square().split([basis.effective for basis in fitted.bases], 1)
     inside = torch.stack([part.sum(1) for part in parts], 1)  # (n, bases)
     marked = member[:, :, None] * strata.T.to(g)  # (2, B, S, n)
     return _sums(marked @ inside), _sums(marked @ square)

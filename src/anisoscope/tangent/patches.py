@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 
 from anisoscope.stats.arithmetic import full_precision, plain
-from anisoscope.tangent.gradient_facts import HIDDEN, null
 from anisoscope.tangent.multiple import permutation_p
+from anisoscope.tangent.null import HIDDEN, null
 from anisoscope.tangent.proxies import leading
 
 CLUSTERS = 8

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from anisoscope.records import Record
-from anisoscope.tangent.gradient_facts import WEIGHT_IN
+from anisoscope.tangent.null import WEIGHT_IN
 
 ALPHA = 0.05
 

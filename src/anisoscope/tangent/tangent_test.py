@@ -20,18 +20,19 @@ from anisoscope.store.run import Run
 from anisoscope.tangent import Tangent
 from anisoscope.tangent.displacement import displacement_records
 from anisoscope.tangent.fit_pass import MASSIVE, Decode, fit_pass
-from anisoscope.tangent.frame import Frame
-from anisoscope.tangent.gradient_facts import GRADIENTS, HIDDEN
+from anisoscope.tangent.gradient_case import GradientCase
 from anisoscope.tangent.gradient_pass import displacements, gradient_pass
-from anisoscope.tangent.gradient_records import Subject, choose_nulls, tangent_records, with_q
+from anisoscope.tangent.gradient_records import choose_nulls, tangent_records, with_q
 from anisoscope.tangent.metric_cards import tangent_cards
+from anisoscope.tangent.null import GRADIENTS, HIDDEN
 from anisoscope.tangent.objectives import Loss, Objective, choose_objective
 from anisoscope.tangent.proxies import named
+from anisoscope.tangent.site_bases import SiteBases
 from anisoscope.tangent.splits import Side, make_side, require_apart
-from anisoscope.tangent.task import TangentTask, groups
+from anisoscope.tangent.tangent_plan import TangentPlan, groups
 
 SAMPLE = 8192  # fit tokens whose activations are kept
-Frames = Mapping[str, Frame]
+Frames = Mapping[str, SiteBases]
 Progress = Callable[[int], None]
 
 
@@ -81,7 +82,7 @@ def tangent_test(
     objective = choose_objective(loss, module, mask=_mask_id(opened) if mask is None else mask, seed=seed)
     layout = find_layout(module, first_item(fit_side.batches[0], device_of(module)))
     past = None if earlier is None else _open(earlier, opening)[1]
-    task = TangentTask(module, layout, objective, tangent, tuple(gradients), balance, sample, seed, past)
+    task = TangentPlan(module, layout, objective, tangent, tuple(gradients), balance, sample, seed, past)
     records: list[Record] = []
     concepts: dict[str, Any] = {}
     with differentiable(module):
@@ -93,7 +94,7 @@ def tangent_test(
             for subject in gradient_pass(task, places, test_side, frames, chosen, counts, progress):
                 beside = _others(subject, frames, others or {}, chosen)
                 basis = "frozen" if subject.site.removeprefix("grad.") in (frozen or {}) else "refreshed"
-                subject = replace(subject, frame=replace(subject.frame, others=beside), basis=basis)
+                subject = replace(subject, fitted=replace(subject.fitted, others=beside), basis=basis)
                 records += tangent_records(subject, chosen)
             if past is not None:
                 with differentiable(past):
@@ -117,14 +118,14 @@ def fit_frames(
     sample: int = SAMPLE,
     seed: int = 0,
     opening: Mapping[str, Any] | None = None,
-) -> dict[str, Frame]:
+) -> dict[str, SiteBases]:
     """The frames of a model's sites by name, to be tested later: frozen, as step 0, or as another run."""
     _, module = _open(model, opening)
     side = make_side(fit, "fit", sinks=sinks, seed=seed)
     layout = find_layout(module, first_item(side.batches[0], device_of(module)))
     nothing = Objective("none", lambda batch: (dict(batch.inputs), batch.token), lambda output, labels: labels)
-    task = TangentTask(module, layout, nothing, tangent or Tangent(), (HIDDEN,), None, sample, seed)
-    frames: dict[str, Frame] = {}
+    task = TangentPlan(module, layout, nothing, tangent or Tangent(), (HIDDEN,), None, sample, seed)
+    frames: dict[str, SiteBases] = {}
     with differentiable(module):
         for places in groups(task, expand(layout, sites)):
             frames.update(fit_pass(task, places, side, None, None, None).frames)
@@ -143,7 +144,7 @@ def _open(model: Any, opening: Mapping[str, Any] | None) -> tuple[Opened | None,
 
 
 def _information(
-    task: TangentTask, opened: Opened | None, nulls: Sequence[str], fit: Side, test: Side
+    task: TangentPlan, opened: Opened | None, nulls: Sequence[str], fit: Side, test: Side
 ) -> dict[str, Any]:
     """What the run says of how it came about."""
     return {
@@ -175,7 +176,7 @@ def _mask_id(opened: Opened | None) -> int | None:
 
 
 def _others(
-    subject: Subject, frames: Mapping[str, Frame], others: Mapping[str, Frames], chosen: Sequence[str]
+    subject: GradientCase, frames: Mapping[str, SiteBases], others: Mapping[str, Frames], chosen: Sequence[str]
 ) -> dict[str, Any]:
     """Bases fitted elsewhere that stand beside the subject's own: half the depth away, at step 0, in another run."""
     if subject.gradient != HIDDEN:
@@ -185,7 +186,7 @@ def _others(
     layers = [each for each in frames if each.rpartition(".")[0] == name.rpartition(".")[0] and _is_layer(each)]
     if "other_layer" in chosen and name in layers and len(layers) > 1:
         found["other_layer"] = frames[layers[(layers.index(name) + len(layers) // 2) % len(layers)]].bases
-    return {each: bases for each, bases in found.items() if each in chosen and bases[0].dim == subject.frame.dim}
+    return {each: bases for each, bases in found.items() if each in chosen and bases[0].dim == subject.fitted.dim}
 
 
 def _is_layer(name: str) -> bool:

@@ -18,9 +18,9 @@ from anisoscope.errors import InputError
 from anisoscope.stats.arithmetic import full_precision, plain
 from anisoscope.tangent.basis import Basis
 from anisoscope.tangent.energy import Energies
-from anisoscope.tangent.gradient_facts import WEIGHT_IN, Level, null
 from anisoscope.tangent.gradients import BLOCKS
 from anisoscope.tangent.multiple import permutation_p
+from anisoscope.tangent.null import WEIGHT_IN, NullLevel, null
 
 SHUFFLES = 99
 _CHUNK = 1 << 23  # entries of shuffled matrices made at a time
@@ -96,7 +96,7 @@ class WeightGradients:
 @null("which token an error belongs to does not matter", (WEIGHT_IN,), decides=True)
 def error_shuffle(
     x: Tensor, delta: Tensor, bases: Sequence[Basis], *, seed: int = 0, draws: int = SHUFFLES
-) -> list[Level]:
+) -> list[NullLevel]:
     """The energy of Σ δ_π(t) x_tᵀ in each basis with errors shuffled across tokens: x (n, in), δ (n, out).
 
     ‖Σ δ_π(t) (Qᵀx_t)ᵀ‖² = Σ_ts (δ_π(t)·δ_π(s)) (Qᵀx_t·Qᵀx_s): one product of errors, permuted, against one of inputs.
@@ -117,7 +117,8 @@ def error_shuffle(
     shuffled = sums[:, 1:] / sums[:, :1]
     seen = (own[1:] / own[0]).double().cpu()
     return [
-        Level(float(shuffled[:, i].mean()), permutation_p(float(seen[i]), shuffled[:, i])) for i in range(len(bases))
+        NullLevel(float(shuffled[:, i].mean()), permutation_p(float(seen[i]), shuffled[:, i]))
+        for i in range(len(bases))
     ]
 
 

@@ -12,14 +12,14 @@ from anisoscope.capture.backward import Places, input_embedding, reader_and_writ
 from anisoscope.errors import InputError
 from anisoscope.records import Site
 from anisoscope.tangent import Tangent
-from anisoscope.tangent.gradient_facts import EMBEDDING, WEIGHT_IN, WEIGHT_OUT
+from anisoscope.tangent.null import EMBEDDING, WEIGHT_IN, WEIGHT_OUT
 from anisoscope.tangent.objectives import Objective
 
 _BYTES = 1 << 30  # of rows kept at a time: more sites are done in groups, one pass each
 
 
 @dataclass(frozen=True)
-class TangentTask:
+class TangentPlan:
     """What both passes of a test share."""
 
     model: nn.Module
@@ -33,7 +33,7 @@ class TangentTask:
     earlier: nn.Module | None = None  # the same model at an earlier step
 
 
-def groups(task: TangentTask, sites: Sequence[Site]) -> Iterator[Places]:
+def groups(task: TangentPlan, sites: Sequence[Site]) -> Iterator[Places]:
     """The sites in groups whose rows fit into memory together, each with the weights of its blocks."""
     odd = [site for site in sites if site.kind not in ("embed", "resid")]
     if odd or not sites:
@@ -50,7 +50,7 @@ def groups(task: TangentTask, sites: Sequence[Site]) -> Iterator[Places]:
         yield Places(group, tuple(linears), embedding if start == 0 else None)
 
 
-def linears_of(task: TangentTask, sites: Sequence[Site]) -> dict[Site, tuple[str | None, str | None]]:
+def linears_of(task: TangentPlan, sites: Sequence[Site]) -> dict[Site, tuple[str | None, str | None]]:
     """The reader and the writer of each residual site's block, where their gradients are tested."""
     stacks = {stack.name: stack for stack in task.layout.stacks}
     found = {}
@@ -61,7 +61,7 @@ def linears_of(task: TangentTask, sites: Sequence[Site]) -> dict[Site, tuple[str
     return found
 
 
-def stacks_of(task: TangentTask, places: Places) -> dict[str, str]:
+def stacks_of(task: TangentPlan, places: Places) -> dict[str, str]:
     """Which stack (encoder, decoder or the only one) each place is in, by its name."""
     found = {str(site): site.stack for site in places.sites}
     for site, pair in linears_of(task, places.sites).items():

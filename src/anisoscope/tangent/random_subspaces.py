@@ -12,9 +12,9 @@ from torch import Tensor
 from anisoscope.errors import InputError
 from anisoscope.tangent.basis import Basis
 from anisoscope.tangent.energy import energy
-from anisoscope.tangent.frame import Frame
-from anisoscope.tangent.gradient_facts import EMBEDDING, HIDDEN, WEIGHT_OUT, Level, null
 from anisoscope.tangent.multiple import permutation_p
+from anisoscope.tangent.null import EMBEDDING, HIDDEN, WEIGHT_OUT, NullLevel, null
+from anisoscope.tangent.site_bases import SiteBases
 
 NORMAL_DRAWS = 20  # as published
 _SYMMETRIC = 1e-3  # a skewness below this is none
@@ -100,15 +100,15 @@ def haar(second: Tensor, rank: int) -> Haar:
 
 
 @null("the bases point anywhere: uniformly random subspaces", (HIDDEN, WEIGHT_OUT, EMBEDDING), decides=True)
-def orientation(second: Tensor, bases: Sequence[Basis], frame: Frame, seed: int = 0) -> list[Level]:
+def orientation(second: Tensor, bases: Sequence[Basis], fitted: SiteBases, seed: int = 0) -> list[NullLevel]:
     """Haar-random subspaces of the same dimension, in closed form."""
     shape = Shape.of(second)
     laws = [shape.haar(basis.effective) for basis in bases]
-    return [Level(law.mean, law.p_value(energy(second, b))) for law, b in zip(laws, bases, strict=True)]
+    return [NullLevel(law.mean, law.p_value(energy(second, b))) for law, b in zip(laws, bases, strict=True)]
 
 
 @null("as published: random subspaces orthogonal to the basis", decides=False)
-def normal_control(second: Tensor, bases: Sequence[Basis], frame: Frame, seed: int = 0) -> list[Level]:
+def normal_control(second: Tensor, bases: Sequence[Basis], fitted: SiteBases, seed: int = 0) -> list[NullLevel]:
     """The paper's control, 20 draws: its level is (1 − E)·r/(d − r) on average, a transform of the energy E itself.
 
     The p-value is the published one. It is not calibrated where r is no small share of d (at r = d/2 the level is
@@ -120,12 +120,12 @@ def normal_control(second: Tensor, bases: Sequence[Basis], frame: Frame, seed: i
     for basis in bases:
         r, d = basis.effective, basis.dim
         if 2 * r > d:
-            out.append(Level(None, note=f"no {r} dimensions are left beside {r} of {d}"))
+            out.append(NullLevel(None, note=f"no {r} dimensions are left beside {r} of {d}"))
             continue
         inside = vectors.T @ basis.q.float()  # (d, r) where S is diagonal
         z = torch.randn(NORMAL_DRAWS, d, r, generator=draw)
         drawn = span_energies(z - inside @ (inside.T @ z), values).double()
-        out.append(Level(float(drawn.mean()), permutation_p(energy(second, basis), drawn)))
+        out.append(NullLevel(float(drawn.mean()), permutation_p(energy(second, basis), drawn)))
     return out
 
 
