@@ -105,7 +105,7 @@ def test_directions_that_rows_do_not_have_are_not_invented() -> None:
 
 
 def test_unknown_proxies_and_odd_ranks_are_refused() -> None:
-    with pytest.raises(InputError, match="did you mean pca"):
+    with pytest.raises(InputError, match=r"(?i)did you mean '?pca"):
         Tangent(proxies=["pcaa"])
     with pytest.raises(InputError, match="above zero"):
         Tangent(ranks=(0,))

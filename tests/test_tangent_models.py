@@ -268,7 +268,7 @@ def test_a_document_in_both_sides_raises() -> None:
     apart = [make_side(numbered(seed, first), "side", sinks=False, seed=0) for seed, first in ((1, 0), (2, 100))]
     require_apart(*apart)
     shared = make_side(numbered(2, 17), "test", sinks=False, seed=0)
-    with pytest.raises(InputError, match="document 17 and 0 more are in both"):
+    with pytest.raises(InputError, match="Document 17 and 0 more are in both"):
         require_apart(apart[0], shared)
 
 
@@ -280,7 +280,7 @@ def test_halves_of_a_text_share_no_document() -> None:
     sides = [make_side(side, "side", sinks=False, seed=0) for side in (fit, test)]
     require_apart(*sides)
     assert [len(batch.token) for batch in test] == [4, 6]
-    with pytest.raises(InputError, match="two at least"):
+    with pytest.raises(InputError, match="at least two"):
         split_batches(long[:1])
 
 
@@ -304,11 +304,11 @@ def test_first_tokens_and_massive_ones_do_not_count_unless_asked() -> None:
 
 def test_errors_say_what_to_do() -> None:
     model, _ = build("llama")
-    with pytest.raises(InputError, match="did you mean hidden"):
+    with pytest.raises(InputError, match=r"(?i)did you mean '?hidden"):
         anisoscope.tangent_test(model, fit=batches(1), test=batches(2), gradients=["hiden"])
-    with pytest.raises(InputError, match="did you mean coordinates"):
+    with pytest.raises(InputError, match=r"(?i)did you mean '?coordinates"):
         anisoscope.tangent_test(model, fit=batches(1), test=batches(2), tangent=Tangent(nulls=["coordinate"]))
-    with pytest.raises(InputError, match="cannot be told from its class"):
+    with pytest.raises(InputError, match="objective of HomeMade is unknown"):
         anisoscope.tangent_test(HomeMade(), fit=batches(1), test=batches(2))
     with pytest.raises(InputError, match="embed and resid sites"):
         anisoscope.tangent_test(model, fit=batches(1), test=batches(2), sites=["mlp"])

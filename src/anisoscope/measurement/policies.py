@@ -19,10 +19,48 @@ from anisoscope.stats.sample import Extremes
 OUTSIZED = MASSIVE / 2
 
 
+def massive_norm(median: float) -> float:
+    """The norm above which a token is massive: five medians of all rows of the site."""
+    return MASSIVE * median
+
+
+class FlaggedTokens:
+    """The massive tokens of each stack, by key: flagged at the first residual site where they are massive.
+
+    A flagged token stays flagged at all later sites of its stack, so that every site after it leaves out the same
+    tokens. This is the second half of the policy `no-sink`; the first leaves out the first token of each window.
+
+    >>> flagged = FlaggedTokens()
+    >>> flagged.flag(Site("resid", 1), torch.tensor([7, 9])).tolist()
+    [7, 9]
+    >>> flagged.at(Site("resid", 0)).tolist(), flagged.at(Site("resid", 2)).tolist()
+    ([], [7, 9])
+    """
+
+    def __init__(self) -> None:
+        self._new: dict[str, list[tuple[Site, Tensor]]] = {}
+
+    def at(self, site: Site) -> Tensor:
+        """Keys of the tokens flagged at this site or at an earlier one of its stack, (n,) int64."""
+        none = torch.zeros(0, dtype=torch.int64)
+        return torch.cat([none, *(keys for first, keys in self._new.get(site.stack, []) if not site < first)])
+
+    def flag(self, site: Site, keys: Tensor) -> Tensor:
+        """Flag the tokens that are massive at a site.
+
+        Returns:
+            The keys that were not flagged before.
+        """
+        new = keys[~torch.isin(keys, self.at(site))]
+        if len(new):
+            self._new.setdefault(site.stack, []).append((site, new))
+        return new
+
+
 def massive(cloud: Cloud) -> Tensor:
     """Keys of the tokens that are massive here; more than a block can hold is an error."""
     extremes = cloud.get(Extremes)
-    outsized = extremes.x.double().norm(dim=1).cpu() > MASSIVE * cloud.get(Norms).median
+    outsized = extremes.x.double().norm(dim=1).cpu() > massive_norm(cloud.get(Norms).median)
     if len(outsized) == extremes.size and bool((extremes.priority >= OUTSIZED).all()):
         raise InputError(
             f"more than {extremes.size} tokens have over {OUTSIZED:g} times the median norm, too many to be outliers "
