@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from anisoscope.tangent.basis import Basis
-from anisoscope.tangent.multiple import permutation_p
 from anisoscope.tangent.null import EMBEDDING, HIDDEN, WEIGHT_OUT, NullLevel, null
+from anisoscope.tangent.permutation import permutation_p
 from anisoscope.tangent.site_bases import SiteBases
 
 DRAWS = 99

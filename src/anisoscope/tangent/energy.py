@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from anisoscope.errors import InputError
-from anisoscope.metrics.evaluate import jackknife
+from anisoscope.stats.inference import jackknife
 from anisoscope.tangent.basis import Basis
 
 FEWEST_BLOCKS = 4

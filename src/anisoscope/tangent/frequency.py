@@ -9,8 +9,9 @@ import torch
 from torch import Tensor
 
 from anisoscope.errors import InputError
+from anisoscope.stats.inference import spearman
 from anisoscope.tangent.energy import jackknife_error
-from anisoscope.tangent.multiple import permutation_p
+from anisoscope.tangent.permutation import permutation_p
 
 STRATA = ("rare", "middle", "frequent")
 DRAWS = 499
@@ -126,20 +127,9 @@ def pearson(a: Tensor, b: Tensor) -> float:
     return float(_pearson(a.double(), b.double()))
 
 
-def spearman(a: Tensor, b: Tensor) -> float:
-    """The correlation of ranks, ties sharing their mean rank."""
-    return pearson(_ranks(a), _ranks(b))
-
-
 def _pearson(a: Tensor, b: Tensor) -> Tensor:
     a, b = a - a.mean(), b - b.mean()
     return (a @ b) / (a.norm() * b.norm()).clamp(min=1e-300)
-
-
-def _ranks(a: Tensor) -> Tensor:
-    _, place, count = a.unique(return_inverse=True, return_counts=True)
-    last = count.cumsum(0).double()
-    return (last - (count - 1) / 2)[place]
 
 
 def _by_type(x: Tensor, place: Tensor, block: Tensor, types: int) -> tuple[Tensor, Tensor]:

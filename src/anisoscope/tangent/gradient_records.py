@@ -9,6 +9,7 @@ from typing import Any
 
 from anisoscope.errors import unknown
 from anisoscope.records import Record
+from anisoscope.stats.inference import false_discovery
 from anisoscope.tangent.alignment import drawn_ratio, energy_records, excess_records
 from anisoscope.tangent.basis import Basis
 from anisoscope.tangent.coordinates import coordinates
@@ -16,7 +17,6 @@ from anisoscope.tangent.covariance import matched_covariance, next_band, transfe
 from anisoscope.tangent.energy import Energies, jackknife_error
 from anisoscope.tangent.gradient_case import GradientCase
 from anisoscope.tangent.gradients import PLAIN, ROWS, Gradients
-from anisoscope.tangent.multiple import benjamini_hochberg
 from anisoscope.tangent.null import HIDDEN, Null, NullLevel
 from anisoscope.tangent.patches import local_test
 from anisoscope.tangent.random_subspaces import normal_control, orientation
@@ -92,7 +92,7 @@ def with_q(records: Iterable[Record]) -> list[Record]:
             family = (variant["gradient"], variant["null"], variant.get("rows"), variant["basis"])
             families.setdefault(family, []).append(record)
     for members in families.values():
-        q = benjamini_hochberg([record.value or 0.0 for record in members])
+        q = false_discovery([record.value or 0.0 for record in members])
         every += [replace(r, metric="gradient_q", value=value) for r, value in zip(members, q, strict=True)]
     return every
 

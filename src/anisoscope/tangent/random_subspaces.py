@@ -12,8 +12,8 @@ from torch import Tensor
 from anisoscope.errors import InputError
 from anisoscope.tangent.basis import Basis
 from anisoscope.tangent.energy import energy
-from anisoscope.tangent.multiple import permutation_p
 from anisoscope.tangent.null import EMBEDDING, HIDDEN, WEIGHT_OUT, NullLevel, null
+from anisoscope.tangent.permutation import permutation_p
 from anisoscope.tangent.site_bases import SiteBases
 
 NORMAL_DRAWS = 20  # as published

@@ -19,8 +19,8 @@ from anisoscope.stats.arithmetic import full_precision, plain
 from anisoscope.tangent.basis import Basis
 from anisoscope.tangent.energy import Energies
 from anisoscope.tangent.gradients import BLOCKS
-from anisoscope.tangent.multiple import permutation_p
 from anisoscope.tangent.null import WEIGHT_IN, NullLevel, null
+from anisoscope.tangent.permutation import permutation_p
 
 SHUFFLES = 99
 _CHUNK = 1 << 23  # entries of shuffled matrices made at a time
