@@ -32,14 +32,14 @@ def mean_snr(surface: Surface, seeds: int = 6) -> float:
 def test_the_cloud_is_the_surface_it_says() -> None:
     """Without noise the normal part is an exact quadratic of the tangent part, and the rest of space is empty."""
     cloud = sample_surface(replace(SMALL, noise=0.0), 0)
-    y = cloud.x @ cloud.frame
+    y = cloud.x @ cloud.axes
     assert float(y[:, 8:].abs().max()) < 1e-12
     assert curvature_snr(y[:, :3], y[:, 3:8]) > 1e6
 
 
 def test_visibility_is_the_variance_outside_the_tangent_space() -> None:
     cloud = sample_surface(SMALL, 1)
-    y = (cloud.x - cloud.x.mean(0)) @ cloud.frame
+    y = (cloud.x - cloud.x.mean(0)) @ cloud.axes
     expected = float(y[:, 3:].var(0).sum() / y.var(0).sum())
     assert visible(cloud, 3).visibility == pytest.approx(expected)
 

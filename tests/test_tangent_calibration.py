@@ -14,7 +14,7 @@ from scipy.stats import binom
 
 from anisoscope.records import Record
 from anisoscope.tangent.proxies import svd
-from anisoscope.tangent.summary import readings
+from anisoscope.tangent.summary import summarise
 from anisoscope.tangent.weight_gradients import error_shuffle
 from tests.tangent_worlds import RANK, N, World, examined, fitted, world
 
@@ -57,7 +57,7 @@ def test_in_two_hundred_runs_the_false_positive_rate_is_right(null: str) -> None
 
 
 def words(records: list[Record], proxy: str = "pca") -> str:
-    return next(r.words for r in readings(records) if r.proxy == proxy)
+    return next(r.words for r in summarise(records) if r.proxy == proxy)
 
 
 def p_of(records: list[Record], null: str, rows: str = "plain") -> float:
@@ -124,7 +124,7 @@ def test_one_massive_token_cannot_make_a_finding() -> None:
     plain = next(r for r in records if r.metric == "gradient_energy" and r.variant["rows"] == "plain")
     assert (plain.value or 0.0) > 0.99
     assert words(records) == "no relation found"
-    assert all(r.q.get(null, 1.0) > 0.05 for r in readings(records) for null in DECIDING)
+    assert all(r.q.get(null, 1.0) > 0.05 for r in summarise(records) for null in DECIDING)
 
 
 def test_the_tautology_of_weight_gradients_is_caught() -> None:

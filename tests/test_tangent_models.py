@@ -392,4 +392,4 @@ def test_the_command_speaks_json_and_plain_errors(decoder: Path, corpus: Path, t
     (tmp_path / "counts.json").write_text("[1, 2]")
     done = command("tangent", decoder, "--text", corpus, *few, "--counts", tmp_path / "counts.json")
     assert isinstance(done.exception, InputError)
-    assert "no table of counts" in str(done.exception)
+    assert "not a table of counts" in str(done.exception)

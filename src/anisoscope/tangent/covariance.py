@@ -1,4 +1,4 @@
-"""Nulls of covariance: how far do gradients simply have more energy where activations vary more?"""
+"""Nulls of covariance: do gradients simply have more energy where activations vary more?"""
 
 from __future__ import annotations
 
@@ -20,20 +20,26 @@ _FLOOR = 1e-9  # axes with less than this share of the largest variance are roun
 
 
 @dataclass(frozen=True)
-class Slope:
-    """The transfer slope β: gradient energy along an axis grows as variance^β. 0: no relation; 1: as the covariance."""
+class TransferSlope:
+    """The slope β: gradient energy along an axis grows as variance^β. 0: no relation; 1: as the covariance."""
 
     beta: float
-    p: float  # chance of at least this slope if axes were interchangeable
+    p: float  # probability of at least this slope if axes were interchangeable
     curve: Tensor  # (axes, 2) log variance, log energy
 
 
 @null("gradients do not follow the activations' variance", (HIDDEN, WEIGHT_OUT, EMBEDDING), decides=True)
-def transfer_slope(energies: Tensor, variance: Tensor, *, seed: int = 0, draws: int = SLOPE_DRAWS) -> Slope:
-    """β of log v_jᵀSv_j on log λ_j over principal axes; axes from fit tokens, λ and energies from other documents.
+def transfer_slope(energies: Tensor, variance: Tensor, *, seed: int = 0, draws: int = SLOPE_DRAWS) -> TransferSlope:
+    """Regress log v_jᵀSv_j on log λ_j over principal axes v_j.
 
-    With no relation the axes are oriented at random towards the gradients, hence interchangeable: permuting them gives
-    an exact p-value.
+    The axes come from the fit tokens, λ and the energies from other documents. Without a relation the axes are oriented
+    at random towards the gradients, hence interchangeable: permuting them gives an exact p-value.
+
+    Args:
+        energies: Gradient energy along each axis, (d,).
+        variance: Variance of the activations along each axis, (d,).
+        seed: The seed of the permutations.
+        draws: Their number.
 
     >>> variance = torch.tensor([8.0, 4.0, 2.0, 1.0])
     >>> round(transfer_slope(variance.square(), variance).beta, 6)
@@ -46,7 +52,7 @@ def transfer_slope(energies: Tensor, variance: Tensor, *, seed: int = 0, draws: 
     draw = torch.Generator().manual_seed(seed)
     shuffled = y0[torch.rand(draws, len(y0), generator=draw).argsort(1)] @ x0 / square  # (draws,)
     beta = float(y0 @ x0 / square)
-    return Slope(beta, permutation_p(beta, shuffled), torch.stack((x, y), 1))
+    return TransferSlope(beta, permutation_p(beta, shuffled), torch.stack((x, y), 1))
 
 
 @null(
@@ -55,10 +61,10 @@ def transfer_slope(energies: Tensor, variance: Tensor, *, seed: int = 0, draws: 
     decides=True,
 )
 def variance_matched(second: Tensor, bases: Sequence[Basis], fitted: SiteBases, seed: int = 0) -> list[NullLevel]:
-    """Random subspaces of the top m axes, m such that they capture the basis' variance on average, in closed form.
+    """Random subspaces of the top m axes, in closed form, with m such that they capture the basis' variance on average.
 
-    The basis is first projected into those axes: then, with no relation, it is one of them. For a basis that *is* the
-    leading axes nothing is left to vary.
+    The basis is first projected into those axes, so that it is one of these subspaces if there is no relation. A basis
+    that *is* the leading axes has nothing to compare with.
     """
     out = []
     for basis in bases:
@@ -78,14 +84,14 @@ def variance_matched(second: Tensor, bases: Sequence[Basis], fitted: SiteBases, 
 
 @null("the next band of axes", (HIDDEN, WEIGHT_OUT, EMBEDDING), decides=False)
 def next_band(fitted: SiteBases, basis: Basis) -> Basis | None:
-    """Principal axes r + 1 to 2r, where there are so many: a coin flip under no relation, so it never decides."""
+    """Principal axes r + 1 to 2r; None if there are fewer. A coin flip without a relation, so it never decides."""
     r = basis.effective
     return Basis(fitted.axes[:, r : 2 * r], "next band", basis.rank, r) if 2 * r <= basis.dim else None
 
 
 @null("random subspaces with the activations' covariance", (HIDDEN, WEIGHT_OUT, EMBEDDING), decides=False)
 def matched_covariance(second: Tensor, bases: Sequence[Basis], fitted: SiteBases, seed: int = 0) -> list[NullLevel]:
-    """orth(C^½ Z), mean of a few draws. It overlaps the basis itself, which caps the ratio: it never decides."""
+    """orth(C^½ Z), the mean of a few draws. It overlaps the basis itself, which caps the ratio: it never decides."""
     draw = torch.Generator().manual_seed(seed)
     axes = fitted.axes.float()
     rotated = axes.T @ (second / second.diagonal().sum()).float() @ axes  # (d, d) in principal axes

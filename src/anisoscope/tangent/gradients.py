@@ -1,4 +1,4 @@
-"""Gradients at a site as sums that add, by block of documents: any basis can be asked about them afterwards."""
+"""Gradients at a site as sums that add, by block of documents; they can be compared with any basis afterwards."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ PLAIN, UNIT = 0, 1  # their places in every axis of two
 class Gradients:
     """Sums over gradients g paired with activations h; `of(a) + of(b) = of(a followed by b)`.
 
-    An axis of two is for gradients as they are and for unit rows; B counts blocks of documents, K patches of the
-    activations, R ranks, S strata of tokens.
+    An axis of two holds plain and unit rows. B counts blocks of documents, K patches of the activations, R ranks,
+    S strata of tokens.
     """
 
     count: Tensor  # (B,) rows
@@ -49,7 +49,16 @@ class Gradients:
         blocks: int = BLOCKS,
         strata: Tensor | None = None,
     ) -> Gradients:
-        """Sums over rows g, h (n, d) in blocks (n,); `strata` (n, S) marks the strata each token belongs to."""
+        """The sums of one batch.
+
+        Args:
+            fitted: The bases of the site.
+            g: Gradients (n, d).
+            h: Activations of the same tokens (n, d).
+            block: The block of each token (n,).
+            blocks: The number of blocks.
+            strata: Marks (n, S) of the strata each token is in.
+        """
         block = block.cpu()
         with full_precision(g.device):
             g, h = plain(g), plain(h).to(g.dtype)
@@ -88,9 +97,7 @@ class Gradients:
         """GᵀG of all blocks, plain and unit, (2, d, d) float64."""
         whole = self.second.double().sum(1)
         if not bool(whole.isfinite().all()) or not bool((whole.diagonal(dim1=1, dim2=2).sum(1) > 0).all()):
-            raise InputError(
-                "the gradients are all zero, or hold NaN or Inf; expected finite ones: does the loss see this site?"
-            )
+            raise InputError("The gradients are all zero, or hold NaN or Inf. Does the loss depend on this site?")
         return whole
 
     @cached_property
@@ -99,7 +106,7 @@ class Gradients:
         return self.second.diagonal(dim1=2, dim2=3).double().sum(2)
 
     def energies(self, bases: Sequence[Basis]) -> Energies:
-        """E = Σ‖gQ‖²/Σ‖g‖² of each basis, with all blocks and without each."""
+        """E = Σ‖gQ‖²/Σ‖g‖² of each basis, with all blocks and without each block."""
         q = torch.cat([basis.q for basis in bases], 1).float()  # (d, Σ effective)
         each = (q * (self.second @ q)).double().sum(2)  # (2, B, Σ effective)
         parts = each.split([basis.effective for basis in bases], 2)
@@ -107,7 +114,7 @@ class Gradients:
         return shares(captured, self.size[:, :, None], self.count)
 
     def along(self, axes: Tensor) -> tuple[Tensor, Tensor]:
-        """Σ (g·v)² along the columns of `axes`: of all, plain and unit (2, columns); of plain rows by block (B, …)."""
+        """Σ (g·v)² along the columns v of `axes`: of all blocks (2, columns), of plain rows by block (B, columns)."""
         v = axes.float()
         by_block = (v * (self.second[0] @ v)).double().sum(1)  # (B, columns)
         unit = (v * (self.pooled[1].float() @ v)).double().sum(0)
@@ -115,7 +122,7 @@ class Gradients:
 
     @property
     def covariance(self) -> Tensor:
-        """Covariance of gradients about their mean, plain and unit, (2, d, d)."""
+        """Covariance of the gradients, plain and unit, (2, d, d)."""
         mean = self.total / self.n
         return self.pooled / self.n - mean[:, :, None] * mean[:, None]
 
@@ -140,9 +147,9 @@ def _by_patch(fitted: SiteBases, g: Tensor, h: Tensor, member: Tensor, square: T
         return torch.zeros(*member.shape[:2], 0, 0, 0), torch.zeros(*member.shape[:2], 0)
     cluster = torch.nn.functional.one_hot(fitted.patches.assign(h), len(fitted.patches.centres)).to(g.dtype)  # (n, K)
     inside = captured_by_patch(g, fitted.patches, fitted.ranks)  # (n, K, R)
-    own = member[:, :, None] * cluster.T  # (2, B, K, n)
-    sums = own @ inside.flatten(1)  # (2, B, K, K·R)
-    return _sums(sums.unflatten(-1, inside.shape[1:])), _sums(own @ square)
+    in_patch = member[:, :, None] * cluster.T  # (2, B, K, n)
+    sums = in_patch @ inside.flatten(1)  # (2, B, K, K·R)
+    return _sums(sums.unflatten(-1, inside.shape[1:])), _sums(in_patch @ square)
 
 
 def _by_stratum(
