@@ -15,6 +15,7 @@ from anisoscope.tangent.gradients import Gradients
 from anisoscope.tangent.site_bases import SiteBases, fit_site_bases
 
 N, D, PATCHES, RANK = 640, 24, 8, 3
+DECIDING = ("orientation", "coordinates", "variance_matched", "transfer_slope", "local_test", "error_shuffle")
 
 
 @dataclass(frozen=True)

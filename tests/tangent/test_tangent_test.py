@@ -1,35 +1,23 @@
-"""The tangent test on models: true gradients against autograd itself, the rules of the split, the command."""
+"""The tangent test on models: true gradients against autograd, every kind of model, errors."""
 
 from __future__ import annotations
 
-import json
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
-from typer.testing import CliRunner, Result
 
 import anisoscope
-from anisoscope.cli import app
-from anisoscope.data.inputs import as_batch
-from anisoscope.data.token_table import Batch
 from anisoscope.errors import CaptureError, InputError
 from anisoscope.tangent import Tangent, orthonormal
 from anisoscope.tangent.basis import Basis
-from anisoscope.tangent.splits import make_side, require_apart, split_batches
-from tests.model_folders import WORDS, byte_pairs, gpt2_config
 from tests.oracles import tangent as oracle
+from tests.tangent_rows import batches
 from tests.tiny_models import HomeMade, build
 
 QUICK = Tangent(proxies=["pca"], ranks=[4], nulls=["orientation"])
-
-
-def batches(seed: int, number: int = 3, size: int = 6, length: int = 16) -> list[dict[str, Tensor]]:
-    draw = torch.Generator().manual_seed(seed)
-    return [{"input_ids": torch.randint(3, 99, (size, length), generator=draw)} for _ in range(number)]
 
 
 def axes(x: Tensor, rank: int, *, seed: int = 0, start: Basis | None = None) -> Basis:
@@ -101,7 +89,7 @@ def test_weight_and_embedding_gradients_are_those_of_autograd(name: str, reader:
         assert value(run, f"grad.weight.{path}") == pytest.approx(oracle.energy(grads[2], q), rel=1e-3)
 
 
-def test_the_whole_battery_speaks_of_every_gradient_by_every_null_that_applies() -> None:
+def test_every_gradient_is_tested_by_every_null_that_applies() -> None:
     model, _ = build("llama")
     asked = Tangent(proxies=["pca", "semi_nmf"], ranks=[2, 4], nulls="all")
     frames = anisoscope.fit_frames(model, batches(1), tangent=asked)
@@ -159,7 +147,7 @@ def test_every_kind_of_model_is_tested_at_every_layer(name: str, sites: int, wei
     assert len([site for site in seen if "weight" in site]) == weights
 
 
-def test_frozen_frames_are_tested_instead_of_refreshed_ones() -> None:
+def test_frozen_bases_are_tested_instead_of_refreshed_ones() -> None:
     model, _ = build("llama")
     early, _ = build("llama")
     with torch.no_grad():
@@ -198,7 +186,7 @@ def test_shuffled_labels_change_the_last_layers_gradients() -> None:
     assert value(run, "grad.resid.2", "gradient_excess", null="shuffled_labels") != 0
 
 
-def test_a_loss_of_yours_gets_the_output_and_the_labels() -> None:
+def test_a_user_loss_gets_the_output_and_the_labels() -> None:
     model = HomeMade().eval()
     seen: list[tuple[Any, ...]] = []
 
@@ -228,7 +216,7 @@ def test_an_encoder_is_tested_on_masked_tokens() -> None:
         anisoscope.tangent_test(model, fit=batches(1), test=batches(2), tangent=QUICK)
 
 
-def test_the_model_is_as_it_was() -> None:
+def test_the_model_is_unchanged_afterwards() -> None:
     model, _ = build("llama")
     model.train()
     for parameter in model.model.layers[0].parameters():
@@ -251,45 +239,7 @@ def test_a_model_with_all_weights_frozen_has_gradients_too() -> None:
     assert value(shut, "grad.resid.0") == pytest.approx(value(free, "grad.resid.0"))
 
 
-# --- the split ----------------------------------------------------------------------------------------------------
-
-
-def test_a_window_in_both_sides_raises() -> None:
-    fit = batches(1)
-    test = [*batches(2), {"input_ids": fit[1]["input_ids"][2:3]}]
-    with pytest.raises(InputError, match="1 windows are in both"):
-        anisoscope.tangent_test(build("llama")[0], fit=fit, test=test)
-
-
-def test_a_document_in_both_sides_raises() -> None:
-    def numbered(seed: int, first: int) -> list[Batch]:
-        return [as_batch(batch, first + 6 * i) for i, batch in enumerate(batches(seed))]
-
-    apart = [make_side(numbered(seed, first), "side", sinks=False, seed=0) for seed, first in ((1, 0), (2, 100))]
-    require_apart(*apart)
-    shared = make_side(numbered(2, 17), "test", sinks=False, seed=0)
-    with pytest.raises(InputError, match="Document 17 and 0 more are in both"):
-        require_apart(apart[0], shared)
-
-
-def test_halves_of_a_text_share_no_document() -> None:
-    long = [as_batch(batch, 6 * i) for i, batch in enumerate(batches(3, number=4))]
-    one = torch.full_like(long[2].document, 11)  # goes on from the first half
-    long[2] = Batch(**{**vars(long[2]), "document": torch.cat((one[:2], long[2].document[2:]))})
-    fit, test = split_batches(long)
-    sides = [make_side(side, "side", sinks=False, seed=0) for side in (fit, test)]
-    require_apart(*sides)
-    assert [len(batch.token) for batch in test] == [4, 6]
-    with pytest.raises(InputError, match="at least two"):
-        split_batches(long[:1])
-
-
-def test_blocks_are_whole_documents_of_like_size() -> None:
-    side = make_side(batches(4, number=4, size=8), "test", sinks=False, seed=0)
-    assert sorted(side.block.values()) == [b for b in range(8) for _ in range(4)]
-
-
-def test_first_tokens_and_massive_ones_do_not_count_unless_asked() -> None:
+def test_first_tokens_count_only_with_sinks() -> None:
     model, _ = build("llama")
     fit, test = batches(1), batches(2)
     tested: dict[str, Any] = {"fit": fit, "test": test, "tangent": FIXED, "gradients": ["hidden"]}
@@ -299,10 +249,7 @@ def test_first_tokens_and_massive_ones_do_not_count_unless_asked() -> None:
     assert (some.n, every.n) == (3 * 6 * 15, 3 * 6 * 16)
 
 
-# --- errors -------------------------------------------------------------------------------------------------------
-
-
-def test_errors_say_what_to_do() -> None:
+def test_errors_tell_the_user_what_to_do() -> None:
     model, _ = build("llama")
     with pytest.raises(InputError, match=r"(?i)did you mean '?hidden"):
         anisoscope.tangent_test(model, fit=batches(1), test=batches(2), gradients=["hiden"])
@@ -320,7 +267,7 @@ def test_errors_say_what_to_do() -> None:
         )
 
 
-def test_a_site_that_the_loss_does_not_see_is_named() -> None:
+def test_the_error_names_a_site_that_the_loss_does_not_depend_on() -> None:
     model = HomeMade().eval()
 
     def shallow(output: Tensor, labels: Tensor) -> Tensor:
@@ -328,68 +275,3 @@ def test_a_site_that_the_loss_does_not_see_is_named() -> None:
 
     with pytest.raises(CaptureError, match=r"resid\.0.*the loss does not depend on it"):
         anisoscope.tangent_test(model, fit=batches(1), test=batches(2), loss=shallow, tangent=QUICK)
-
-
-# --- the command --------------------------------------------------------------------------------------------------
-
-
-@pytest.fixture(scope="module")
-def decoder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    import transformers
-
-    folder = tmp_path_factory.mktemp("decoder")
-    torch.manual_seed(0)
-    transformers.GPT2LMHeadModel(gpt2_config()).save_pretrained(folder)
-    byte_pairs().save_pretrained(folder)
-    return folder
-
-
-@pytest.fixture(scope="module")
-def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("text") / "corpus.txt"
-    words = WORDS.split()
-    draw = np.random.default_rng(0)
-    path.write_text(" ".join(draw.choice(words, 1500)))
-    return path
-
-
-def command(*arguments: str | Path) -> Result:
-    return CliRunner().invoke(app, [str(each) for each in arguments], env={"COLUMNS": "100"})
-
-
-def test_the_command_prints_energies_nulls_and_what_they_say(decoder: Path, corpus: Path, tmp_path: Path) -> None:
-    size = ["--rank", "4", "--tokens", "512", "--window", "32"]
-    done = command("tangent", decoder, "--text", corpus, *size, "--concepts", "--out", tmp_path / "run")
-    assert done.exit_code == 0, done.output
-    for word in ("resid.1", "semi_nmf", "weight_in", "embedding", "ceiling", "p/q", "concepts at resid.0", "Haar"):
-        assert word in done.stdout
-    run = anisoscope.Run.open(tmp_path / "run")
-    assert run.info["tangent"]["nulls"][0] == "orientation"
-    concepts = run.info["concepts"]["resid.0 semi_nmf 4"]
-    assert len(concepts) == 4
-    assert all(concept["tokens"] and len(concept["contexts"]) == 3 for concept in concepts)
-
-
-def test_the_command_speaks_json_and_plain_errors(decoder: Path, corpus: Path, tmp_path: Path) -> None:
-    few = [
-        "--rank",
-        "2",
-        "--tokens",
-        "128",
-        "--window",
-        "32",
-        "--batch",
-        "2",
-        "--proxies",
-        "pca",
-        "--gradients",
-        "hidden",
-    ]
-    done = command("tangent", decoder, "--text", corpus, *few, "--step-0", decoder, "--json")
-    records = json.loads(done.stdout)
-    assert {r["metric"] for r in records} >= {"gradient_energy", "gradient_p", "gradient_q", "local_excess"}
-    assert "step_0" in {r["variant"].get("null") for r in records}
-    (tmp_path / "counts.json").write_text("[1, 2]")
-    done = command("tangent", decoder, "--text", corpus, *few, "--counts", tmp_path / "counts.json")
-    assert isinstance(done.exception, InputError)
-    assert "not a table of counts" in str(done.exception)
