@@ -33,10 +33,10 @@ def falling(d: int, power: float = 1.0) -> Tensor:
 
 
 def made(seed: int = 20, n: int = 240, d: int = 16, **options: Any) -> tuple[SiteBases, Tensor, Tensor, Tensor]:
-    """A frame, gradients, activations and blocks."""
+    """A fitted, gradients, activations and blocks."""
     x, g = cloud(seed, 2 * n, d), cloud(seed + 50, n, d, power=0.4)
-    frame = fit_site_bases(x[:n], **{"proxies": ["pca", "semi_nmf"], "ranks": [2, 4], "clusters": 3, **options})
-    return frame, g, x[n:], torch.arange(n) * 8 // n
+    fitted = fit_site_bases(x[:n], **{"proxies": ["pca", "semi_nmf"], "ranks": [2, 4], "clusters": 3, **options})
+    return fitted, g, x[n:], torch.arange(n) * 8 // n
 
 
 def keys(seed: int, n: int) -> Tensor:

@@ -20,7 +20,7 @@ DECIDING = ("orientation", "coordinates", "variance_matched", "transfer_slope", 
 
 @dataclass(frozen=True)
 class World:
-    """Fit and test activations in patches with tangent spaces of their own, and a source of random numbers."""
+    """Fit and test activations in patches, each with a tangent space, and a source of random numbers."""
 
     fit: Tensor  # (N, D)
     test: Tensor  # (N, D)
@@ -69,10 +69,10 @@ def broad(x: Tensor, rank: int, *, seed: int = 0, start: Basis | None = None) ->
 
 def examined(made: World, gradients: Tensor, *, seed: int = 0) -> list[Record]:
     """All records of the test of these gradients against the world's activations."""
-    frame = fitted(made, seed)
+    bases = fitted(made, seed)
     block = torch.arange(N) * 8 // N
-    sums = Gradients.of(frame, gradients, made.test, block)
-    return with_q(tangent_records(GradientCase("grad.resid.0", "hidden", frame, sums, seed=seed)))
+    sums = Gradients.of(bases, gradients, made.test, block)
+    return with_q(tangent_records(GradientCase("grad.resid.0", "hidden", bases, sums, seed=seed)))
 
 
 def fitted(made: World, seed: int = 0) -> SiteBases:

@@ -36,10 +36,10 @@ def test_the_split_of_the_squared_covariance_is_exact() -> None:
     p = (basis.q @ basis.q.T).numpy()
     n, m = np.eye(14) - p, c.numpy()
     whole = np.square(m).sum()
-    found = split(c, basis)
-    assert found.tangent == pytest.approx(np.square(p @ m @ p).sum() / whole)
-    assert found.mixed == pytest.approx(2 * np.square(p @ m @ n).sum() / whole)
-    assert found.normal == pytest.approx(np.square(n @ m @ n).sum() / whole)
+    result = split(c, basis)
+    assert result.tangent == pytest.approx(np.square(p @ m @ p).sum() / whole)
+    assert result.mixed == pytest.approx(2 * np.square(p @ m @ n).sum() / whole)
+    assert result.normal == pytest.approx(np.square(n @ m @ n).sum() / whole)
 
 
 @pytest.mark.parametrize("where", ["leading", "random", "last"])

@@ -12,8 +12,8 @@ from tests.tangent_rows import made
 
 
 def test_energy_is_the_share_of_squared_length_inside() -> None:
-    frame, g, _, _ = made()
-    for basis in frame.bases:
+    fitted, g, _, _ = made()
+    for basis in fitted.bases:
         assert energy(g.T @ g, basis) == pytest.approx(oracle.energy(g.numpy(), basis.q.numpy()), rel=1e-9)
     with pytest.raises(InputError, match="all zero"):
-        energy(torch.zeros(16, 16), frame.bases[0])
+        energy(torch.zeros(16, 16), fitted.bases[0])

@@ -61,11 +61,11 @@ def test_the_published_frequency_correlation_is_partly_mechanical_and_the_contro
         token = zipfian(100 + seed)
         x = normal(200 + seed, 3000, 12)
         block = torch.arange(3000) // 375
-        found = frequency_distance(x, token, token_counts(token), keys(300 + seed, 3000), block, seed=seed)
-        assert found is not None
-        published.append(found.pearson)
-        control.append(found.split_half)
-        calls += found.p <= 0.05
+        result = frequency_distance(x, token, token_counts(token), keys(300 + seed, 3000), block, seed=seed)
+        assert result is not None
+        published.append(result.pearson)
+        control.append(result.split_half)
+        calls += result.p <= 0.05
     assert np.mean(published) < -0.5
     assert abs(np.mean(control)) < 4 * np.std(control) / np.sqrt(30)
     assert calls <= 5
@@ -78,9 +78,9 @@ def test_the_control_does_not_mistake_a_wide_spread_for_a_distance() -> None:
         token = zipfian(400 + seed)
         spread = (400 / torch.bincount(token, minlength=60).clamp(min=1)).sqrt()
         x = normal(500 + seed, 3000, 12) * spread[token][:, None]
-        found = frequency_distance(x, token, token_counts(token), keys(600 + seed, 3000), torch.arange(3000) // 375)
-        assert found is not None
-        control.append(found.split_half)
+        result = frequency_distance(x, token, token_counts(token), keys(600 + seed, 3000), torch.arange(3000) // 375)
+        assert result is not None
+        control.append(result.split_half)
     assert abs(np.mean(control)) < 4 * np.std(control) / np.sqrt(30)
 
 
@@ -89,14 +89,14 @@ def test_frequent_types_near_the_centre_are_found_by_both_forms() -> None:
     count = token_counts(token)
     centre = normal(77, 60, 12) * (400 / torch.bincount(token, minlength=60).clamp(min=1)).sqrt()[:, None]
     x = centre[token] + 0.3 * normal(78, 3000, 12)
-    found = frequency_distance(x, token, count, keys(79, 3000), torch.arange(3000) // 375)
-    assert found is not None
-    assert found.pearson < -0.4
-    assert found.spearman < -0.4
-    assert found.split_half < -0.3
-    assert found.p <= 0.01
-    assert found.pearson_error is not None
-    assert found.pearson_error < 0.2
+    result = frequency_distance(x, token, count, keys(79, 3000), torch.arange(3000) // 375)
+    assert result is not None
+    assert result.pearson < -0.4
+    assert result.spearman < -0.4
+    assert result.split_half < -0.3
+    assert result.p <= 0.01
+    assert result.pearson_error is not None
+    assert result.pearson_error < 0.2
 
 
 def test_too_few_types_have_no_correlation() -> None:

@@ -29,20 +29,20 @@ MOST = int(binom.ppf(0.999, SHORT, 0.05))
 
 @cache
 def null_p_values(runs: int) -> dict[str, list[float]]:
-    """p-values of every deciding null over simulated runs without any relation; of plain rows, first proxy asked."""
-    found: dict[str, list[float]] = {name: [] for name in DECIDING}
+    """p-values of every deciding null over simulated runs without any relation; of plain rows, first proxy."""
+    p_values: dict[str, list[float]] = {name: [] for name in DECIDING}
     for seed in range(runs):
         made = world(10_000 + seed)
         for record in examined(made, made.unrelated_gradients(), seed=seed):
             variant = record.variant
-            if record.metric == "gradient_p" and variant["rows"] == "plain" and variant["null"] in found:
+            if record.metric == "gradient_p" and variant["rows"] == "plain" and variant["null"] in p_values:
                 wanted = "broad" if variant["null"] == "variance_matched" else "pca"
                 if variant.get("proxy", wanted) == wanted and record.value is not None:
-                    found[variant["null"]].append(record.value)
+                    p_values[variant["null"]].append(record.value)
         inputs, errors = made.test[:200], made.normal(200, 6)
         level = error_shuffle(inputs, errors, [svd(made.fit, RANK)], seed=seed)[0]
-        found["error_shuffle"].append(level.p or 0.0)
-    return found
+        p_values["error_shuffle"].append(level.p or 0.0)
+    return p_values
 
 
 @pytest.mark.parametrize("null", DECIDING)

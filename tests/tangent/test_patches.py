@@ -12,18 +12,18 @@ from tests.tangent_rows import cloud, made, normal
 
 
 def test_the_energy_matrix_of_patches_is_that_of_the_rows() -> None:
-    frame, g, h, block = made()
-    patches = frame.patches
+    fitted, g, h, block = made()
+    patches = fitted.patches
     assert patches is not None
-    sums = Gradients.of(frame, g, h, block)
-    own = patches.assign(h.float()).numpy()
+    sums = Gradients.of(fitted, g, h, block)
+    patch = patches.assign(h.float()).numpy()
     unit = g / g.norm(dim=1, keepdim=True)
-    for at, rank in enumerate(frame.ranks):
+    for at, rank in enumerate(fitted.ranks):
         bases = [patches.bases[k][:, :rank].double().numpy() for k in range(len(patches.centres))]
         for kind, rows in enumerate((g, unit)):
-            matrix = oracle.energy_matrix(rows.numpy(), own, bases)
-            found = sums.local[kind, ..., at].sum(0) / sums.local_size[kind].sum(0)[:, None]
-            assert torch.allclose(found, torch.tensor(matrix), rtol=1e-4)
+            matrix = oracle.energy_matrix(rows.numpy(), patch, bases)
+            result = sums.local[kind, ..., at].sum(0) / sums.local_size[kind].sum(0)[:, None]
+            assert torch.allclose(result, torch.tensor(matrix), rtol=1e-4)
 
 
 def test_the_local_test_finds_a_diagonal_and_no_rows_or_columns() -> None:
@@ -32,10 +32,10 @@ def test_the_local_test_finds_a_diagonal_and_no_rows_or_columns() -> None:
     uneven = torch.rand(k, 1, generator=torch.Generator().manual_seed(1)) + torch.arange(k) / 4
     noise = 0.05 * normal(51, k, k)
     assert local_test(uneven + noise, size).p > 0.05
-    found = local_test(uneven + noise + torch.eye(k), size)
-    assert found.p <= 0.002
-    assert found.excess == pytest.approx(1 / 50, rel=0.2)
-    assert found.own - found.level == pytest.approx(found.excess * (k - 1) / k, rel=1e-6)
+    result = local_test(uneven + noise + torch.eye(k), size)
+    assert result.p <= 0.002
+    assert result.excess == pytest.approx(1 / 50, rel=0.2)
+    assert result.own_patch - result.level == pytest.approx(result.excess * (k - 1) / k, rel=1e-6)
 
 
 def test_patches_need_enough_rows() -> None:

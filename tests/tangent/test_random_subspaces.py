@@ -57,8 +57,8 @@ def test_the_published_control_is_significant_far_too_often_at_large_ranks() -> 
     rates = []
     for rank in (2, 12):
         bases = [orthonormal(normal(3000 + seed, 24, rank), "mine") for seed in range(300)]
-        found = [normal_control(second, [b], None, seed)[0].p or 1.0 for seed, b in enumerate(bases)]  # type: ignore[arg-type]
-        rates.append(np.mean(np.array(found) <= 0.05))
+        result = [normal_control(second, [b], None, seed)[0].p or 1.0 for seed, b in enumerate(bases)]  # type: ignore[arg-type]
+        rates.append(np.mean(np.array(result) <= 0.05))
     assert rates[0] > 0.05
     assert rates[1] > 0.35
 

@@ -24,27 +24,27 @@ def parts(seed: int, n: int = 600, d: int = 40, k: int = 5) -> tuple[Tensor, Ten
 def test_semi_nmf_loadings_are_non_negative_and_the_objective_never_rises() -> None:
     x = cloud(7, n=500, d=30).float()
     for compress in (True, False):
-        found = factorise(x, 6, compress=compress)
-        assert float(found.loadings.min()) >= 0
-        assert all(b <= a for a, b in zip(found.trace, found.trace[1:], strict=False))
-        left = x - found.loadings @ found.concepts
-        assert float(left.norm() / x.norm()) == pytest.approx(found.error, rel=1e-3)
+        result = factorise(x, 6, compress=compress)
+        assert float(result.loadings.min()) >= 0
+        assert all(b <= a for a, b in zip(result.trace, result.trace[1:], strict=False))
+        left = x - result.loadings @ result.concepts
+        assert float(left.norm() / x.norm()) == pytest.approx(result.error, rel=1e-3)
 
 
 def test_semi_nmf_finds_the_parts_that_rows_are_made_of() -> None:
     x, concepts = parts(8)
-    found = factorise(x, 5, rounds=60)
-    assert found.error < 0.05
-    assert overlap(orthonormal(found.concepts.T, "found").q, orthonormal(concepts.T, "true").q) > 0.99
-    assert 3 < found.effective_rank <= 5
+    result = factorise(x, 5, rounds=60)
+    assert result.error < 0.05
+    assert overlap(orthonormal(result.concepts.T, "fitted").q, orthonormal(concepts.T, "true").q) > 0.99
+    assert 3 < result.effective_rank <= 5
 
 
 def test_semi_nmf_lies_between_the_svds_that_bound_it() -> None:
     x = cloud(9, n=500, d=30).float()
     values = torch.linalg.svdvals(x).square()
-    found = factorise(x, 6, rounds=200)
-    assert float(values[6:].sum() / values.sum()) <= found.trace[-1]
-    assert found.trace[-1] <= 1.1 * float(values[5:].sum() / values.sum())
+    result = factorise(x, 6, rounds=200)
+    assert float(values[6:].sum() / values.sum()) <= result.trace[-1]
+    assert result.trace[-1] <= 1.1 * float(values[5:].sum() / values.sum())
 
 
 def test_semi_nmf_reaches_at_least_what_multiplicative_updates_do() -> None:

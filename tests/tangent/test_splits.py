@@ -34,7 +34,7 @@ def test_a_document_in_both_sides_raises() -> None:
 
 def test_halves_of_a_text_share_no_document() -> None:
     long = [as_batch(batch, 6 * i) for i, batch in enumerate(batches(3, number=4))]
-    one = torch.full_like(long[2].document, 11)  # goes on from the first half
+    one = torch.full_like(long[2].document, 11)  # continues the first half
     long[2] = Batch(**{**vars(long[2]), "document": torch.cat((one[:2], long[2].document[2:]))})
     fit, test = split_batches(long)
     sides = [make_side(side, "side", sinks=False, seed=0) for side in (fit, test)]

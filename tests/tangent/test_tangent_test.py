@@ -30,16 +30,16 @@ FIXED = Tangent(proxies=[axes], ranks=[4], nulls=["orientation", "error_shuffle"
 
 def value(run: anisoscope.Run, site: str, metric: str = "gradient_energy", **variant: Any) -> float:
     wanted = {"rows": "plain", **variant}
-    found = [
+    matches = [
         r
         for r in run.records()
         if (r.site, r.metric) == (site, metric)
         and {"null", "stratum"} & set(r.variant) == {"null", "stratum"} & set(wanted)
         and all(r.variant.get(key) == entry for key, entry in wanted.items())
     ]
-    assert len(found) == 1, (site, metric, variant)
-    assert found[0].value is not None
-    return found[0].value
+    assert len(matches) == 1, (site, metric, variant)
+    assert matches[0].value is not None
+    return matches[0].value
 
 
 def next_token_loss(model: Any, ids: Tensor, **more: Any) -> tuple[Tensor, Any]:
@@ -91,10 +91,10 @@ def test_weight_and_embedding_gradients_are_those_of_autograd(name: str, reader:
 
 def test_every_gradient_is_tested_by_every_null_that_applies() -> None:
     model, _ = build("llama")
-    asked = Tangent(proxies=["pca", "semi_nmf"], ranks=[2, 4], nulls="all")
-    frames = anisoscope.fit_frames(model, batches(1), tangent=asked)
-    others = {"step_0": frames, "other_run": frames}
-    run = anisoscope.tangent_test(model, fit=batches(1), test=batches(2), tangent=asked, others=others)
+    request = Tangent(proxies=["pca", "semi_nmf"], ranks=[2, 4], nulls="all")
+    bases = anisoscope.fit_frames(model, batches(1), tangent=request)
+    others = {"step_0": bases, "other_run": bases}
+    run = anisoscope.tangent_test(model, fit=batches(1), test=batches(2), tangent=request, others=others)
     records = list(run.records())
     spoken = {
         (r.variant["gradient"], r.variant["null"]) for r in records if "gradient" in r.variant and "null" in r.variant
@@ -113,8 +113,8 @@ def test_every_gradient_is_tested_by_every_null_that_applies() -> None:
     strata = {r.variant["stratum"] for r in records if "stratum" in r.variant}
     assert strata == {f"{by}.{name}" for by in ("input", "target") for name in ("rare", "middle", "frequent")}
     assert {r.index for r in records if r.metric == "gradient_energy"} == {2, 4}
-    own = [r for r in records if r.metric == "gradient_excess" and r.variant["null"] == "step_0"]
-    assert all(abs(r.value or 0.0) < 1e-6 for r in own if r.variant["proxy"] == "pca")
+    same = [r for r in records if r.metric == "gradient_excess" and r.variant["null"] == "step_0"]
+    assert all(abs(r.value or 0.0) < 1e-6 for r in same if r.variant["proxy"] == "pca")
 
 
 @pytest.mark.parametrize(
@@ -140,8 +140,8 @@ def test_every_kind_of_model_is_tested_at_every_layer(name: str, sites: int, wei
         state: Tensor = output if isinstance(output, Tensor) else output.last_hidden_state
         return state.square().sum()
 
-    asked = Tangent(proxies=["pca"], ranks=[2], nulls=["orientation", "error_shuffle"])
-    run = anisoscope.tangent_test(model, fit=several(1), test=several(2), loss=spread, tangent=asked)
+    request = Tangent(proxies=["pca"], ranks=[2], nulls=["orientation", "error_shuffle"])
+    run = anisoscope.tangent_test(model, fit=several(1), test=several(2), loss=spread, tangent=request)
     seen = {r.site for r in run.records() if r.metric == "gradient_energy"}
     assert len([site for site in seen if "resid" in site]) == sites
     assert len([site for site in seen if "weight" in site]) == weights
@@ -153,9 +153,9 @@ def test_frozen_bases_are_tested_instead_of_refreshed_ones() -> None:
     with torch.no_grad():
         for parameter in early.parameters():
             parameter.add_(0.2 * torch.randn(parameter.shape, generator=torch.Generator().manual_seed(1)))
-    frames = anisoscope.fit_frames(early, batches(1), tangent=QUICK)
+    bases = anisoscope.fit_frames(early, batches(1), tangent=QUICK)
     tested: dict[str, Any] = {"fit": batches(1), "test": batches(2), "tangent": QUICK, "gradients": ["hidden"]}
-    frozen = anisoscope.tangent_test(model, frozen=frames, **tested)
+    frozen = anisoscope.tangent_test(model, frozen=bases, **tested)
     fresh = anisoscope.tangent_test(model, **tested)
     assert value(frozen, "grad.resid.1", basis="frozen") != value(fresh, "grad.resid.1", basis="refreshed")
 
@@ -181,8 +181,8 @@ def test_the_share_of_movement_is_that_of_the_hidden_states() -> None:
 
 def test_shuffled_labels_change_the_last_layers_gradients() -> None:
     model, _ = build("llama")
-    asked = Tangent(proxies=["pca"], ranks=[4], nulls=["shuffled_labels"])
-    run = anisoscope.tangent_test(model, fit=batches(1), test=batches(2), tangent=asked, gradients=["hidden"])
+    request = Tangent(proxies=["pca"], ranks=[4], nulls=["shuffled_labels"])
+    run = anisoscope.tangent_test(model, fit=batches(1), test=batches(2), tangent=request, gradients=["hidden"])
     assert value(run, "grad.resid.2", "gradient_excess", null="shuffled_labels") != 0
 
 
@@ -194,8 +194,10 @@ def test_a_user_loss_gets_the_output_and_the_labels() -> None:
         seen.append((output.shape, labels.shape))
         return output.gather(2, labels.clamp(min=0)[:, :, None]).square().sum()
 
-    given = [{**batch, "labels": batch["input_ids"].flip(1)} for batch in batches(2)]
-    run = anisoscope.tangent_test(model, fit=batches(1), test=given, loss=squared, tangent=QUICK, gradients=["hidden"])
+    labelled = [{**batch, "labels": batch["input_ids"].flip(1)} for batch in batches(2)]
+    run = anisoscope.tangent_test(
+        model, fit=batches(1), test=labelled, loss=squared, tangent=QUICK, gradients=["hidden"]
+    )
     assert seen[0] == ((6, 16, 99), (6, 16))
     assert run.info["tangent"]["loss"] == "squared"
 

@@ -19,25 +19,25 @@ def test_a_weights_gradient_is_the_sum_over_tokens() -> None:
     x, delta, block = normal(31, 40, 6), normal(32, 40, 5), torch.arange(40) // 5
     basis = orthonormal(normal(33, 6, 2), "mine")
     exact = oracle.weight_gradient(x.numpy(), delta.numpy())
-    found = WeightGradients.weight_in(x, delta, block)
-    assert torch.allclose(found.parts.sum(0).double(), torch.tensor(exact), atol=1e-4)
-    energies = found.energies([basis])
+    result = WeightGradients.weight_in(x, delta, block)
+    assert torch.allclose(result.parts.sum(0).double(), torch.tensor(exact), atol=1e-4)
+    energies = result.energies([basis])
     assert float(energies.value[0, 0]) == pytest.approx(oracle.energy(exact, basis.q.numpy()), rel=1e-4)
     left = oracle.weight_gradient(x[5:].numpy(), delta[5:].numpy())
     assert float(energies.without[0, 0, 0]) == pytest.approx(oracle.energy(left, basis.q.numpy()), rel=1e-4)
     out = WeightGradients.weight_out(x, delta, block)
-    assert torch.allclose(out.parts.sum(0), found.parts.sum(0).T, atol=1e-5)
+    assert torch.allclose(out.parts.sum(0), result.parts.sum(0).T, atol=1e-5)
 
 
 def test_an_embeddings_gradient_sums_over_a_types_occurrences() -> None:
     g, token = normal(34, 30, 4), torch.arange(30) % 7
-    found = WeightGradients.embedding(g, token, torch.arange(30) // 15)
+    result = WeightGradients.embedding(g, token, torch.arange(30) // 15)
     for t in range(7):
-        assert torch.allclose(found.parts.sum(0)[t].double(), g[token == t].sum(0), atol=1e-5)
+        assert torch.allclose(result.parts.sum(0)[t].double(), g[token == t].sum(0), atol=1e-5)
 
 
 def test_shuffled_errors_keep_the_energy_of_the_inputs_and_lose_the_pairing() -> None:
-    """Noise errors: a large energy by construction, and no p below chance. Errors that know the input: found."""
+    """Noise errors: a large energy by construction, and no p below chance. Errors that know the input: result."""
     x = cloud(56, 600, 24, power=1.0) * 3
     basis = PROXIES["svd"](x[:300], 4)
     noise = normal(57, 300, 10)

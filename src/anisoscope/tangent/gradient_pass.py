@@ -166,7 +166,7 @@ class _WeightRows:
 
 
 def _light(side: Side, number: int, stage: Stage, tape: Tape, longest: float) -> Tensor:
-    """The places of the tokens that are not massive in the embedding table itself."""
+    """The indices of the tokens that are not massive in the embedding table itself."""
     x = tape.rows(stage.name, tape.outputs[stage.name].detach())
     index, _ = side.tokens(number, stage.site.stack, x.shape[1])
     norm = torch.linalg.vector_norm(x.reshape(-1, x.shape[-1])[index.to(x.device)], dim=1)

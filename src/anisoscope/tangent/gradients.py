@@ -18,7 +18,7 @@ from anisoscope.tangent.site_bases import SiteBases
 
 BLOCKS = 8
 ROWS = ("plain", "unit")  # gradients as they are, and scaled to length one so that no single token decides
-PLAIN, UNIT = 0, 1  # their places in every axis of two
+PLAIN, UNIT = 0, 1  # their indices in every axis of two
 
 
 @dataclass(frozen=True)

@@ -70,7 +70,7 @@ _MEASURES: tuple[tuple[str, str, str, float | None, float | None], ...] = (
     ),
     (
         "transfer_slope",
-        "How gradient energy along a principal axis grows with the activations' variance there.",
+        "How gradient energy along a principal axis grows with the activations' variance along it.",
         "β of log v_jᵀΣv_j on log λ_j: 0 no relation, 1 as the covariance.",
         None,
         None,

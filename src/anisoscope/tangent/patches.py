@@ -43,13 +43,13 @@ class LocalTest:
 
     Attributes:
         excess: Mean energy in the gradients' own patch less that in other patches.
-        own: Mean energy in the own patch.
+        own_patch: Mean energy in the own patch.
         level: Mean energy with permuted labels.
         p: The permutation p-value.
     """
 
     excess: float
-    own: float
+    own_patch: float
     level: float
     p: float
 
@@ -98,9 +98,9 @@ def local_test(captured: Tensor, size: Tensor, *, draws: int = DRAWS, seed: int 
     labels = torch.rand(draws, k, generator=draw).argsort(1)  # (draws, K)
     permuted = centred[torch.arange(k), labels].mean(1)  # (draws,)
     value = float(centred.diagonal().mean())
-    own = float(m.diagonal().mean())
-    # the mean of a centred matrix over all labellings is 0, so own − value is the mean with permuted labels
-    return LocalTest(value * k / (k - 1), own, own - value, permutation_p(value, permuted))
+    own_patch = float(m.diagonal().mean())
+    # the mean of a centred matrix over all labellings is 0, so own_patch − value is the mean with permuted labels
+    return LocalTest(value * k / (k - 1), own_patch, own_patch - value, permutation_p(value, permuted))
 
 
 def captured_by_patch(g: Tensor, patches: Patches, ranks: Sequence[int]) -> Tensor:

@@ -48,7 +48,7 @@ class Side:
         Args:
             number: The number of the batch.
             stack: The stack of layers.
-            length: The number of positions there.
+            length: The number of positions in that stack.
 
         Returns:
             Their indices (n,) into the flattened batch, and their table.
@@ -80,7 +80,7 @@ class Side:
         self.flagged.flag(site, tokens.key[~(norm <= longest).cpu()])  # NaN is massive too
 
     def unflagged(self, number: int, site: Site, length: int) -> Tensor:
-        """Which of the `tokens` of a batch count at a site: their places (n,) in that list."""
+        """Which of the `tokens` of a batch count at a site: their indices (n,) in that list."""
         _, tokens = self.tokens(number, site.stack, length)
         return (~torch.isin(tokens.key, self.flagged.at(site))).nonzero()[:, 0]
 

@@ -134,7 +134,7 @@ def local_records(case: GradientCase, sums: Gradients) -> list[Record]:
             error = jackknife_error(test.excess, torch.tensor(without), case.block_sizes)
             columns: dict[str, Any] = {
                 "index": rank,
-                "note": f"own patch {test.own:.4g}, permuted {test.level:.4g}",
+                "note": f"own patch {test.own_patch:.4g}, permuted {test.level:.4g}",
             }
             variant = {"rows": rows}
             out.append(case.record("local_excess", test.excess, error=error, null=0.0, variant=variant, **columns))

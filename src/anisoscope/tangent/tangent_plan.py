@@ -61,7 +61,7 @@ class Stage:
 
     Attributes:
         name: A site of the stream, or `weight.<path>` for a linear map or the embedding table.
-        gradient: The kind of gradient that is tested there.
+        gradient: The kind of gradient that is tested with it.
         site: Its position in the forward pass, for the token policy.
         basis: The name of the stage whose bases it is tested against.
     """
