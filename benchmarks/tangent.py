@@ -11,9 +11,10 @@ import torch
 from torch import Tensor
 
 from anisoscope.tangent import factorise
-from anisoscope.tangent.frame import Frame, fit_frame
-from anisoscope.tangent.gradient_records import Subject, tangent_records, with_q
+from anisoscope.tangent.gradient_case import GradientCase
+from anisoscope.tangent.gradient_records import tangent_records, with_q
 from anisoscope.tangent.gradients import Gradients
+from anisoscope.tangent.site_bases import SiteBases, fit_site_bases
 from benchmarks.harness import SCRATCH, Figure, Outcome, Settings, clock
 from benchmarks.peers import Peer, command_of, installed, last_line
 
@@ -71,7 +72,7 @@ def battery(settings: Settings) -> list[Figure]:
     before = torch.get_num_threads()
     torch.set_num_threads(CORES)
     try:
-        frames: list[Frame | None] = [None] * layers
+        frames: list[SiteBases | None] = [None] * layers
         for step in ("first", "later"):
             start = time.perf_counter()
             fitted, seconds = _due_step(layers, n, d, frames)
@@ -84,16 +85,16 @@ def battery(settings: Settings) -> list[Figure]:
     return figures
 
 
-def _due_step(layers: int, n: int, d: int, before: list[Frame | None]) -> tuple[list[Frame], float]:
-    """Return the fitted bases of every layer after all tests ran, and the seconds spent on making the data."""
+def _due_step(layers: int, n: int, d: int, before: list[SiteBases | None]) -> tuple[list[SiteBases], float]:
+    """The frames of every layer after the whole battery ran, and the seconds that making the data took."""
     frames, records, seconds = [], [], 0.0
     for layer in range(layers):
         start = time.perf_counter()
         rows, gradients = falling(2 * n, d, seed=layer), falling(n, d, seed=100 + layer)
         seconds += time.perf_counter() - start
-        frame = fit_frame(rows[:n], PROXIES, RANKS, start=before[layer])
+        frame = fit_site_bases(rows[:n], PROXIES, RANKS, start=before[layer])
         sums = Gradients.of(frame, gradients, rows[n:], torch.arange(n) * 8 // n)
-        records += tangent_records(Subject(f"grad.resid.{layer}", "hidden", frame, sums))
+        records += tangent_records(GradientCase(f"grad.resid.{layer}", "hidden", frame, sums))
         frames.append(frame)
     with_q(records)
     return frames, seconds

@@ -9,16 +9,18 @@ from torch import Tensor
 
 from anisoscope.records import Record
 from anisoscope.tangent.basis import Basis, orthonormal
-from anisoscope.tangent.frame import Frame, fit_frame
-from anisoscope.tangent.gradient_records import Subject, tangent_records, with_q
+from anisoscope.tangent.gradient_case import GradientCase
+from anisoscope.tangent.gradient_records import tangent_records, with_q
 from anisoscope.tangent.gradients import Gradients
+from anisoscope.tangent.site_bases import SiteBases, fit_site_bases
 
 N, D, PATCHES, RANK = 640, 24, 8, 3
+DECIDING = ("orientation", "coordinates", "variance_matched", "transfer_slope", "local_test", "error_shuffle")
 
 
 @dataclass(frozen=True)
 class World:
-    """Fit and test activations in patches with tangent spaces of their own, and a source of random numbers."""
+    """Fit and test activations in patches, each with a tangent space, and a source of random numbers."""
 
     fit: Tensor  # (N, D)
     test: Tensor  # (N, D)
@@ -67,11 +69,11 @@ def broad(x: Tensor, rank: int, *, seed: int = 0, start: Basis | None = None) ->
 
 def examined(made: World, gradients: Tensor, *, seed: int = 0) -> list[Record]:
     """All records of the test of these gradients against the world's activations."""
-    frame = fitted(made, seed)
+    bases = fitted(made, seed)
     block = torch.arange(N) * 8 // N
-    sums = Gradients.of(frame, gradients, made.test, block)
-    return with_q(tangent_records(Subject("grad.resid.0", "hidden", frame, sums, seed=seed)))
+    sums = Gradients.of(bases, gradients, made.test, block)
+    return with_q(tangent_records(GradientCase("grad.resid.0", "hidden", bases, sums, seed=seed)))
 
 
-def fitted(made: World, seed: int = 0) -> Frame:
-    return fit_frame(made.fit, ["pca", broad], [RANK], clusters=PATCHES, seed=seed)
+def fitted(made: World, seed: int = 0) -> SiteBases:
+    return fit_site_bases(made.fit, ["pca", broad], [RANK], clusters=PATCHES, seed=seed)

@@ -1,4 +1,4 @@
-"""Tokens that are massive at a site: which they are, and where they stand."""
+"""The token policy `no-sink`: which tokens are massive, and where they are."""
 
 from __future__ import annotations
 
@@ -14,35 +14,77 @@ from anisoscope.stats.cloud import Cloud
 from anisoscope.stats.row_norms import Norms
 from anisoscope.stats.sample import Extremes
 
-# What is massive at one site must be held at all later ones. It is massive by the median of all rows; half as much by a
-# batch's median, which is what is known when a row goes by, makes sure of it.
+# A token flagged at one site must be kept at all later sites. The final limit uses the median of all rows; during the
+# pass only the batch median is known, so rows over half the limit are kept.
 OUTSIZED = MASSIVE / 2
 
 
+def massive_norm(median: float) -> float:
+    """The norm above which a token is massive: five medians of all rows of the site."""
+    return MASSIVE * median
+
+
+class FlaggedTokens:
+    """The massive tokens of each stack, by key: flagged at the first residual site where they are massive.
+
+    A flagged token stays flagged at all later sites of its stack, so that every site after it leaves out the same
+    tokens. This is the second half of the policy `no-sink`; the first leaves out the first token of each window.
+
+    >>> flagged = FlaggedTokens()
+    >>> flagged.flag(Site("resid", 1), torch.tensor([7, 9])).tolist()
+    [7, 9]
+    >>> flagged.at(Site("resid", 0)).tolist(), flagged.at(Site("resid", 2)).tolist()
+    ([], [7, 9])
+    """
+
+    def __init__(self) -> None:
+        self._new: dict[str, list[tuple[Site, Tensor]]] = {}
+
+    def at(self, site: Site) -> Tensor:
+        """Keys of the tokens flagged at this site or at an earlier one of its stack, (n,) int64."""
+        none = torch.zeros(0, dtype=torch.int64)
+        return torch.cat([none, *(keys for first, keys in self._new.get(site.stack, []) if not site < first)])
+
+    def flag(self, site: Site, keys: Tensor) -> Tensor:
+        """Flag the tokens that are massive at a site.
+
+        Returns:
+            The keys that were not flagged before.
+        """
+        new = keys[~torch.isin(keys, self.at(site))]
+        if len(new):
+            self._new.setdefault(site.stack, []).append((site, new))
+        return new
+
+
 def massive(cloud: Cloud) -> Tensor:
-    """Keys of the tokens that are massive here; more than a block can hold is an error."""
+    """Return the keys of the tokens that are massive in a cloud.
+
+    Raises:
+        InputError: More rows than a block can keep are over half the limit.
+    """
     extremes = cloud.get(Extremes)
-    outsized = extremes.x.double().norm(dim=1).cpu() > MASSIVE * cloud.get(Norms).median
+    outsized = extremes.x.double().norm(dim=1).cpu() > massive_norm(cloud.get(Norms).median)
     if extremes.overflowed:
         raise InputError(
-            f"more than {len(outsized)} tokens have over {OUTSIZED:g} times the median norm, too many to be outliers "
-            "and to be held; look at the norms first (`--metrics massive_tokens,outlier_dimensions` on fewer tokens)"
+            f"more than {len(outsized)} tokens have over {OUTSIZED:g} times the median norm, too many to be outliers. "
+            "Look at the norms first: `--metrics massive_tokens,outlier_dimensions` on fewer tokens"
         )
     return extremes.table[:, 0].cpu()[outsized]
 
 
 def described(cloud: Cloud, keys: Tensor, site: Site) -> list[dict[str, Any]]:
-    """Where the tokens of these keys stand, and how long they are."""
+    """Return where the tokens of these keys are, and their norms."""
     extremes = cloud.get(Extremes)
     median = cloud.get(Norms).median or 1.0
     tokens = extremes.rows.tokens
     return [
         {
             "site": str(site),
-            "document": int(tokens.document[place]),
-            "position": int(tokens.position[place]),
-            "token": int(tokens.token[place]),
-            "norm over median": round(float(extremes.x[place].double().norm()) / median, 1),
+            "document": int(tokens.document[index]),
+            "position": int(tokens.position[index]),
+            "token": int(tokens.token[index]),
+            "norm over median": round(float(extremes.x[index].double().norm()) / median, 1),
         }
-        for place in torch.isin(extremes.table[:, 0].cpu(), keys).nonzero()[:, 0].tolist()
+        for index in torch.isin(extremes.table[:, 0].cpu(), keys).nonzero()[:, 0].tolist()
     ]

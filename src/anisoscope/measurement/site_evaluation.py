@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -11,7 +11,7 @@ from torch import Tensor
 
 from anisoscope.distributed import Ranks
 from anisoscope.measurement.current_batch import STREAM
-from anisoscope.measurement.policies import described, massive
+from anisoscope.measurement.policies import FlaggedTokens, described, massive
 from anisoscope.measurement.site_collectors import SiteCollectors
 from anisoscope.measurement.site_result import SiteResult
 from anisoscope.metrics import Metric
@@ -46,23 +46,6 @@ class EvaluationOptions:
         return {**shared, "errors": errors}
 
 
-@dataclass
-class _Flags:
-    """Tokens that were massive at some site so far, by stack: once flagged, a token stays flagged at later sites."""
-
-    keys: dict[str, Tensor] = field(default_factory=dict)
-
-    def raised(self, stack: str, keys: Tensor) -> Tensor:
-        """Flag these tokens; return those that were not flagged before."""
-        known = self.at(stack)
-        new = keys[~torch.isin(keys, known)]
-        self.keys[stack] = torch.cat((known, new))
-        return new
-
-    def at(self, stack: str) -> Tensor:
-        return self.keys.get(stack, torch.zeros(0, dtype=torch.int64))
-
-
 @dataclass(frozen=True)
 class SiteEvaluator:
     """The metrics of a pass, evaluated site by site; each rank of a job evaluates every n-th site."""
@@ -81,7 +64,7 @@ class SiteEvaluator:
 
     def results(self, collectors: SiteCollectors, options: EvaluationOptions) -> Iterator[SiteResult]:
         """Yield every site's result, in order, on rank 0; a result's clouds are released when the next is requested."""
-        flags = _Flags()
+        flags = FlaggedTokens()
         for turn in self._turns(collectors.clouds):
             site = self._exchange(collectors, turn)
             cloud = None if site is None else collectors.finish(site)
@@ -89,7 +72,7 @@ class SiteEvaluator:
             result = None
             if site is not None and cloud is not None:
                 removed = described(cloud, new[site], site)
-                result = self._evaluate_cloud(cloud, site, _flagged_at(flags, turn, new, site), options)
+                result = self._evaluate_cloud(cloud, site, flags.at(site), options)
                 result = replace(result, removed=removed)
             del cloud
             yield from self._sent_to_first(result)
@@ -101,12 +84,12 @@ class SiteEvaluator:
             yield from self._sent_to_first(None if site is None else self._evaluate_heads(collectors, site, options))
 
     def _raise_flags(
-        self, flags: _Flags, turn: Sequence[Site], site: Site | None, cloud: Cloud | None
+        self, flags: FlaggedTokens, turn: Sequence[Site], site: Site | None, cloud: Cloud | None
     ) -> dict[Site, Tensor]:
         """The tokens of each site of a turn that are massive there and were not flagged before."""
         none = torch.zeros(0, dtype=torch.int64)
         mine = massive(cloud) if site is not None and cloud is not None and site.kind in STREAM else none
-        return {each: flags.raised(each.stack, keys) for each, keys in zip(turn, self.ranks.gather(mine), strict=False)}
+        return {each: flags.flag(each, keys) for each, keys in zip(turn, self.ranks.gather(mine), strict=False)}
 
     def _evaluate_cloud(self, cloud: Cloud, site: Site, flagged: Tensor, options: EvaluationOptions) -> SiteResult:
         metrics = self.of_clouds
@@ -154,10 +137,3 @@ class SiteEvaluator:
             clouds = {policy: Cloud(from_arrays(to_arrays(cloud.stats))) for policy, cloud in result.clouds.items()}
             result = replace(result, clouds=clouds)
         yield from (each for each in self.ranks.gather_first(result) if each is not None)
-
-
-def _flagged_at(flags: _Flags, turn: Sequence[Site], new: dict[Site, Tensor], site: Site) -> Tensor:
-    """The tokens flagged up to a site: those of later sites of the same turn do not count yet."""
-    later = [new[each] for each in turn[turn.index(site) + 1 :] if each.stack == site.stack]
-    keys = flags.at(site.stack)
-    return keys[: len(keys) - sum(map(len, later))]

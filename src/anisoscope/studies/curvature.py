@@ -1,7 +1,7 @@
-"""Curvature visibility, the theory as a simulation: what a biased sample of a curved cloud shows of its curvature.
+"""A simulation of how much of a cloud's curvature a frequency-biased sample shows.
 
-A token of type k sits at x = T u + ½ N·II(u, u) + σε with u = t_k z: tangent parts are of first order in the local
-radius t, normal parts of second. Types are drawn with p_k ∝ k^−s; t_k = (k/K)^γ pins frequent types to the centre.
+A token of type k is at x = T u + ½ N·II(u, u) + σε with u = t_k z: tangent parts are of first order in the local radius
+t, normal parts of second order. Types are drawn with p_k ∝ k^−s; t_k = (k/K)^γ pins frequent types to the centre.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ import torch
 from torch import Tensor
 
 from anisoscope.records import Record
-from anisoscope.tangent.energy import jackknife_error
+from anisoscope.stats.inference import jackknife
 
 
 @dataclass(frozen=True)
 class Surface:
-    """One setting of the simulation; the defaults are those of the measures' trial."""
+    """One setting of the simulation."""
 
     tokens: int = 4000
     types: int = 100  # K
@@ -35,31 +35,34 @@ class Surface:
 
 @dataclass(frozen=True)
 class CurvedSample:
-    """A sample of the surface, and what only a simulation knows: the true frame and the local radii."""
+    """A sample of the surface, with the true axes and local radii."""
 
     x: Tensor  # (n, dim) float64
-    frame: Tensor  # (dim, dim) orthonormal columns: tangent ones first
+    axes: Tensor  # (dim, dim) orthonormal columns: tangent ones first
     radius: Tensor  # (n,)
 
 
 @dataclass(frozen=True)
-class Visible:
-    """What is seen of a cloud's curvature."""
+class VisibleCurvature:
+    """How much of a cloud's curvature a sample shows."""
 
-    visibility: float  # tr Σ_N / tr Σ in the true frame
-    residual: float  # the share of variance outside the leading m axes: what one would see without knowing the frame
-    snr: float  # variance of the normal part that a quadratic of the tangent part explains, over what it leaves
-    effective: float  # tokens that inform the curvature: (Σt⁴)²/Σt⁸
+    visibility: float  # tr Σ_N / tr Σ in the true axes
+    residual: float  # share of variance outside the leading m axes, for which the true axes need not be known
+    snr: float  # variance of the normal part that a quadratic of the tangent part explains, over the rest
+    effective: float  # effective number of tokens for the curvature: (Σt⁴)²/Σt⁸
 
 
 def sample_surface(surface: Surface, seed: int) -> CurvedSample:
-    """A cloud; one seed gives the same z, ε and II whatever the settings, so that settings are compared in pairs."""
+    """Draw a cloud.
+
+    One seed gives the same z, ε and II in every setting, so that settings can be compared in pairs.
+    """
     draw = torch.Generator().manual_seed(seed)
 
     def normal(*shape: int) -> Tensor:
         return torch.randn(*shape, generator=draw, dtype=torch.float64)
 
-    frame = torch.linalg.qr(normal(surface.dim, surface.dim))[0]
+    axes = torch.linalg.qr(normal(surface.dim, surface.dim))[0]
     form = normal(surface.normal, surface.tangent, surface.tangent)
     form = surface.curvature * (form + form.mT) / math.sqrt(2)  # (normal, m, m) symmetric
     z, noise = normal(surface.tokens, surface.tangent), normal(surface.tokens, surface.dim)
@@ -71,17 +74,17 @@ def sample_surface(surface: Surface, seed: int) -> CurvedSample:
     u = radius[kind][:, None] * z  # (n, m)
     bent = torch.einsum("ni,aij,nj->na", u, form, u) / 2  # (n, normal)
     flat = torch.zeros(surface.tokens, surface.dim - surface.tangent - surface.normal, dtype=torch.float64)
-    x = torch.cat((u, bent, flat), 1) @ frame.T + surface.noise * noise
-    return CurvedSample(x, frame, radius[kind])
+    x = torch.cat((u, bent, flat), 1) @ axes.T + surface.noise * noise
+    return CurvedSample(x, axes, radius[kind])
 
 
-def visible(cloud: CurvedSample, tangent: int) -> Visible:
-    """Every estimator on one cloud with this many tangent dimensions."""
-    y = (cloud.x - cloud.x.mean(0)) @ cloud.frame  # (n, dim) in the true frame
+def visible(cloud: CurvedSample, tangent: int) -> VisibleCurvature:
+    """Estimate how much curvature a cloud with `tangent` tangent dimensions shows."""
+    y = (cloud.x - cloud.x.mean(0)) @ cloud.axes  # (n, dim) in the true axes
     variance = y.var(0)
     spectrum = torch.linalg.eigvalsh(torch.cov(cloud.x.T)).flip(0)
     fourth = cloud.radius**4
-    return Visible(
+    return VisibleCurvature(
         visibility=float(variance[tangent:].sum() / variance.sum()),
         residual=float(spectrum[tangent:].sum() / spectrum.sum()),
         snr=curvature_snr(y[:, :tangent], y[:, tangent:]),
@@ -90,28 +93,32 @@ def visible(cloud: CurvedSample, tangent: int) -> Visible:
 
 
 def curvature_snr(u: Tensor, normal: Tensor) -> float:
-    """Variance of the normal part explained by a quadratic of the tangent part, over the variance it leaves.
+    """Variance of the normal part that a quadratic of the tangent part explains, over the remaining variance.
 
-    Both halves of the tokens in turn are fitted on the other, so that no curvature gives zero and not an overfit.
+    Each half of the tokens is predicted by a fit on the other half, so that no curvature gives zero.
+
+    Args:
+        u: Tangent parts (n, m).
+        normal: Normal parts (n, normal).
     """
     m = u.shape[1]
     pairs = [u[:, i] * u[:, j] for i in range(m) for j in range(i, m)]
     design = torch.cat((torch.ones(len(u), 1, dtype=u.dtype), u, torch.stack(pairs, 1)), 1)  # (n, 1 + m + m(m+1)/2)
     left = total = 0.0
     for half in (0, 1):
-        own = torch.arange(len(u)) % 2 == half
-        weights = torch.linalg.lstsq(design[own], normal[own]).solution
-        left += float((normal[~own] - design[~own] @ weights).square().sum())
-        total += float((normal[~own] - normal[own].mean(0)).square().sum())
+        fit = torch.arange(len(u)) % 2 == half
+        weights = torch.linalg.lstsq(design[fit], normal[fit]).solution
+        left += float((normal[~fit] - design[~fit] @ weights).square().sum())
+        total += float((normal[~fit] - normal[fit].mean(0)).square().sum())
     return max(0.0, total - left) / max(left, 1e-300)
 
 
 def radius_slope(surface: Surface, radii: Sequence[float], seed: int) -> float:
-    """The slope of log(tr Σ_N / tr Σ_T), noise subtracted, on log t: 2, because normal parts are second order."""
+    """The slope of log(tr Σ_N / tr Σ_T) on log t with the noise subtracted: 2, as normal parts are of second order."""
     ratios = []
     for radius in radii:
         cloud = sample_surface(replace(surface, radius=radius), seed)
-        variance = ((cloud.x - cloud.x.mean(0)) @ cloud.frame).var(0) - surface.noise**2
+        variance = ((cloud.x - cloud.x.mean(0)) @ cloud.axes).var(0) - surface.noise**2
         ratios.append(float(variance[surface.tangent :].sum() / variance[: surface.tangent].sum()))
     if min(ratios) <= 0:
         return math.nan
@@ -121,18 +128,24 @@ def radius_slope(surface: Surface, radii: Sequence[float], seed: int) -> float:
 
 
 @dataclass(frozen=True)
-class Bound:
-    """Normal over tangent parts of the gradient of a linear read-out, by its mean and by its second moment."""
+class GradientBound:
+    """Normal over tangent parts of the gradient of a linear read-out, of its mean and of its second moment."""
 
     mean: float  # ‖E g_N‖² / ‖E g_T‖²
     second: float  # E‖g_N‖² / E‖g_T‖²
 
 
-def gradient_bound(tangent: Tensor, normal: Tensor, target: Tensor, weights: Tensor | None = None) -> Bound:
-    """The two forms for squared loss ½(w·x − y)², whose gradient in w is (w·x − y)·x.
+def gradient_bound(tangent: Tensor, normal: Tensor, target: Tensor, weights: Tensor | None = None) -> GradientBound:
+    """The two ratios for squared loss ½(w·x − y)², whose gradient in w is (w·x − y)·x.
 
     The published bound (the ratio falls as t²) follows for second moments. For the mean it does not: with x = (u, u²),
     u symmetric, w = 0 and y = −1 the mean gradient is (E u, E u²) = (0, E u²), all of it normal, at every radius.
+
+    Args:
+        tangent: Tangent parts of x, (n, m).
+        normal: Normal parts of x, (n, normal).
+        target: Targets y, (n,).
+        weights: The read-out w; zero by default.
     """
     x = torch.cat((tangent, normal), 1)
     error = (x @ weights if weights is not None else torch.zeros(len(x), dtype=x.dtype)) - target
@@ -140,29 +153,32 @@ def gradient_bound(tangent: Tensor, normal: Tensor, target: Tensor, weights: Ten
     m = tangent.shape[1]
     mean = g.mean(0).square()
     second = g.square().mean(0)
-    return Bound(
+    return GradientBound(
         mean=float(mean[m:].sum() / mean[:m].sum().clamp(min=1e-300)),
         second=float(second[m:].sum() / second[:m].sum().clamp(min=1e-300)),
     )
 
 
-def counterexample(radius: float, points: int = 4001) -> Bound:
-    """x = (u, u²), u evenly spread over ±t, w = 0, y = −1: the mean's ratio exceeds any bound, the second's is .6t²."""
+def counterexample(radius: float, points: int = 4001) -> GradientBound:
+    """x = (u, u²), u uniform over ±t, w = 0, y = −1: the ratio of means exceeds any bound, the other is 0.6·t²."""
     u = torch.linspace(-radius, radius, points, dtype=torch.float64)[:, None]
     return gradient_bound(u, u.square(), -torch.ones(points, dtype=torch.float64))
 
 
-# --- the study ----------------------------------------------------------------------------------------------------
-
 SETTINGS = ((0.0, 0.0), (0.0, 0.5), (1.0, 0.0), (1.0, 0.25), (1.0, 0.5))  # s, γ
 RADII = (0.25, 0.35, 0.5, 0.7, 1.0)
+_FEWEST_SEEDS = 4  # for a standard error
 
 
 def curvature_records(surface: Surface | None = None, *, seeds: int = 12) -> list[Record]:
-    """The whole study: visibility and SNR by (s, γ), with the fixed-n_eff null, κ = 0, the slope and both bounds.
+    """The records of the whole study: visibility and SNR by (s, γ), a flat cloud, the slope and both bounds.
 
-    The fixed-n_eff null asks whether pinning only makes fewer tokens count: an unpinned cloud of as many tokens as are
-    effective in the pinned one, from the same seed. A drop against it is attenuation.
+    The null of the SNR is an unpinned cloud with the effective number of tokens of the pinned one, from the same seed.
+    A drop against it is attenuation, and not only fewer effective tokens.
+
+    Args:
+        surface: The setting; s and γ are varied.
+        seeds: The number of paired seeds.
     """
     surface = surface or Surface()
     out: list[Record] = []
@@ -175,12 +191,12 @@ def curvature_records(surface: Surface | None = None, *, seeds: int = 12) -> lis
     out.append(_over_seeds("curvature_slope", slopes, {}, null=2.0))
     for radius in RADII:
         bound = counterexample(radius)
-        about = {"t": radius, "example": "x = (u, u²), w = 0, y = −1"}
-        out.append(Record("vectors", "gradient_bound", bound.second, variant={"moment": "second", **about}))
+        variant = {"t": radius, "example": "x = (u, u²), w = 0, y = −1"}
+        out.append(Record("vectors", "gradient_bound", bound.second, variant={"moment": "second", **variant}))
         unbounded = bound.mean > 1e12
         note = "the mean gradient is all normal: no bound holds" if unbounded else None
         value = None if unbounded else bound.mean
-        out.append(Record("vectors", "gradient_bound", value, variant={"moment": "mean", **about}, note=note))
+        out.append(Record("vectors", "gradient_bound", value, variant={"moment": "mean", **variant}, note=note))
     return out
 
 
@@ -206,7 +222,9 @@ def _setting_records(surface: Surface, variant: dict[str, object], seeds: int) -
 def _over_seeds(metric: str, values: Sequence[float], variant: dict[str, object], null: float | None = None) -> Record:
     """The mean over seeds with its standard error."""
     mean = sum(values) / len(values)
-    without = torch.tensor([(sum(values) - v) / max(1, len(values) - 1) for v in values])
-    error = jackknife_error(mean, without, tuple([1] * len(values)))
-    kind = None if error is None else f"jackknife-{len(values)}-seeds"
+    error = kind = None
+    if len(values) >= _FEWEST_SEEDS:
+        without = torch.tensor([(sum(values) - v) / (len(values) - 1) for v in values])
+        error = jackknife(mean, without.tolist(), [1] * len(values))
+        kind = f"jackknife-{len(values)}-seeds"
     return Record("vectors", metric, mean, variant=variant, error=error, error_kind=kind, null=null, n=len(values))

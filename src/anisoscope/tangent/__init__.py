@@ -1,4 +1,4 @@
-"""Do directions fitted on activations carry the true gradient? Proxies, nulls and the test."""
+"""Do directions fitted on activations carry the true gradient? Proxies, nulls and the tangent test."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from anisoscope.errors import InputError
 from anisoscope.tangent.basis import Basis, orthonormal
 from anisoscope.tangent.energy import chance, energy
-from anisoscope.tangent.null_levels import Haar, haar
 from anisoscope.tangent.proxies import PROXIES, Proxy, fit_bases, named
+from anisoscope.tangent.random_subspaces import Haar, haar
 from anisoscope.tangent.semi_nmf import SemiNMF, factorise
 
 
@@ -17,8 +17,18 @@ from anisoscope.tangent.semi_nmf import SemiNMF, factorise
 class Tangent:
     """What to fit on activations and how to test it against gradients.
 
-    Bases are `refreshed` at every probe, and `frozen` once the first `frozen_after` of `total_steps` is over (only
-    where `total_steps` is given). `nulls` is "all" or names of nulls.
+    The tracker refits the bases at every probe ("refreshed"). With `total_steps` it also keeps the bases of one early
+    step ("frozen").
+
+    Attributes:
+        proxies: Names of proxies ("pca", "semi_nmf", "svd", "mean"), or functions from rows and a rank to a `Basis`.
+        ranks: The ranks to fit.
+        nulls: "all" or names of nulls.
+        frozen_after: The share of `total_steps` after which bases are frozen.
+        total_steps: The length of the training; None for no frozen bases.
+
+    Raises:
+        InputError: If a proxy is unknown, a rank is not positive, or `frozen_after` is not between 0 and 1.
     """
 
     proxies: Sequence[str | Proxy] = ("pca",)
@@ -31,9 +41,9 @@ class Tangent:
         for proxy in self.proxies:
             named(proxy)
         if not self.ranks or min(self.ranks) < 1:
-            raise InputError(f"ranks {tuple(self.ranks)}: expected whole numbers above zero, such as (8, 32)")
+            raise InputError(f"Ranks {tuple(self.ranks)} are not all positive. Use whole numbers such as (8, 32).")
         if not 0 < self.frozen_after < 1:
-            raise InputError(f"frozen_after {self.frozen_after} is a share of the run; expected 0 < share < 1")
+            raise InputError(f"frozen_after={self.frozen_after} is not a share of the run. Use 0 < frozen_after < 1.")
 
     @property
     def frozen_from(self) -> int | None:

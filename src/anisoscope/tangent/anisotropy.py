@@ -1,4 +1,4 @@
-"""How much of the gradients' anisotropy sits in a basis: IsoScore* before and after taking the basis out."""
+"""How much of the gradients' anisotropy lies in a basis: IsoScore* before and after removing the basis."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ _FARTHEST, _HALVINGS = 1e3, 24
 
 
 @dataclass(frozen=True)
-class Split:
-    """tr Σ² = tangent + mixed + normal, exactly: ‖PᵀΣPᵀ‖², 2‖PᵀΣPᴺ‖², ‖PᴺΣPᴺ‖², as shares of the whole."""
+class CovarianceSplit:
+    """The parts of tr Σ² as shares, exactly: tangent ‖PᵀΣPᵀ‖², mixed 2‖PᵀΣPᴺ‖², normal ‖PᴺΣPᴺ‖²."""
 
     tangent: float
     mixed: float
     normal: float
 
 
-def split(covariance: Tensor, basis: Basis) -> Split:
-    """Where the squared covariance of gradients sits: inside the basis, across, outside.
+def split(covariance: Tensor, basis: Basis) -> CovarianceSplit:
+    """Split the squared covariance (d, d) of gradients into the parts inside a basis, across, and outside.
 
     >>> from anisoscope.tangent.basis import orthonormal
     >>> split(torch.diag(torch.tensor([3.0, 1.0, 1.0, 1.0])), orthonormal(torch.eye(4)[:, :1], "mine"))
-    Split(tangent=0.75, mixed=0.0, normal=0.25)
+    CovarianceSplit(tangent=0.75, mixed=0.0, normal=0.25)
     """
     c = covariance.double()
     cq = c @ basis.q  # (d, r)
@@ -37,7 +37,7 @@ def split(covariance: Tensor, basis: Basis) -> Split:
     whole = float(c.square().sum())
     tangent = float(inside.square().sum()) / whole
     mixed = 2 * (float(cq.square().sum()) / whole - tangent)
-    return Split(tangent, mixed, 1 - tangent - mixed)
+    return CovarianceSplit(tangent, mixed, 1 - tangent - mixed)
 
 
 def isoscore_star(covariance: Tensor) -> float:
@@ -47,11 +47,14 @@ def isoscore_star(covariance: Tensor) -> float:
 
 
 def removal_gains(covariance: Tensor, bases: Sequence[Basis]) -> Tensor:
-    """ΔIsoScore* of taking each basis out: how much rounder the gradients become, (bases, 2): ambient and reduced.
+    """ΔIsoScore* of removing each basis: how much more isotropic the gradients become.
 
-    A basis is projected out after shrinking (before, shrinking would refill the hole). In the ambient dimension the
-    score is (PR − 1)/(d − 1), whose ceiling without r directions is (d − r − 1)/(d − 1); the reduced one divides by
-    d − r − 1.
+    A basis is projected out after shrinking; shrinking afterwards would fill the hole again. In the ambient dimension
+    the score is (PR − 1)/(d − 1), with the ceiling (d − r − 1)/(d − 1) without r directions. The reduced score divides
+    by d − r − 1.
+
+    Returns:
+        The gains (bases, 2): ambient and reduced.
     """
     c = _shrunk(covariance)
     d, trace, square = len(c), c.diagonal().sum(), c.square().sum()
@@ -71,19 +74,19 @@ def _shrunk(covariance: Tensor) -> Tensor:
 
 
 @dataclass(frozen=True)
-class Controls:
-    """What random subspaces of the same dimension would have done: mean ΔIsoScore* and the energy they capture."""
+class RemovalControl:
+    """Random subspaces of the same dimension: mean ΔIsoScore* of removing them, and the energy they capture."""
 
     ambient: float
     reduced: float
     energy: float
 
 
-def removal_controls(covariance: Tensor, bases: Sequence[Basis], *, seed: int = 0) -> list[dict[str, Controls]]:
-    """For each basis, controls by name: `normal_control`, orthogonal to it, and `equal_energy`, with its own energy.
+def removal_controls(covariance: Tensor, bases: Sequence[Basis], *, seed: int = 0) -> list[dict[str, RemovalControl]]:
+    """The controls of each basis by name: `normal_control`, orthogonal to it, and `equal_energy`.
 
-    A subspace of equal energy is a random one tilted towards the gradients' leading directions, or their last ones, as
-    far as it takes. What a basis removes beyond it is not owed to its energy.
+    A subspace of equal energy is a random one, tilted towards the gradients' leading or last directions until it has
+    the energy of the basis. What a basis removes beyond it is not due to its energy.
     """
     whole = covariance.diagonal().sum()
     values, vectors = torch.linalg.eigh((covariance / whole).float())  # single precision is enough for a level
@@ -92,39 +95,39 @@ def removal_controls(covariance: Tensor, bases: Sequence[Basis], *, seed: int = 
     out = []
     for basis in bases:
         d, r = basis.dim, basis.effective
-        inside = vectors.T @ basis.q.float()  # (d, r) the basis where the covariance is diagonal
+        inside = vectors.T @ basis.q.float()  # (d, r) the basis in the axes of the covariance
         energy = float(values @ inside.square().sum(1) / values.sum())
         z = torch.randn(DRAWS, d, r, generator=draw)
-        found = {"equal_energy": _gains(_tilted(z, values, energy), values)}
+        controls = {"equal_energy": _gains(_tilted(z, values, energy), values)}
         if 2 * r <= d:
-            found["normal_control"] = _gains(_overlaps(z - inside @ (inside.T @ z), values), values)
-        out.append(found)
+            controls["normal_control"] = _gains(_overlaps(z - inside @ (inside.T @ z), values), values)
+        out.append(controls)
     return out
 
 
 def _overlaps(z: Tensor, values: Tensor) -> Tensor:
-    """zᵀz, zᵀΛz and zᵀΛ²z of subspaces given by any columns: all that removing them depends on, (3, draws, r, r)."""
+    """zᵀz, zᵀΛz and zᵀΛ²z of subspaces with columns z: all that removing them depends on, (3, draws, r, r)."""
     return torch.stack([z.mT @ (values[:, None] ** power * z) for power in range(3)])
 
 
-def _tilted(z: Tensor, values: Tensor, wanted: float) -> Tensor:
-    """The overlaps of z + t·E_r, t such that each subspace has the wanted energy; E_r are r leading or last axes."""
+def _tilted(z: Tensor, values: Tensor, energy: float) -> Tensor:
+    """The overlaps of z + t·E_r, with t such that each subspace has this energy; E_r are r leading or last axes."""
     r = z.shape[2]
-    own = _overlaps(z, values)
-    richer = _captured(own, values) < wanted  # (draws,) which of them must gain energy
+    start = _overlaps(z, values)
+    richer = _captured(start, values) < energy  # (draws,) which of them must gain energy
     axes = torch.where(richer[:, None], torch.arange(len(values) - r, len(values)), torch.arange(r))  # (draws, r)
     rows = z.gather(1, axes[:, :, None].expand(-1, -1, r))  # (draws, r, r) the part of z along those axes
     powers = torch.stack([values[axes] ** power for power in range(3)])  # (3, draws, r)
     mixed = powers[..., None] * rows
     mixed = mixed + mixed.mT
     pure = torch.diag_embed(powers)
-    low, high = torch.zeros_like(own[0, :, 0, 0]), torch.full_like(own[0, :, 0, 0], _FARTHEST)  # (draws,) each
+    low, high = torch.zeros_like(start[0, :, 0, 0]), torch.full_like(start[0, :, 0, 0], _FARTHEST)  # (draws,) each
     for _ in range(_HALVINGS):
         t = ((low + high) / 2)[:, None, None]
-        energy = _captured(own + t * mixed + t.square() * pure, values)
-        far = (energy > wanted) == richer
+        captured = _captured(start + t * mixed + t.square() * pure, values)
+        far = (captured > energy) == richer
         low, high = torch.where(far, low, t.flatten()), torch.where(far, t.flatten(), high)
-    return own + t * mixed + t.square() * pure
+    return start + t * mixed + t.square() * pure
 
 
 def _captured(overlaps: Tensor, values: Tensor) -> Tensor:
@@ -132,8 +135,8 @@ def _captured(overlaps: Tensor, values: Tensor) -> Tensor:
     return torch.linalg.solve(overlaps[0], overlaps[1]).diagonal(dim1=1, dim2=2).sum(1) / values.sum()
 
 
-def _gains(overlaps: Tensor, values: Tensor) -> Controls:
-    """Mean ΔIsoScore* of taking out subspaces with these overlaps, from traces of r × r matrices."""
+def _gains(overlaps: Tensor, values: Tensor) -> RemovalControl:
+    """Mean ΔIsoScore* of removing subspaces with these overlaps, from traces of r × r matrices."""
     d, r, level = len(values), overlaps.shape[-1], float(values.mean())
     keep, fill = 1 - SHRINKAGE, SHRINKAGE * level
     zero, one, two = overlaps
@@ -146,7 +149,7 @@ def _gains(overlaps: Tensor, values: Tensor) -> Controls:
     whole = keep * values + fill
     ratio = (whole.sum() - taken).square() / (whole.square().sum() - 2 * across + inside)
     before = float((whole.sum() ** 2 / whole.square().sum() - 1) / (d - 1))
-    return Controls(
+    return RemovalControl(
         ambient=float(((ratio - 1) / (d - 1)).mean()) - before,
         reduced=float(((ratio - 1) / (d - r - 1)).mean()) - before,
         energy=float(_captured(overlaps, values).mean()),

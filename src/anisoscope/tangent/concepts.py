@@ -1,4 +1,4 @@
-"""Concepts that can be read: for each, the tokens and contexts that load on it most."""
+"""Concepts in words: for each concept of semi-NMF, the tokens and contexts that load on it most."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from anisoscope.tangent.semi_nmf import loadings_on
 
 TOKENS, CONTEXTS = 6, 3
 _AROUND = 6  # tokens of context on either side
-_OFTEN = 3  # occurrences that make a token typical of a concept and not an accident
+_OFTEN = 3  # occurrences from which a token counts as typical of a concept
 
 
 @dataclass(frozen=True)
 class Concept:
-    """One concept: its share of all loadings' squared length, its typical tokens, the places that load on it most."""
+    """One concept: its share of the loadings' squared length, its typical tokens, and the contexts that load most."""
 
     number: int
     share: float
@@ -32,15 +32,23 @@ def read_concepts(
     context: Callable[[int, int], Sequence[int]],
     decode: Callable[[Sequence[int]], str],
 ) -> list[Concept]:
-    """The concepts (k, d) of rows x (n, d), strongest first.
+    """Describe concepts by tokens and contexts.
 
-    `token` (n,) are the rows' ids; `context(row, around)` gives the ids about a row, the row's own in the middle.
+    Args:
+        x: Rows (n, d).
+        concepts: The concepts (k, d).
+        token: The token ids of the rows, (n,).
+        context: From a row and a number of tokens to the ids around the row, with the row's id in the middle.
+        decode: From token ids to text.
+
+    Returns:
+        The concepts, strongest first.
     """
     z = loadings_on(x, concepts).double().cpu()  # (n, k)
-    length = z.square().sum(0) * concepts.double().square().sum(1).cpu()  # (k,) squared length that a concept carries
+    length = z.square().sum(0) * concepts.double().square().sum(1).cpu()  # (k,) squared length of each concept
     share = length / length.sum().clamp(min=1e-300)
-    types, place, often = token.unique(return_inverse=True, return_counts=True)
-    mean = torch.zeros(len(types), z.shape[1], dtype=z.dtype).index_add_(0, place, z) / often[:, None]
+    types, type_of, often = token.unique(return_inverse=True, return_counts=True)
+    mean = torch.zeros(len(types), z.shape[1], dtype=z.dtype).index_add_(0, type_of, z) / often[:, None]
     mean[often < min(_OFTEN, int(often.max()))] = 0
     out = []
     for k in share.argsort(descending=True).tolist():

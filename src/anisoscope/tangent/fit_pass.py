@@ -1,135 +1,146 @@
-"""The pass over fit tokens: a keyed sample of rows at every place, and the frames that are fitted on them."""
+"""The pass over the fit tokens: a keyed sample of rows at every stage, and the bases fitted on them."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from anisoscope.capture.backward import Tape, TapeTargets, record_tape, run_model
+from anisoscope.measurement.policies import massive_norm
 from anisoscope.records import Record
+from anisoscope.stats.row_norms import Norms
+from anisoscope.stats.rows import bare_rows
 from anisoscope.tangent.concepts import read_concepts
-from anisoscope.tangent.frame import Frame, fit_frame
 from anisoscope.tangent.frequency import frequency_distance, token_counts, type_balanced
+from anisoscope.tangent.null import EMBEDDING, HIDDEN, WEIGHT_IN
 from anisoscope.tangent.patches import CLUSTERS
 from anisoscope.tangent.semi_nmf import factorise
+from anisoscope.tangent.site_bases import SiteBases, fit_site_bases
 from anisoscope.tangent.splits import Side
-from anisoscope.tangent.task import TangentTask, linears_of, stacks_of
+from anisoscope.tangent.tangent_plan import Stage, TangentPlan, fit_stages
 
-MASSIVE = 5.0  # rows longer than this many medians are sinks wherever they stand
-Decode = Callable[[Sequence[int]], str]
+_BATCH, _INDEX, _TOKEN, _KEY, _BLOCK = range(5)  # columns of a table of sampled tokens
 
 
 @dataclass(frozen=True)
-class Fitted:
-    frames: dict[str, Frame]  # by site, by the path of a linear map (its inputs), by that of the embedding
+class FitResult:
+    """What the fit pass returns: bases by stage, records, and the concepts of semi-NMF in words."""
+
+    bases: dict[str, SiteBases]
     records: list[Record]
     concepts: dict[str, Any]
 
 
 @dataclass
-class _KeptTokens:
-    """Rows of one place from the fit pass, and which tokens they are: batch, flat place, token, key, block."""
+class _SampledRows:
+    """The sampled rows of one stage, which tokens they are, and the norms of all of its rows."""
 
-    x: list[Tensor]
-    table: list[Tensor]  # (n, 5) each
+    x: list[Tensor] = field(default_factory=list)
+    table: list[Tensor] = field(default_factory=list)  # (n, 5) each
+    norms: Norms | None = None
 
-    def all(self) -> tuple[Tensor, Tensor]:
-        return torch.cat(self.x), torch.cat(self.table)
+    def add(self, plan: TangentPlan, side: Side, number: int, stack: str, x: Tensor) -> None:
+        """Add a batch's rows x (b, T, d): those with the smallest keys, the same tokens at every stage."""
+        index, tokens = side.tokens(number, stack, x.shape[1])
+        share = min(1.0, plan.sample / max(1, len(side)))
+        few = (tokens.key.double() <= share * 2**63).nonzero()[:, 0]
+        flat = x.detach().reshape(-1, x.shape[-1])  # (b·T, d)
+        self.x.append(flat[index[few].to(flat.device)].float().cpu())
+        batch = torch.full_like(few, number)
+        self.table.append(torch.stack([batch, index[few], tokens.token[few], tokens.key[few], tokens.block[few]], 1))
+        if not side.sinks:
+            norms = Norms.of(bare_rows(flat[side.counts(number, stack, x.shape[1]).to(flat.device)]))
+            self.norms = norms if self.norms is None else self.norms + norms
 
 
-def fit_pass(
-    task: TangentTask,
-    places: TapeTargets,
-    side: Side,
-    counts: Mapping[int, int] | None,
-    decode: Decode | None,
-    progress: Callable[[int], None] | None,
-) -> Fitted:
-    """One pass over the fit tokens: a keyed sample of rows at every place, and the frames that are fitted on them."""
-    share = min(1.0, task.sample / max(1, len(side)))
-    readers = {reader for reader, _ in linears_of(task, places.sites).values() if reader is not None}
-    stacks = stacks_of(task, places)
-    kept: dict[str, _KeptTokens] = {}
-    with torch.no_grad(), record_tape(task.model, task.layout, places) as seen:
-        for number, batch in enumerate(side.batches):
-            run_model(task.model, task.objective.prepare(batch)[0], seen)
-            for name, x in _activations(places, readers, seen):
-                _keep(kept.setdefault(name, _KeptTokens([], [])), side, number, stacks[name], x, share)
-            if progress is not None:
-                progress(int(batch.counts.sum()))
-    frames, records, concepts = {}, [], {}
-    for name in list(kept):
-        x, table = kept.pop(name).all()
-        x, table, longest = (x, table, float("inf")) if side.sinks else _without_massive(x, table)
-        if task.balance is not None and bool((table[:, 2] >= 0).all()):
-            even = type_balanced(table[:, 2], table[:, 3], task.balance)
+def fit_pass(plan: TangentPlan, group: TapeTargets, side: Side) -> FitResult:
+    """Run the fit tokens through the model once and fit the bases of every stage of a group."""
+    sampled = _sample(plan, group, side)
+    result = FitResult({}, [], {})
+    for stage in fit_stages(plan, group):
+        if stage.name not in sampled:
+            continue
+        rows = sampled.pop(stage.name)
+        x, table, longest = _without_massive(stage, side, rows)
+        if plan.balance is not None and bool((table[:, _TOKEN] >= 0).all()):
+            even = type_balanced(table[:, _TOKEN], table[:, _KEY], plan.balance)
             x, table = x[even], table[even]
-        of_stream = name in {str(site) for site in places.sites}
-        frames[name] = fit_frame(
+        fitted = result.bases[stage.name] = fit_site_bases(
             x,
-            task.tangent.proxies,
-            task.tangent.ranks,
-            seed=task.seed,
-            clusters=CLUSTERS if of_stream else 0,
+            plan.tangent.proxies,
+            plan.tangent.ranks,
+            seed=plan.seed,
+            clusters=CLUSTERS if stage.gradient == HIDDEN else 0,
             longest=longest,
         )
-        if of_stream:
-            records += _frequency_records(name, x, table, counts, side, task.seed)
-            more, readable = _concept_records(name, x, table, frames[name], side, decode)
-            records += more
-            concepts.update(readable)
-    return Fitted(frames, records, concepts)
+        if stage.gradient == HIDDEN:
+            result.records.extend(_frequency_records(plan, stage.name, x, table, side))
+            result.records.extend(_concept_records(stage.name, x, fitted))
+            result.concepts.update(_concepts_in_words(plan, stage.name, x, table, fitted, side))
+    return result
 
 
-def _without_massive(x: Tensor, table: Tensor) -> tuple[Tensor, Tensor, float]:
-    """Rows without those that outweigh the median row, and the length up to which rows count."""
-    length = torch.linalg.vector_norm(x, dim=1)
-    longest = MASSIVE * length.median()
-    return x[length <= longest], table[length <= longest], float(longest)
+def _sample(plan: TangentPlan, group: TapeTargets, side: Side) -> dict[str, _SampledRows]:
+    stages = fit_stages(plan, group)
+    sampled: dict[str, _SampledRows] = {}
+    with torch.no_grad(), record_tape(plan.model, plan.layout, group) as tape:
+        for number, batch in enumerate(side.batches):
+            run_model(plan.model, plan.objective.prepare(batch)[0], tape)
+            for stage in stages:
+                x = _activations(stage, tape)
+                if x is not None:
+                    sampled.setdefault(stage.name, _SampledRows()).add(plan, side, number, stage.site.stack, x)
+            if plan.progress is not None:
+                plan.progress(int(batch.counts.sum()))
+    return sampled
 
 
-def _activations(places: TapeTargets, readers: set[str], seen: Tape) -> Iterator[tuple[str, Tensor]]:
-    """What is fitted on: the stream at its sites, inputs of readers, outputs of the embedding table, (b, T, d) each."""
-    for site in places.sites:
-        yield str(site), seen.rows(str(site), seen.outputs[str(site)])
-    for path in sorted(readers & set(seen.inputs)):
-        yield path, seen.rows(path, seen.inputs[path])
-    if places.embedding is not None and places.embedding in seen.outputs:
-        yield places.embedding, seen.rows(places.embedding, seen.outputs[places.embedding])
+def _activations(stage: Stage, tape: Tape) -> Tensor | None:
+    """What is fitted on, (b, T, d): the stream, the inputs of a reader, the outputs of the embedding table."""
+    tensors = tape.inputs if stage.gradient == WEIGHT_IN else tape.outputs
+    if stage.gradient != HIDDEN and stage.name not in tensors:
+        return None
+    return tape.rows(stage.name, tensors[stage.name])
 
 
-def _keep(kept: _KeptTokens, side: Side, number: int, stack: str, x: Tensor, share: float) -> None:
-    """The tokens with the smallest keys: the same ones at every place."""
-    place, tokens = side.chosen(number, stack, x.shape[1])
-    few = (tokens.key.double() <= share * 2**63).nonzero()[:, 0]
-    flat = x.detach().reshape(-1, x.shape[-1])  # (b·T, d)
-    kept.x.append(flat[place[few].to(flat.device)].float().cpu())
-    batch = torch.full_like(few, number)
-    kept.table.append(torch.stack([batch, place[few], tokens.token[few], tokens.key[few], tokens.block[few]], 1))
+def _without_massive(stage: Stage, side: Side, rows: _SampledRows) -> tuple[Tensor, Tensor, float]:
+    """The rows that count under the token policy, their table, and the norm above which rows are massive.
+
+    Sites of the stream flag tokens for all later stages. The embedding table comes before them and leaves out only
+    what is massive in it; the inputs of linear maps flag nothing.
+    """
+    x, table = torch.cat(rows.x), torch.cat(rows.table)
+    if rows.norms is None:
+        return x, table, float("inf")
+    longest = massive_norm(rows.norms.median)
+    massive = ~(torch.linalg.vector_norm(x, dim=1) <= longest)  # NaN is massive too
+    if stage.gradient == HIDDEN:
+        side.flagged.flag(stage.site, table[massive, _KEY])
+    if stage.gradient != EMBEDDING:
+        massive = torch.isin(table[:, _KEY], side.flagged.at(stage.site))
+    return x[~massive], table[~massive], longest
 
 
-def _frequency_records(
-    name: str, x: Tensor, table: Tensor, counts: Mapping[int, int] | None, side: Side, seed: int
-) -> list[Record]:
-    token, key, block = table[:, 2], table[:, 3], table[:, 4]
+def _frequency_records(plan: TangentPlan, name: str, x: Tensor, table: Tensor, side: Side) -> list[Record]:
+    token, key, block = table[:, _TOKEN], table[:, _KEY], table[:, _BLOCK]
     if not bool((token >= 0).all()):
         return []
-    every = torch.cat([batch.token[batch.counts] for batch in side.batches])
-    table_of = counts or dict(zip(*(part.tolist() for part in every.unique(return_counts=True)), strict=True))
-    found = frequency_distance(x, token, token_counts(token, table_of), key, block, seed=seed)
-    if found is None:
-        note = "fewer than 8 types of tokens occur four times; give more fit tokens"
+    counts: Mapping[int, int] = plan.counts or _count_tokens(side)
+    result = frequency_distance(x, token, token_counts(token, counts), key, block, seed=plan.seed)
+    if result is None:
+        note = "fewer than 8 token types occur four times; use more fit tokens"
         return [Record(name, "frequency_distance", None, note=note)]
     kind = f"jackknife-{len(block.unique())}-{side.unit}"
-    note = f"{found.types} types"
+    note = f"{result.types} types"
+    p_note = f"{note}, p {result.p:.3g} that permuted frequencies are as negative"
     forms = (
-        ("pearson", found.pearson, found.pearson_error, note),
-        ("spearman", found.spearman, found.spearman_error, note),
-        ("split_half", found.split_half, None, f"{note}, p {found.p:.3g} that permuted frequencies are as negative"),
+        ("pearson", result.pearson, result.pearson_error, note),
+        ("spearman", result.spearman, result.spearman_error, note),
+        ("split_half", result.split_half, None, p_note),
     )
     return [
         Record(
@@ -141,33 +152,46 @@ def _frequency_records(
             error_kind=None if error is None else kind,
             null=0.0 if form == "split_half" else None,
             n=len(x),
-            note=about,
+            note=remark,
         )
-        for form, value, error, about in forms
+        for form, value, error, remark in forms
     ]
 
 
-def _concept_records(
-    name: str, x: Tensor, table: Tensor, frame: Frame, side: Side, decode: Decode | None
-) -> tuple[list[Record], dict[str, Any]]:
-    """Effective rank and error of each semi-NMF, and its concepts in words."""
-    records: list[Record] = []
-    readable: dict[str, Any] = {}
+def _count_tokens(side: Side) -> dict[int, int]:
+    token = torch.cat([batch.token[batch.counts] for batch in side.batches])
+    return dict(zip(*(part.tolist() for part in token.unique(return_counts=True)), strict=True))
+
+
+def _concept_records(name: str, x: Tensor, fitted: SiteBases) -> list[Record]:
+    """Effective rank and error of each semi-NMF."""
+    out = []
+    for basis in fitted.bases:
+        if basis.directions is not None:
+            factors = factorise(x, basis.rank, rounds=1, start=basis.directions.T)
+            variant = {"proxy": basis.proxy}
+            for metric, value in (("concept_rank", factors.effective_rank), ("concept_error", factors.error)):
+                out.append(Record(name, metric, value, index=basis.rank, variant=variant, n=len(x)))
+    return out
+
+
+def _concepts_in_words(
+    plan: TangentPlan, name: str, x: Tensor, table: Tensor, fitted: SiteBases, side: Side
+) -> dict[str, Any]:
+    """The concepts of each semi-NMF as tokens and contexts."""
+    decode = plan.decode
+    if decode is None or not bool((table[:, _TOKEN] >= 0).all()):
+        return {}
 
     def context(row: int, around: int) -> list[int]:
-        batch = side.batches[int(table[row, 0])]
-        line, at = divmod(int(table[row, 1]), batch.token.shape[1])
-        ids = batch.token[line, max(0, at - around) : at + around + 1]
+        batch = side.batches[int(table[row, _BATCH])]
+        window, position = divmod(int(table[row, _INDEX]), batch.token.shape[1])
+        ids = batch.token[window, max(0, position - around) : position + around + 1]
         return ids[ids >= 0].tolist()
 
-    for basis in frame.bases:
-        if basis.directions is None:
-            continue
-        found = factorise(x, basis.rank, rounds=1, start=basis.directions.T)
-        variant = {"proxy": basis.proxy}
-        records.append(Record(name, "concept_rank", found.effective_rank, index=basis.rank, variant=variant, n=len(x)))
-        records.append(Record(name, "concept_error", found.error, index=basis.rank, variant=variant, n=len(x)))
-        if decode is not None and bool((table[:, 2] >= 0).all()):
-            concepts = read_concepts(x, basis.directions.T, table[:, 2], context, decode)
-            readable[f"{name} {basis.proxy} {basis.rank}"] = [vars(concept) for concept in concepts]
-    return records, readable
+    out = {}
+    for basis in fitted.bases:
+        if basis.directions is not None:
+            concepts = read_concepts(x, basis.directions.T, table[:, _TOKEN], context, decode)
+            out[f"{name} {basis.proxy} {basis.rank}"] = [vars(concept) for concept in concepts]
+    return out

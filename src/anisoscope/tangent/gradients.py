@@ -1,4 +1,4 @@
-"""Gradients at a site as sums that add, by block of documents: any basis can be asked about them afterwards."""
+"""Gradients at a site as sums that add, by block of documents; they can be compared with any basis afterwards."""
 
 from __future__ import annotations
 
@@ -13,19 +13,20 @@ from anisoscope.errors import InputError
 from anisoscope.stats.arithmetic import double, full_precision, gram, plain
 from anisoscope.tangent.basis import Basis
 from anisoscope.tangent.energy import Energies, shares
-from anisoscope.tangent.frame import Frame
 from anisoscope.tangent.patches import captured_by_patch
+from anisoscope.tangent.site_bases import SiteBases
 
 BLOCKS = 8
-ROWS = ("plain", "unit")  # gradients as they are, and each scaled to length one so that no token can decide alone
+ROWS = ("plain", "unit")  # gradients as they are, and scaled to length one so that no single token decides
+PLAIN, UNIT = 0, 1  # their indices in every axis of two
 
 
 @dataclass(frozen=True)
 class Gradients:
     """Sums over gradients g paired with activations h; `of(a) + of(b) = of(a followed by b)`.
 
-    An axis of two is for gradients as they are and for unit rows; B counts blocks of documents, K patches of the
-    activations, R ranks, S strata of tokens.
+    An axis of two holds plain and unit rows. B counts blocks of documents, K patches of the activations, R ranks,
+    S strata of tokens.
     """
 
     count: Tensor  # (B,) rows
@@ -40,7 +41,7 @@ class Gradients:
     @classmethod
     def of(
         cls,
-        frame: Frame,
+        fitted: SiteBases,
         g: Tensor,
         h: Tensor,
         block: Tensor,
@@ -48,7 +49,16 @@ class Gradients:
         blocks: int = BLOCKS,
         strata: Tensor | None = None,
     ) -> Gradients:
-        """Sums over rows g, h (n, d) in blocks (n,); `strata` (n, S) marks the strata each token belongs to."""
+        """The sums of one batch.
+
+        Args:
+            fitted: The bases of the site.
+            g: Gradients (n, d).
+            h: Activations of the same tokens (n, d).
+            block: The block of each token (n,).
+            blocks: The number of blocks.
+            strata: Marks (n, S) of the strata each token is in.
+        """
         block = block.cpu()
         with full_precision(g.device):
             g, h = plain(g), plain(h).to(g.dtype)
@@ -57,9 +67,9 @@ class Gradients:
             weight = torch.stack((torch.ones_like(norm), unit.square()))  # (2, n): of a squared length, row by row
             member = torch.nn.functional.one_hot(block.to(g.device), blocks).to(g.dtype)  # (n, B)
             member = member.T * weight[:, None]  # (2, B, n)
-            y = (h - frame.mean.to(g)) @ frame.axes.to(g)  # (n, d)
-            local, local_size = _by_patch(frame, g, h, member, norm.square())
-            marked, marked_size = _by_stratum(frame, g, strata, member, norm.square())
+            y = (h - fitted.mean.to(g)) @ fitted.axes.to(g)  # (n, d)
+            local, local_size = _by_patch(fitted, g, h, member, norm.square())
+            marked, marked_size = _by_stratum(fitted, g, strata, member, norm.square())
             return cls(
                 count=torch.bincount(block, minlength=blocks),
                 second=torch.stack((_by_block(g, block, blocks), _by_block(g * unit[:, None], block, blocks))),
@@ -87,9 +97,7 @@ class Gradients:
         """GᵀG of all blocks, plain and unit, (2, d, d) float64."""
         whole = self.second.double().sum(1)
         if not bool(whole.isfinite().all()) or not bool((whole.diagonal(dim1=1, dim2=2).sum(1) > 0).all()):
-            raise InputError(
-                "the gradients are all zero, or hold NaN or Inf; expected finite ones: does the loss see this site?"
-            )
+            raise InputError("The gradients are all zero, or hold NaN or Inf. Does the loss depend on this site?")
         return whole
 
     @cached_property
@@ -98,7 +106,7 @@ class Gradients:
         return self.second.diagonal(dim1=2, dim2=3).double().sum(2)
 
     def energies(self, bases: Sequence[Basis]) -> Energies:
-        """E = Σ‖gQ‖²/Σ‖g‖² of each basis, with all blocks and without each."""
+        """E = Σ‖gQ‖²/Σ‖g‖² of each basis, with all blocks and without each block."""
         q = torch.cat([basis.q for basis in bases], 1).float()  # (d, Σ effective)
         each = (q * (self.second @ q)).double().sum(2)  # (2, B, Σ effective)
         parts = each.split([basis.effective for basis in bases], 2)
@@ -106,7 +114,7 @@ class Gradients:
         return shares(captured, self.size[:, :, None], self.count)
 
     def along(self, axes: Tensor) -> tuple[Tensor, Tensor]:
-        """Σ (g·v)² along the columns of `axes`: of all, plain and unit (2, columns); of plain rows by block (B, …)."""
+        """Σ (g·v)² along the columns v of `axes`: of all blocks (2, columns), of plain rows by block (B, columns)."""
         v = axes.float()
         by_block = (v * (self.second[0] @ v)).double().sum(1)  # (B, columns)
         unit = (v * (self.pooled[1].float() @ v)).double().sum(0)
@@ -114,7 +122,7 @@ class Gradients:
 
     @property
     def covariance(self) -> Tensor:
-        """Covariance of gradients about their mean, plain and unit, (2, d, d)."""
+        """Covariance of the gradients, plain and unit, (2, d, d)."""
         mean = self.total / self.n
         return self.pooled / self.n - mean[:, :, None] * mean[:, None]
 
@@ -134,23 +142,23 @@ def _by_block(g: Tensor, block: Tensor, blocks: int) -> Tensor:
     return out
 
 
-def _by_patch(frame: Frame, g: Tensor, h: Tensor, member: Tensor, square: Tensor) -> tuple[Tensor, Tensor]:
-    if frame.patches is None:
+def _by_patch(fitted: SiteBases, g: Tensor, h: Tensor, member: Tensor, square: Tensor) -> tuple[Tensor, Tensor]:
+    if fitted.patches is None:
         return torch.zeros(*member.shape[:2], 0, 0, 0), torch.zeros(*member.shape[:2], 0)
-    cluster = torch.nn.functional.one_hot(frame.patches.assign(h), len(frame.patches.centres)).to(g.dtype)  # (n, K)
-    inside = captured_by_patch(g, frame.patches, frame.ranks)  # (n, K, R)
-    own = member[:, :, None] * cluster.T  # (2, B, K, n)
-    sums = own @ inside.flatten(1)  # (2, B, K, K·R)
-    return _sums(sums.unflatten(-1, inside.shape[1:])), _sums(own @ square)
+    cluster = torch.nn.functional.one_hot(fitted.patches.assign(h), len(fitted.patches.centres)).to(g.dtype)  # (n, K)
+    inside = captured_by_patch(g, fitted.patches, fitted.ranks)  # (n, K, R)
+    in_patch = member[:, :, None] * cluster.T  # (2, B, K, n)
+    sums = in_patch @ inside.flatten(1)  # (2, B, K, K·R)
+    return _sums(sums.unflatten(-1, inside.shape[1:])), _sums(in_patch @ square)
 
 
 def _by_stratum(
-    frame: Frame, g: Tensor, strata: Tensor | None, member: Tensor, square: Tensor
+    fitted: SiteBases, g: Tensor, strata: Tensor | None, member: Tensor, square: Tensor
 ) -> tuple[Tensor, Tensor]:
     if strata is None:
-        return torch.zeros(*member.shape[:2], 0, len(frame.bases)), torch.zeros(*member.shape[:2], 0)
-    q = torch.cat([basis.q for basis in frame.bases], 1).to(g)
-    parts = (g @ q).square().split([basis.effective for basis in frame.bases], 1)
+        return torch.zeros(*member.shape[:2], 0, len(fitted.bases)), torch.zeros(*member.shape[:2], 0)
+    q = torch.cat([basis.q for basis in fitted.bases], 1).to(g)
+    parts = (g @ q).square().split([basis.effective for basis in fitted.bases], 1)
     inside = torch.stack([part.sum(1) for part in parts], 1)  # (n, bases)
     marked = member[:, :, None] * strata.T.to(g)  # (2, B, S, n)
     return _sums(marked @ inside), _sums(marked @ square)

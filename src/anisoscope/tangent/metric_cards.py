@@ -1,4 +1,4 @@
-"""What a run keeps of the tangent test's measures, so that it renders where this package is not installed."""
+"""Descriptions of the tangent test's metrics; a run keeps them, so that it renders without this package."""
 
 from __future__ import annotations
 
@@ -15,35 +15,35 @@ _MEASURES: tuple[tuple[str, str, str, float | None, float | None], ...] = (
     (
         "gradient_enrichment",
         "Gradient energy inside a basis over that inside a random one of the same rank; index is the rank.",
-        "E/(r/d): 1 where the basis knows nothing of the gradients.",
+        "E/(r/d): 1 if the basis is unrelated to the gradients.",
         0,
         None,
     ),
     (
         "gradient_excess",
         "Gradient energy less the level of a null or the energy of a reference; index is the rank.",
-        "E − E₀, where both come from the same blocks with a paired error.",
+        "E − E₀, with a paired error if both come from the same blocks.",
         -1,
         1,
     ),
     (
         "gradient_p",
-        "Chance of at least the energy seen under the null that the variant names; index is the rank.",
-        "Beta law, or (1 + draws at least as large)/(1 + draws).",
+        "Probability of at least the observed energy under the null that the variant names; index is the rank.",
+        "Beta distribution, or (1 + draws at least as large)/(1 + draws).",
         0,
         1,
     ),
     (
         "gradient_q",
-        "False discovery rate at which the p-value would be called; index is the rank.",
-        "Benjamini–Hochberg over sites, steps, ranks and proxies, each null a family of its own.",
+        "False discovery rate at which the p-value would be significant; index is the rank.",
+        "Benjamini–Hochberg over sites, steps, ranks and proxies; each null is a separate family.",
         0,
         1,
     ),
     (
         "tangent_normal_ratio",
         "Gradient energy inside a basis over that inside random ones orthogonal to it; index is the rank.",
-        "E/E_N, 20 draws; E_N is (1 − E)r/(d − r) on average, so it is a transform of the energy: read it beside E.",
+        "E/E_N; E_N is (1 − E)r/(d − r) on average, so it is a transform of the energy: read it together with E.",
         0,
         None,
     ),
@@ -56,21 +56,21 @@ _MEASURES: tuple[tuple[str, str, str, float | None, float | None], ...] = (
     ),
     (
         "anisotropy_share",
-        "How much rounder the gradients become when a basis is taken out; index is its rank.",
-        "ΔIsoScore*, projected after shrinking; the null is that of a random normal, or equally energetic, subspace.",
+        "How much more isotropic the gradients become when a basis is removed; index is its rank.",
+        "ΔIsoScore*, projected after shrinking; the null is a random subspace that is normal, or of equal energy.",
         -1,
         1,
     ),
     (
         "anisotropy_split",
-        "Where the squared covariance of gradients sits: inside a basis, across, outside; index is its rank.",
+        "Shares of the squared covariance of gradients inside a basis, across, outside; index is its rank.",
         "tr Σ² = ‖PᵀΣPᵀ‖² + 2‖PᵀΣPᴺ‖² + ‖PᴺΣPᴺ‖², as shares.",
         0,
         1,
     ),
     (
         "transfer_slope",
-        "How gradient energy along a principal axis grows with the activations' variance there.",
+        "How gradient energy along a principal axis grows with the activations' variance along it.",
         "β of log v_jᵀΣv_j on log λ_j: 0 no relation, 1 as the covariance.",
         None,
         None,
@@ -84,14 +84,14 @@ _MEASURES: tuple[tuple[str, str, str, float | None, float | None], ...] = (
     ),
     (
         "variance_along_axis",
-        "Share of the activations' variance along a principal axis that other tokens gave; index is the axis.",
+        "Share of the activations' variance along a principal axis of other tokens; index is the axis.",
         "λ_j/Σλ on the test tokens.",
         0,
         1,
     ),
     (
         "local_excess",
-        "Energy of gradients in the basis of their own patch of the cloud, beyond that in other patches' bases.",
+        "Energy of gradients in the basis of their own patch of the cloud, less that in other patches' bases.",
         "Mean diagonal of the doubly centred M_jk, times K/(K − 1).",
         -1,
         1,
@@ -99,7 +99,7 @@ _MEASURES: tuple[tuple[str, str, str, float | None, float | None], ...] = (
     (
         "frequency_distance",
         "Correlation of a token type's log frequency with the distance of its centroid to the mean.",
-        "Pearson and Spearman, as published; split_half is the control that is free of σ²/n.",
+        "Pearson and Spearman, as published; split_half is the control without σ²/n.",
         -1,
         1,
     ),
@@ -119,7 +119,7 @@ _MEASURES: tuple[tuple[str, str, str, float | None, float | None], ...] = (
     ),
     (
         "concept_error",
-        "What semi-NMF leaves of the activations; index is the number of concepts.",
+        "Share of the activations that semi-NMF does not explain; index is the number of concepts.",
         "‖X − ZD‖/‖X‖.",
         0,
         1,
@@ -128,7 +128,7 @@ _MEASURES: tuple[tuple[str, str, str, float | None, float | None], ...] = (
 
 
 def tangent_cards() -> dict[str, dict[str, Any]]:
-    """The cards by name, in the form of `Metric.card`."""
+    """The descriptions by name, in the form of `Metric.card`."""
     return {
         name: {
             "name": name,

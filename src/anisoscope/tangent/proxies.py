@@ -1,4 +1,4 @@
-"""Proxies of the tangent space: functions from rows to a basis. Yours comes in by the same door as ours."""
+"""Proxies of the tangent space: functions from rows to a basis. User functions work like the built-in ones."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from anisoscope.tangent.semi_nmf import factorise
 
 Proxy = Callable[..., Basis]
 _TINY = 1e-10  # eigenvalues below this share of the largest are rounding
-_SPARE = 12  # directions beside those wanted
-_ROUNDS, _ROWS = 12, 4096  # of a semi-NMF that only its span is wanted of
+_SPARE = 12  # extra directions of a subspace iteration
+_ROUNDS, _ROWS = 12, 4096  # of a semi-NMF if only its span matters
 _WIDE = 4  # columns per concept that rows are compressed to before several semi-NMFs
 
 
@@ -28,17 +28,17 @@ def pca(x: Tensor, rank: int, *, seed: int = 0, start: Basis | None = None) -> B
 
 
 def svd(x: Tensor, rank: int, *, seed: int = 0, start: Basis | None = None) -> Basis:
-    """The directions of most squared length, the mean not taken out."""
+    """The directions of most squared length, without subtracting the mean."""
     return top_axes(_moments(x).second, rank, "svd")
 
 
 def mean(x: Tensor, rank: int = 1, *, seed: int = 0, start: Basis | None = None) -> Basis:
-    """The direction of the mean row: a basis of one, whatever the rank asked for."""
+    """The direction of the mean row: a basis of one direction, whatever the rank."""
     return orthonormal(_moments(x).mean[:, None], "mean", rank)
 
 
 def semi_nmf(x: Tensor, rank: int, *, seed: int = 0, start: Basis | None = None) -> Basis:
-    """The span of `rank` concepts whose non-negative mixtures make up the rows; `start` warms it up."""
+    """The span of `rank` concepts whose non-negative mixtures make up the rows; `start` is a warm start."""
     warm = None if start is None or start.directions is None else start.directions.T
     concepts = factorise(x, rank, seed=seed, start=warm).concepts
     return replace(orthonormal(concepts.T, "semi_nmf", rank), directions=concepts.T)
@@ -57,9 +57,19 @@ def fit_bases(
     moments: Moments | None = None,
     axes: Tensor | None = None,
 ) -> list[Basis]:
-    """One basis for each proxy and rank, fitted on rows (n, d); a proxy is a name or a function rows, rank -> Basis.
+    """Fit one basis for each proxy and rank.
 
-    `moments` and principal `axes` (d, d) are those of the same rows, where they are known already.
+    Args:
+        x: Rows (n, d).
+        proxies: Names, or functions called as proxy(x, rank, seed=, start=) that return a `Basis`.
+        ranks: The ranks to fit.
+        seed: The seed of every draw.
+        start: Earlier bases by proxy and rank, as a warm start.
+        moments: The moments of x, if they are known.
+        axes: The principal axes (d, d) of x, if they are known.
+
+    Raises:
+        InputError: If a proxy is unknown or returns an invalid basis.
     """
     moments = _moments(x) if moments is None else moments
     axes = axes_of(moments)[1] if axes is None else axes
@@ -68,8 +78,8 @@ def fit_bases(
     for proxy in proxies:
         name, function = named(proxy)
         if function is pca:
-            there = int((moments.scatter.diagonal() > 0).sum())  # constant coordinates give no direction
-            keep = min(max(ranks), len(x) - 1, there)
+            varying = int((moments.scatter.diagonal() > 0).sum())  # constant coordinates give no direction
+            keep = min(max(ranks), len(x) - 1, varying)
             out += [Basis(axes[:, :keep], name, keep, keep).first(rank) for rank in ranks]
         elif function is svd:
             widest = top_axes(moments.second, max(ranks), name)
@@ -91,16 +101,16 @@ def _semi_nmfs(
     centre: Tensor,
     axes: Tensor,
 ) -> list[Basis]:
-    """Semi-NMF at every rank on rows compressed once to the mean and the leading axes, which hold nearly all."""
+    """Semi-NMF at every rank, on rows compressed once to the mean and the leading axes, which hold nearly all."""
     keep = min(x.shape[1], _WIDE * max(ranks))
-    frame = torch.linalg.qr(torch.cat((centre[:, None], axes[:, : keep - 1]), 1).to(x.device, torch.float32))[0]
+    subspace = torch.linalg.qr(torch.cat((centre[:, None], axes[:, : keep - 1]), 1).to(x.device, torch.float32))[0]
     few = max(_ROWS, 32 * max(ranks))
-    small = x.detach()[:: max(1, len(x) // few)].float() @ frame  # (rows, keep)
+    small = x.detach()[:: max(1, len(x) // few)].float() @ subspace  # (rows, keep)
     out = []
     for rank in ranks:
         before = warm.get(("semi_nmf", rank))
-        known = None if before is None or before.directions is None else before.directions.to(frame).T @ frame
-        concepts = factorise(small, rank, rounds=_ROUNDS, seed=seed, start=known).concepts @ frame.T  # (rank, d)
+        known = None if before is None or before.directions is None else before.directions.to(subspace).T @ subspace
+        concepts = factorise(small, rank, rounds=_ROUNDS, seed=seed, start=known).concepts @ subspace.T  # (rank, d)
         out.append(replace(orthonormal(concepts.T, "semi_nmf", rank), directions=concepts.T))
     return out
 
@@ -121,9 +131,9 @@ def named(proxy: str | Proxy) -> tuple[str, Proxy]:
 
 
 def leading(product: Callable[[Tensor], Tensor], dim: int, rank: int, *, rounds: int = 4, seed: int = 0) -> Tensor:
-    """About the `rank` leading eigenvectors of a symmetric matrix that is known by its products, (dim, rank).
+    """Approximate leading eigenvectors of a symmetric matrix, from its products with columns, (dim, rank).
 
-    Subspace iteration with a few spare directions: for bases whose exactness decides nothing (patches, the ceiling).
+    Subspace iteration with a few extra directions, for bases that need not be exact (patches, the ceiling).
     """
     draw = torch.Generator().manual_seed(seed)
     q = torch.linalg.qr(torch.randn(dim, min(dim, rank + _SPARE), generator=draw))[0]
@@ -134,9 +144,9 @@ def leading(product: Callable[[Tensor], Tensor], dim: int, rank: int, *, rounds:
 
 
 def top_axes(second: Tensor, rank: int, proxy: str) -> Basis:
-    """The eigenvectors of a symmetric matrix with the largest eigenvalues, as many of `rank` as are not zero."""
+    """The eigenvectors of a symmetric matrix with the `rank` largest eigenvalues that are not zero."""
     if rank < 1:
-        raise InputError(f"rank {rank}: a basis needs at least one direction")
+        raise InputError(f"Rank {rank} is too small. A basis needs at least one direction.")
     values, axes = torch.linalg.eigh(double(second).cpu())
     keep = min(rank, int((values > _TINY * values[-1].clamp(min=1e-300)).sum()))
     return Basis(axes.flip(1)[:, :keep].contiguous(), proxy, rank, keep)
@@ -147,17 +157,17 @@ def _moments(x: Tensor) -> Moments:
 
 
 def _checked(basis: Basis, dim: int) -> Basis:
-    """A user's function may return anything: columns must be orthonormal and as long as a row."""
+    """Check the basis of a user's function: columns must be orthonormal and as long as a row."""
     q = basis.q
     if q.ndim != 2 or len(q) != dim or q.shape[1] != basis.effective or not basis.effective:
         raise InputError(
-            f"the proxy {basis.proxy} gave a basis of shape {tuple(q.shape)}; expected ({dim}, effective) with at "
-            "least one column: build it with orthonormal(directions, name)"
+            f"The proxy {basis.proxy} returned a basis of shape {tuple(q.shape)} instead of ({dim}, effective) with at "
+            "least one column. Build it with orthonormal(directions, name)."
         )
     off = (q.T @ q - torch.eye(basis.effective, dtype=q.dtype)).abs().max()
     if float(off) > 1e-6:
         raise InputError(
-            f"the columns of the proxy {basis.proxy} are not orthonormal (off by {float(off):.1e}); "
-            "build the basis with orthonormal(directions, name)"
+            f"The columns of the proxy {basis.proxy} are not orthonormal (off by {float(off):.1e}). "
+            "Build the basis with orthonormal(directions, name)."
         )
     return basis

@@ -1,13 +1,13 @@
 """Semi-NMF: rows as non-negative mixtures of concepts, X ≈ Z D with Z ≥ 0 and D free.
 
-Alternating blocks, each solved exactly: every column of Z by its non-negative least squares (HALS), all of D at once by
-least squares. Steps are extrapolated, and taken back where that does not help, so the objective ‖X − ZD‖² never rises.
-The rows are first compressed to a subspace that holds nearly all of them (a QR of random projections, sharpened once);
-a last solution for D uses the full rows.
+Two blocks alternate, each solved exactly: every column of Z by non-negative least squares (HALS), all of D by least
+squares. Steps are extrapolated, and undone if that does not help, so the objective ‖X − ZD‖² never rises. The rows are
+first compressed to a subspace that holds nearly all of them (a QR of random projections, sharpened once); the last
+solution for D uses the full rows.
 
-With one concept more it reaches at least what an SVD of rank k − 1 does (shift the scores until they are positive, and
-give the shift to the last concept), so span(D) can come close to that of the uncentred SVD. What sets it apart are the
-concepts themselves: parts that only add.
+With k concepts it reaches at least the error of an SVD of rank k − 1: shift the scores until they are positive, and let
+the last concept absorb the shift. So span(D) can come close to that of the uncentred SVD. What differs are the concepts
+themselves: parts that only add.
 """
 
 from __future__ import annotations
@@ -19,15 +19,16 @@ from torch import Tensor
 
 from anisoscope.errors import InputError
 from anisoscope.stats.arithmetic import full_precision, plain
+from anisoscope.tangent.kmeans import lloyd, nearest_centre, spread_centres
 
 ROUNDS = 60
-_SLOW = 1e-4  # relative gain of a round below which more rounds are not worth their time
-_STEP, _LONGER = 0.5, 1.05  # how far a round begins beyond the last one, and how that grows
+_SLOW = 1e-4  # stop when a round gains less than this share of the error
+_STEP, _LONGER = 0.5, 1.05  # length of the extrapolation, and its growth per round
 _WIDE = 3  # columns kept per concept when rows are compressed
-_LLOYD = 4  # rounds of clustering that the first concepts come from
-_SEEDS = 4096  # rows that they are clustered on
-_OTHERS = 0.2  # first loading of a row on clusters that are not its own
-_WARM = 4  # sweeps that find the loadings on known concepts
+_LLOYD = 4  # rounds of k-means for the first concepts
+_SEEDS = 4096  # rows that are clustered
+_OTHERS = 0.2  # first loading of a row on clusters other than its own
+_WARM = 4  # sweeps that fit the loadings on known concepts
 
 
 @dataclass(frozen=True)
@@ -36,7 +37,7 @@ class SemiNMF:
 
     loadings: Tensor  # (n, k) float32, ≥ 0
     concepts: Tensor  # (k, d) float32
-    trace: tuple[float, ...]  # ‖X − ZD‖²/‖X‖² after the start and after every round; never rises
+    trace: tuple[float, ...]  # ‖X − ZD‖²/‖X‖² at the start and after every round; never rises
     effective_rank: float  # exp of the entropy of the used concepts' singular values
 
     @property
@@ -48,7 +49,18 @@ class SemiNMF:
 def factorise(
     x: Tensor, rank: int, *, rounds: int = ROUNDS, seed: int = 0, start: Tensor | None = None, compress: bool = True
 ) -> SemiNMF:
-    """Rows (n, d) as Z D with `rank` concepts; `start` warms up from the concepts (rank, d) of an earlier step.
+    """Factorise rows into loadings and concepts.
+
+    Args:
+        x: Rows (n, d).
+        rank: The number of concepts.
+        rounds: The most rounds.
+        seed: The seed of the starting clusters.
+        start: The concepts (rank, d) of an earlier step, as a warm start.
+        compress: Whether to iterate on compressed rows.
+
+    Raises:
+        InputError: If there are more concepts than rows or dimensions, or if rows hold NaN or Inf.
 
     >>> x = torch.tensor([[1.0, 0.0], [2.0, 0.0], [0.0, -3.0]])
     >>> factorise(x, 2).error < 1e-3
@@ -56,64 +68,49 @@ def factorise(
     """
     n, d = x.shape
     if not 0 < rank <= min(n, d):
-        raise InputError(f"{rank} concepts of {n} rows in {d} dimensions; expected 1 to {min(n, d)}")
+        raise InputError(f"{rank} concepts of {n} rows in {d} dimensions: expected 1 to {min(n, d)} concepts.")
     with full_precision(x.device):
         rows = plain(x).float()
         size = _square(rows)
         if not size < torch.inf:
-            raise InputError("some rows hold NaN or Inf; semi-NMF needs finite rows: drop them first")
+            raise InputError("Some rows hold NaN or Inf. Semi-NMF needs finite rows: drop them first.")
         draw = torch.Generator().manual_seed(seed)
-        frame = _frame(rows, rank, draw) if compress and _WIDE * rank < d else None
-        y = rows if frame is None else rows @ frame  # (n, m)
+        subspace = _range(rows, rank, draw) if compress and _WIDE * rank < d else None
+        y = rows if subspace is None else rows @ subspace  # (n, m)
         if start is None:
             loadings = _clustered(y, rank, draw)
         else:
             known = plain(start).float().to(rows)
-            loadings = _loaded(y, known if frame is None else known @ frame)
+            loadings = _loaded(y, known if subspace is None else known @ subspace)
         loadings, concepts, trace = _alternate(y, loadings, rounds, size)
-        if frame is not None:
+        if subspace is not None:
             concepts, last = _solve(loadings, rows, size, size)
-            trace.append(min(last, trace[-1]))  # the full rows leave D freer: higher by rounding alone
+            trace.append(min(last, trace[-1]))  # D is freer on the full rows: higher by rounding alone
     return SemiNMF(loadings, concepts, tuple(trace), _effective_rank(loadings, concepts))
 
 
 def loadings_on(x: Tensor, concepts: Tensor) -> Tensor:
-    """The loadings (n, k) of rows on concepts (k, d) that are known already."""
+    """The loadings (n, k) of rows on known concepts (k, d)."""
     with full_precision(x.device):
         return _loaded(plain(x).float(), plain(concepts).float().to(x.device))
 
 
-def _frame(x: Tensor, rank: int, draw: torch.Generator) -> Tensor:
+def _range(x: Tensor, rank: int, draw: torch.Generator) -> Tensor:
     """Orthonormal columns (d, m) that hold nearly all of the rows: randomised range finder with one sharpening."""
     m = min(x.shape[1], _WIDE * rank + 8)
-    q = torch.linalg.qr(x.T @ (x @ _normal(x.shape[1], m, draw, x)))[0]  # (d, m)
+    q = torch.linalg.qr(x.T @ (x @ torch.randn(x.shape[1], m, generator=draw).to(x)))[0]  # (d, m)
     return torch.linalg.qr(x.T @ (x @ q))[0]
 
 
 def _clustered(y: Tensor, rank: int, draw: torch.Generator) -> Tensor:
     """First loadings (n, rank): a row's cluster, and a little of every other one so that all can grow."""
     some = y[torch.randperm(len(y), generator=draw)[:_SEEDS].to(y.device)]
-    centres = some[:1]
-    nearest = (some - centres).square().sum(1)
-    for _ in range(1, rank):  # started far apart: the chance to be picked is the squared distance
-        weight = nearest.double().cpu()
-        pick = torch.multinomial(weight / weight.sum(), 1, generator=draw) if bool(weight.sum() > 0) else 0
-        centres = torch.cat((centres, some[pick].reshape(1, -1)))
-        nearest = torch.minimum(nearest, (some - centres[-1]).square().sum(1))
-    for _ in range(_LLOYD):
-        member = _members(some, centres)  # (rows, rank)
-        count = member.sum(0)[:, None]
-        centres = torch.where(count > 0, member.T @ some / count.clamp(min=1), centres)
-    return _members(y, centres) + _OTHERS
-
-
-def _members(y: Tensor, centres: Tensor) -> Tensor:
-    nearest = (centres.square().sum(1) - 2 * y @ centres.T).argmin(1)
-    return torch.nn.functional.one_hot(nearest, len(centres)).to(y.dtype)
+    centres = lloyd(some, spread_centres(some, some[:1], rank, draw), _LLOYD)
+    return torch.nn.functional.one_hot(nearest_centre(y, centres), rank).to(y.dtype) + _OTHERS
 
 
 def _loaded(y: Tensor, concepts: Tensor) -> Tensor:
-    """Loadings (n, k) of rows on concepts that are known already."""
+    """Loadings (n, k) of rows on known concepts."""
     loadings = (y @ concepts.T / concepts.square().sum(1).clamp(min=1e-30)).clamp(min=0) / len(concepts)
     for _ in range(_WARM):
         loadings = _hals(y, concepts, loadings)
@@ -121,13 +118,13 @@ def _loaded(y: Tensor, concepts: Tensor) -> Tensor:
 
 
 def _alternate(y: Tensor, loadings: Tensor, rounds: int, size: float) -> tuple[Tensor, Tensor, list[float]]:
-    """Rounds of (Z given D, D given Z) until a round gains next to nothing.
+    """Rounds of (Z with D fixed, D with Z fixed) until a round gains next to nothing.
 
-    Each round begins a little further along the last one's step; where that raises the objective, it is taken back and
-    the next begins where the best round ended, with a smaller step.
+    Each round starts a little further along the previous step. If that raises the objective, it is undone, and the
+    next round starts at the best one with a smaller step.
     """
     inside = _square(y)
-    outside = max(0.0, size - inside) / size  # what compressing leaves out belongs to the objective
+    outside = max(0.0, size - inside) / size  # what compression leaves out is part of the objective
     concepts, error = _solve(loadings, y, inside, size)
     trace, ahead, step = [error + outside], concepts, _STEP
     start = loadings
@@ -148,27 +145,27 @@ def _alternate(y: Tensor, loadings: Tensor, rounds: int, size: float) -> tuple[T
 
 
 def _hals(y: Tensor, concepts: Tensor, loadings: Tensor) -> Tensor:
-    """Each column of Z in turn set to its best non-negative value given all others."""
+    """Set each column of Z in turn to its best non-negative value with all others fixed."""
     target = (concepts @ y.T).contiguous()  # (k, n)
     overlap = concepts @ concepts.T  # (k, k)
     z = loadings.T.contiguous()  # (k, n): a column of Z is contiguous
     for j in range(len(z)):
-        own = overlap[j, j]
-        rest = target[j] - overlap[j] @ z + own * z[j]  # (n,)
-        z[j] = (rest / own.clamp(min=1e-30)).clamp_(min=0)
+        square = overlap[j, j]
+        rest = target[j] - overlap[j] @ z + square * z[j]  # (n,)
+        z[j] = (rest / square.clamp(min=1e-30)).clamp_(min=0)
     return z.T
 
 
 def _solve(loadings: Tensor, y: Tensor, inside: float, size: float) -> tuple[Tensor, float]:
-    """The best D for these loadings, and ‖Y − ZD‖² (‖Y‖² is `inside`) as a share of the size of the whole."""
+    """The best D for these loadings, and ‖Y − ZD‖² (‖Y‖² is `inside`) as a share of `size`."""
     z = loadings.T  # (k, n)
     gram = (z @ loadings).double()  # (k, k)
     cross = (z @ y).double()  # (k, m)
-    ridge = 1e-10 * gram.diagonal().mean().clamp(min=1e-300)  # concepts that no row uses must not blow up
+    ridge = 1e-10 * gram.diagonal().mean().clamp(min=1e-300)  # keeps concepts that no row uses finite
     ridged = gram + ridge * torch.eye(len(gram), dtype=gram.dtype, device=gram.device)
     concepts = torch.linalg.solve(ridged, cross)
-    fitted = 2 * (concepts * cross).sum() - (concepts * (gram @ concepts)).sum()
-    return concepts.to(y.dtype), max(0.0, inside - float(fitted)) / max(size, 1e-300)
+    explained = 2 * (concepts * cross).sum() - (concepts * (gram @ concepts)).sum()
+    return concepts.to(y.dtype), max(0.0, inside - float(explained)) / max(size, 1e-300)
 
 
 def _effective_rank(loadings: Tensor, concepts: Tensor) -> float:
@@ -180,9 +177,5 @@ def _effective_rank(loadings: Tensor, concepts: Tensor) -> float:
 
 
 def _square(x: Tensor) -> float:
-    """‖X‖² with float64 totals: rows in float32, their sum in float64."""
+    """‖X‖²: rows in float32, their sum in float64."""
     return float(torch.linalg.vector_norm(x, dim=1).double().square().sum())
-
-
-def _normal(rows: int, columns: int, draw: torch.Generator, like: Tensor) -> Tensor:
-    return torch.randn(rows, columns, generator=draw).to(like)

@@ -1,4 +1,4 @@
-"""What the records of a test say in a few words, and the numbers that say it."""
+"""A summary of the records of a tangent test: the numbers of each basis, and a verdict in a few words."""
 
 from __future__ import annotations
 
@@ -7,16 +7,16 @@ from dataclasses import dataclass
 from typing import Any
 
 from anisoscope.records import Record
-from anisoscope.tangent.gradient_facts import WEIGHT_IN
+from anisoscope.tangent.null import WEIGHT_IN
 
 ALPHA = 0.05
 
 
 @dataclass(frozen=True)
 class TangentSummary:
-    """One basis against one kind of gradient at one site: its numbers, q-values by null, and the words for them.
+    """One basis against one kind of gradient at one site.
 
-    A q-value is the larger of those of plain and of unit rows: a finding must not rest on a few heavy tokens.
+    A p- or q-value is the larger one of plain and unit rows: a finding must not rest on a few heavy tokens.
     """
 
     site: str
@@ -32,16 +32,17 @@ class TangentSummary:
     ceiling: float | None
     slope: Record | None
     local: Record | None
-    p: dict[str, float]
-    q: dict[str, float]
+    p: dict[str, float]  # by null
+    q: dict[str, float]  # by null
 
     @property
     def words(self) -> str:
-        return _words(self)
+        """The verdict in a few words."""
+        return _verdict(self)
 
 
-def readings(records: Iterable[Record]) -> list[TangentSummary]:
-    """One reading for each site, step, gradient, basis, proxy and rank among the records of a test."""
+def summarise(records: Iterable[Record]) -> list[TangentSummary]:
+    """Summarise the records of a test: one summary per site, step, gradient, basis, proxy and rank."""
     every = list(records)
     known = {_address(record): record for record in every}
     out = []
@@ -49,11 +50,11 @@ def readings(records: Iterable[Record]) -> list[TangentSummary]:
         variant = record.variant
         if record.metric != "gradient_energy" or variant.get("rows") != "plain" or {"null", "stratum"} & set(variant):
             continue
-        here = (record.site, record.step, variant["gradient"], variant["basis"])
+        case = (record.site, record.step, variant["gradient"], variant["basis"])
         rank, proxy = record.index, variant["proxy"]
 
-        def find(metric: str, index: int | None = rank, here: Any = here, **more: Any) -> Record | None:
-            return known.get((*here, metric, index, frozenset(more.items())))
+        def find(metric: str, index: int | None = rank, case: Any = case, **variant: Any) -> Record | None:
+            return known.get((*case, metric, index, frozenset(variant.items())))
 
         normal = find("gradient_energy", proxy=proxy, rows="plain", null="normal_control")
         ratio = find("tangent_normal_ratio", proxy=proxy, rows="plain")
@@ -63,7 +64,7 @@ def readings(records: Iterable[Record]) -> list[TangentSummary]:
         assert unit is not None
         out.append(
             TangentSummary(
-                *here,
+                *case,
                 proxy=proxy,
                 rank=rank,
                 energy=record,
@@ -73,53 +74,53 @@ def readings(records: Iterable[Record]) -> list[TangentSummary]:
                 ceiling=None if ceiling is None else ceiling.value,
                 slope=find("transfer_slope", None, rows="plain"),
                 local=find("local_excess", rows="plain"),
-                p=_worst(every, "gradient_p", here, proxy, rank),
-                q=_worst(every, "gradient_q", here, proxy, rank),
+                p=_largest(every, "gradient_p", case, proxy, rank),
+                q=_largest(every, "gradient_q", case, proxy, rank),
             )
         )
-    return sorted(out, key=lambda r: (r.step, r.gradient != "hidden", r.gradient, _depth(r.site), r.proxy, r.rank))
+    return sorted(out, key=lambda s: (s.step, s.gradient != "hidden", s.gradient, _depth(s.site), s.proxy, s.rank))
 
 
 def _depth(site: str) -> tuple[Any, ...]:
-    """Sites in the order of a forward pass; modules by the number of their block, 2 before 10."""
+    """Sort key of sites in the order of a forward pass; modules by the number of their layer, 2 before 10."""
     return (*(int(part) for part in site.split(".") if part.isdigit()), site)
 
 
 def _address(record: Record) -> tuple[Any, ...]:
     variant = dict(record.variant)
-    here = (record.site, record.step, variant.pop("gradient", None), variant.pop("basis", None))
-    return (*here, record.metric, record.index, frozenset(variant.items()))
+    case = (record.site, record.step, variant.pop("gradient", None), variant.pop("basis", None))
+    return (*case, record.metric, record.index, frozenset(variant.items()))
 
 
-def _worst(records: Iterable[Record], metric: str, here: tuple[Any, ...], proxy: str, rank: int) -> dict[str, float]:
-    """The larger value of plain and unit rows for each null that speaks of this basis (or of the whole site)."""
-    worst: dict[str, float] = {}
+def _largest(records: Iterable[Record], metric: str, case: tuple[Any, ...], proxy: str, rank: int) -> dict[str, float]:
+    """The larger value of plain and unit rows for each null of this basis (or of the whole site)."""
+    largest: dict[str, float] = {}
     for record in records:
         variant = record.variant
         if record.metric != metric or record.value is None:
             continue
-        if (record.site, record.step, variant.get("gradient"), variant.get("basis")) != here:
+        if (record.site, record.step, variant.get("gradient"), variant.get("basis")) != case:
             continue
         if variant.get("proxy", proxy) == proxy and record.index in (rank, None):
             name = str(variant["null"])
-            worst[name] = max(worst.get(name, 0.0), record.value)
-    return worst
+            largest[name] = max(largest.get(name, 0.0), record.value)
+    return largest
 
 
-def _words(reading: TangentSummary) -> str:
-    def called(null: str) -> bool:
-        return reading.q.get(null, 1.0) <= ALPHA
+def _verdict(summary: TangentSummary) -> str:
+    def significant(null: str) -> bool:
+        return summary.q.get(null, 1.0) <= ALPHA
 
-    if reading.gradient == WEIGHT_IN:
-        return "beyond the tautology" if called("error_shuffle") else "tautology: shuffled errors do the same"
-    if called("local_test"):
-        return "tangent to its own patch" if called("orientation") else "own patch above others, not above chance"
-    if called("transfer_slope") and reading.slope is not None and (reading.slope.value or 0.0) > 0:
-        return "follows the covariance" + ("" if reading.local is None else ", and nothing else")
-    if called("orientation") and called("coordinates"):
+    if summary.gradient == WEIGHT_IN:
+        return "beyond the tautology" if significant("error_shuffle") else "tautology: shuffled errors do the same"
+    if significant("local_test"):
+        return "tangent to its own patch" if significant("orientation") else "own patch above others, not above chance"
+    if significant("transfer_slope") and summary.slope is not None and (summary.slope.value or 0.0) > 0:
+        return "follows the covariance" + ("" if summary.local is None else ", and nothing else")
+    if significant("orientation") and significant("coordinates"):
         return "in the basis, by no law found"
-    if called("orientation"):
+    if significant("orientation"):
         return "privileged coordinates"
-    if (reading.energy.value or 0.0) < 0.5 * (reading.energy.null or 0.0):
+    if (summary.energy.value or 0.0) < 0.5 * (summary.energy.null or 0.0):
         return "depleted"
     return "no relation found"

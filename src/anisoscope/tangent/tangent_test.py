@@ -1,8 +1,8 @@
-"""The tangent test on a finished model or checkpoint: bases from some documents, true gradients from others."""
+"""The tangent test of a model or checkpoint: bases from some documents, true gradients from others."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,25 +14,27 @@ from anisoscope.capture.backward import differentiable
 from anisoscope.data.inputs import device_of, first_item
 from anisoscope.errors import InputError, unknown
 from anisoscope.measurement.run_output import open_run, run_info
+from anisoscope.metrics.outliers import MASSIVE
 from anisoscope.models.open import Opened, open_model
 from anisoscope.records import Record
 from anisoscope.store.run import Run
 from anisoscope.tangent import Tangent
-from anisoscope.tangent.displacement import displacement_records
-from anisoscope.tangent.fit_pass import MASSIVE, Decode, fit_pass
-from anisoscope.tangent.frame import Frame
-from anisoscope.tangent.gradient_facts import GRADIENTS, HIDDEN
-from anisoscope.tangent.gradient_pass import displacements, gradient_pass
-from anisoscope.tangent.gradient_records import Subject, choose_nulls, tangent_records, with_q
+from anisoscope.tangent.basis import Basis
+from anisoscope.tangent.displacement import displacement_pass
+from anisoscope.tangent.fit_pass import fit_pass
+from anisoscope.tangent.gradient_case import GradientCase
+from anisoscope.tangent.gradient_pass import gradient_pass
+from anisoscope.tangent.gradient_records import choose_nulls, tangent_records, with_q
 from anisoscope.tangent.metric_cards import tangent_cards
-from anisoscope.tangent.objectives import Loss, Objective, choose_objective
+from anisoscope.tangent.null import GRADIENTS, HIDDEN
+from anisoscope.tangent.objectives import Loss, choose_objective, no_objective
 from anisoscope.tangent.proxies import named
+from anisoscope.tangent.site_bases import SiteBases
 from anisoscope.tangent.splits import Side, make_side, require_apart
-from anisoscope.tangent.task import TangentTask, groups
+from anisoscope.tangent.tangent_plan import Decode, Progress, TangentPlan, site_groups
 
 SAMPLE = 8192  # fit tokens whose activations are kept
-Frames = Mapping[str, Frame]
-Progress = Callable[[int], None]
+BasesBySite = Mapping[str, SiteBases]
 
 
 def tangent_test(
@@ -44,8 +46,8 @@ def tangent_test(
     tangent: Tangent | None = None,
     gradients: Sequence[str] = GRADIENTS,
     sites: Sequence[str] = ("resid",),
-    frozen: Frames | None = None,
-    others: Mapping[str, Frames] | None = None,
+    frozen: BasesBySite | None = None,
+    others: Mapping[str, BasesBySite] | None = None,
     earlier: nn.Module | str | Path | Opened | None = None,
     counts: Mapping[int, int] | None = None,
     balance: int | None = None,
@@ -60,52 +62,78 @@ def tangent_test(
     mask: int | None = None,
     opening: Mapping[str, Any] | None = None,
 ) -> Run:
-    """Do directions fitted on the activations of `fit` carry the true gradients on `test`? Every null, as a run.
+    """Test whether directions fitted on activations carry the true gradients of other tokens.
 
-    `fit` and `test` are batches of different documents (the same window, or document id, raises). `loss` is
-    "next_token", "masked_token" or a function of what the model returns and the labels. `frozen` are frames of an
-    earlier step (`fit_frames`) that are tested instead of refreshed ones; `others`, such as {"step_0": frames,
-    "other_run": frames}, are compared with; `earlier` is the same model at an earlier step: how far has it moved its
-    activations along the bases since? `counts` is a table of token frequencies, else they are counted here;
-    `balance` lets a token type into the fit at most that often; `sinks` counts first tokens and massive ones too.
+    Args:
+        model: A module, a folder, a hub id or the result of `open_model`; it needs its output head.
+        fit: Batches to fit bases on.
+        test: Batches of other documents to take gradients on.
+        loss: "next_token", "masked_token", or a function of the model's output and the labels. By default the loss
+            that the model's head was made for.
+        tangent: Proxies, ranks and nulls.
+        gradients: Kinds of gradients: "hidden", "weight_in", "weight_out", "embedding".
+        sites: Sites of the stream, such as "resid" or "resid.3".
+        frozen: Bases of an earlier step from `fit_frames`, tested instead of bases fitted now.
+        others: Bases to compare with, such as {"step_0": bases, "other_run": bases}.
+        earlier: The same model at an earlier step: how far did its activations move along the bases since?
+        counts: How often each token id occurs; by default the tokens of the test are counted.
+        balance: The most occurrences of one token type in the fit.
+        sinks: Count first tokens of windows and massive tokens too.
+        sample: The number of fit tokens whose activations are kept.
+        seed: The seed of every draw.
+        step: The training step of the records.
+        out: A folder for the run; by default the run is in memory.
+        command: The command line, for the run's information.
+        progress: Called with the number of tokens after every batch.
+        decode: From token ids to text; by default the tokenizer of an opened model.
+        mask: The id of the mask token; by default that of the tokenizer.
+        opening: Options of `open_model` if `model` is a path or a hub id.
+
+    Returns:
+        A run with the energies, all nulls, and p- and q-values.
+
+    Raises:
+        InputError: If a name is unknown, or if a window or document is in both `fit` and `test`.
     """
     tangent = tangent or Tangent()
-    odd = [kind for kind in gradients if kind not in GRADIENTS]
-    if odd:
-        raise unknown("gradient", odd[0], GRADIENTS)
-    chosen = choose_nulls(tangent.nulls)
+    _require_known(gradients)
+    nulls = choose_nulls(tangent.nulls)
     opened, module = _open(model, opening)
     fit_side = make_side(fit, "fit", sinks=sinks, seed=seed)
     test_side = make_side(test, "test", sinks=sinks, seed=seed)
     require_apart(fit_side, test_side)
-    objective = choose_objective(loss, module, mask=_mask_id(opened) if mask is None else mask, seed=seed)
-    layout = find_layout(module, first_item(fit_side.batches[0], device_of(module)))
-    past = None if earlier is None else _open(earlier, opening)[1]
-    task = TangentTask(module, layout, objective, tangent, tuple(gradients), balance, sample, seed, past)
+    plan = TangentPlan(
+        module,
+        find_layout(module, first_item(fit_side.batches[0], device_of(module))),
+        choose_objective(loss, module, mask=_mask_id(opened) if mask is None else mask, seed=seed),
+        tangent,
+        tuple(gradients),
+        sample,
+        seed,
+        nulls=tuple(nulls),
+        counts=counts,
+        balance=balance,
+        earlier=None if earlier is None else _open(earlier, opening)[1],
+        decode=decode or _decoder(opened),
+        progress=progress,
+    )
     records: list[Record] = []
     concepts: dict[str, Any] = {}
     with differentiable(module):
-        for places in groups(task, expand(layout, sites)):
-            fitted = fit_pass(task, places, fit_side, counts, decode or _decoder(opened), progress)
-            frames = {**fitted.frames, **(frozen or {})}
-            concepts.update(fitted.concepts)
-            records += fitted.records
-            for subject in gradient_pass(task, places, test_side, frames, chosen, counts, progress):
-                beside = _others(subject, frames, others or {}, chosen)
-                basis = "frozen" if subject.site.removeprefix("grad.") in (frozen or {}) else "refreshed"
-                subject = replace(subject, frame=replace(subject.frame, others=beside), basis=basis)
-                records += tangent_records(subject, chosen)
-            if past is not None:
-                with differentiable(past):
-                    records += [
-                        r for s in displacements(task, places, test_side, frames) for r in displacement_records(s)
-                    ]
-    info = _information(task, opened, chosen, fit_side, test_side)
-    run = open_run(
-        out, {**run_info(info, []), "metrics": tangent_cards(), "concepts": concepts}, command=command, resumable=False
-    )
-    label: dict[str, Any] = {"run": run.name, "step": step, "tokens": "all" if sinks else "no-sink"}
-    run.append([replace(record, **label) for record in with_q(records)])
+        for group in site_groups(plan, expand(plan.layout, sites)):
+            result = fit_pass(plan, group, fit_side)
+            concepts.update(result.concepts)
+            records += result.records
+            bases = {**result.bases, **(frozen or {})}
+            for case in gradient_pass(plan, group, test_side, bases):
+                compared = _with_other_bases(plan, case, bases, frozen or {}, others or {})
+                records += tangent_records(compared, nulls)
+            if plan.earlier is not None:
+                records += displacement_pass(plan, group, test_side, bases)
+    info = run_info(_information(plan, opened, fit_side, test_side), [])
+    run = open_run(out, {**info, "metrics": tangent_cards(), "concepts": concepts}, command=command, resumable=False)
+    labels: dict[str, Any] = {"run": run.name, "step": step, "tokens": "all" if sinks else "no-sink"}
+    run.append([replace(record, **labels) for record in with_q(records)])
     return run
 
 
@@ -119,52 +147,50 @@ def fit_frames(
     sample: int = SAMPLE,
     seed: int = 0,
     opening: Mapping[str, Any] | None = None,
-) -> dict[str, Frame]:
-    """The frames of a model's sites by name, to be tested later: frozen, as step 0, or as another run."""
+) -> dict[str, SiteBases]:
+    """Fit the bases of a model's sites, to be tested later as `frozen=` or compared as `others=` of `tangent_test`.
+
+    Args:
+        model: A module, a folder, a hub id or the result of `open_model`.
+        fit: Batches to fit on.
+        tangent: Proxies and ranks.
+        sites: Sites of the stream.
+        sinks: Count first tokens of windows and massive tokens too.
+        sample: The number of fit tokens whose activations are kept.
+        seed: The seed of every draw.
+        opening: Options of `open_model` if `model` is a path or a hub id.
+
+    Returns:
+        The bases of each site, by its name.
+    """
     _, module = _open(model, opening)
     side = make_side(fit, "fit", sinks=sinks, seed=seed)
     layout = find_layout(module, first_item(side.batches[0], device_of(module)))
-    nothing = Objective("none", lambda batch: (dict(batch.inputs), batch.token), lambda output, labels: labels)
-    task = TangentTask(module, layout, nothing, tangent or Tangent(), (HIDDEN,), None, sample, seed)
-    frames: dict[str, Frame] = {}
+    plan = TangentPlan(module, layout, no_objective(), tangent or Tangent(), (HIDDEN,), sample, seed)
+    bases: dict[str, SiteBases] = {}
     with differentiable(module):
-        for places in groups(task, expand(layout, sites)):
-            frames.update(fit_pass(task, places, side, None, None, None).frames)
-    return frames
+        for group in site_groups(plan, expand(layout, sites)):
+            bases.update(fit_pass(plan, group, side).bases)
+    return bases
+
+
+def _require_known(gradients: Sequence[str]) -> None:
+    for kind in gradients:
+        if kind not in GRADIENTS:
+            raise unknown("gradient", kind, GRADIENTS)
 
 
 def _open(model: Any, opening: Mapping[str, Any] | None) -> tuple[Opened | None, nn.Module]:
-    """A model with its output head, opened where it is not yet."""
+    """A model with its output head, opened if it is a path or a hub id."""
     if isinstance(model, str | Path):
         model = open_model(model, head=True, **(opening or {}))
     if isinstance(model, Opened):
         return model, model.model
     if not isinstance(model, nn.Module):
-        raise InputError(f"a model is a module, a folder, a hub id or what open_model gave; got {type(model).__name__}")
+        raise InputError(
+            f"{type(model).__name__} is not a model. Pass a module, a folder, a hub id or the result of open_model."
+        )
     return None, model
-
-
-def _information(
-    task: TangentTask, opened: Opened | None, nulls: Sequence[str], fit: Side, test: Side
-) -> dict[str, Any]:
-    """What the run says of how it came about."""
-    return {
-        "kind": "tangent",
-        "model": opened.info if opened is not None else {"architecture": type(task.model).__name__},
-        "tangent": {
-            "proxies": [named(proxy)[0] for proxy in task.tangent.proxies],
-            "ranks": list(task.tangent.ranks),
-            "nulls": list(nulls),
-            "gradients": list(task.kinds),
-            "loss": task.objective.name,
-            "fit tokens": len(fit),
-            "test tokens": len(test),
-            "balance": task.balance,
-        },
-        "token_policy": {"first token": test.sinks, "massive": None if test.sinks else f"> {MASSIVE:g} medians"},
-        "unit": test.unit,
-        "seed": task.seed,
-    }
 
 
 def _decoder(opened: Opened | None) -> Decode | None:
@@ -176,19 +202,47 @@ def _mask_id(opened: Opened | None) -> int | None:
     return None if opened is None else getattr(opened.processor, "mask_token_id", None)
 
 
-def _others(
-    subject: Subject, frames: Mapping[str, Frame], others: Mapping[str, Frames], chosen: Sequence[str]
-) -> dict[str, Any]:
-    """Bases fitted elsewhere that stand beside the subject's own: half the depth away, at step 0, in another run."""
-    if subject.gradient != HIDDEN:
-        return {}
-    name = subject.site.removeprefix("grad.")
-    found = {each: given[name].bases for each, given in others.items() if name in given}
-    layers = [each for each in frames if each.rpartition(".")[0] == name.rpartition(".")[0] and _is_layer(each)]
-    if "other_layer" in chosen and name in layers and len(layers) > 1:
-        found["other_layer"] = frames[layers[(layers.index(name) + len(layers) // 2) % len(layers)]].bases
-    return {each: bases for each, bases in found.items() if each in chosen and bases[0].dim == subject.frame.dim}
+def _with_other_bases(
+    plan: TangentPlan, case: GradientCase, bases: BasesBySite, frozen: BasesBySite, others: Mapping[str, BasesBySite]
+) -> GradientCase:
+    """The case with the state of its bases, and with bases of another layer, of step 0 and of another run."""
+    name = case.site.removeprefix("grad.")
+    state = "frozen" if name in frozen else "refreshed"
+    compared: dict[str, tuple[Basis, ...]] = {}
+    if case.gradient == HIDDEN:
+        compared = {other: by_site[name].bases for other, by_site in others.items() if name in by_site}
+        layers = _layers_of_stack(bases, name)
+        if name in layers and len(layers) > 1:
+            far = layers[(layers.index(name) + len(layers) // 2) % len(layers)]
+            compared["other_layer"] = bases[far].bases
+    usable = {other: some for other, some in compared.items() if other in plan.nulls and some[0].dim == case.fitted.dim}
+    return replace(case, fitted=replace(case.fitted, others=usable), basis=state)
 
 
-def _is_layer(name: str) -> bool:
-    return name.rpartition(".")[0] in ("resid", "enc.resid", "dec.resid")
+def _layers_of_stack(bases: BasesBySite, name: str) -> list[str]:
+    """The residual sites of the stack that a site is in."""
+    kind = name.rpartition(".")[0]
+    if kind not in ("resid", "enc.resid", "dec.resid"):
+        return []
+    return [other for other in bases if other.rpartition(".")[0] == kind]
+
+
+def _information(plan: TangentPlan, opened: Opened | None, fit: Side, test: Side) -> dict[str, Any]:
+    """What the run records about the test."""
+    return {
+        "kind": "tangent",
+        "model": opened.info if opened is not None else {"architecture": type(plan.model).__name__},
+        "tangent": {
+            "proxies": [named(proxy)[0] for proxy in plan.tangent.proxies],
+            "ranks": list(plan.tangent.ranks),
+            "nulls": list(plan.nulls),
+            "gradients": list(plan.gradients),
+            "loss": plan.objective.name,
+            "fit tokens": len(fit),
+            "test tokens": len(test),
+            "balance": plan.balance,
+        },
+        "token_policy": {"first token": test.sinks, "massive": None if test.sinks else f"> {MASSIVE:g} medians"},
+        "unit": test.unit,
+        "seed": plan.seed,
+    }

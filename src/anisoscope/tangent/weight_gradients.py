@@ -1,8 +1,8 @@
 """Gradients of weights: of a linear map on its input side and its output side, and of an embedding table.
 
-The gradient of a linear map is Σ δ xᵀ over tokens, x its inputs and δ the errors at its outputs. Its rows lie in the
-span of the inputs by construction, whatever the errors are: pure noise gives an energy near one. So on the input side
-only the excess over errors shuffled across tokens says anything.
+The gradient of a linear map is Σ δ xᵀ over tokens, with inputs x and errors δ at the outputs. Its rows lie in the span
+of the inputs by construction, whatever the errors are: pure noise gives an energy near one. So on the input side only
+the excess over errors shuffled across tokens is informative.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from anisoscope.errors import InputError
 from anisoscope.stats.arithmetic import full_precision, plain
 from anisoscope.tangent.basis import Basis
 from anisoscope.tangent.energy import Energies
-from anisoscope.tangent.gradient_facts import WEIGHT_IN, Level, null
 from anisoscope.tangent.gradients import BLOCKS
-from anisoscope.tangent.multiple import permutation_p
+from anisoscope.tangent.null import WEIGHT_IN, NullLevel, null
+from anisoscope.tangent.permutation import permutation_p
 
 SHUFFLES = 99
 _CHUNK = 1 << 23  # entries of shuffled matrices made at a time
@@ -28,14 +28,14 @@ _CHUNK = 1 << 23  # entries of shuffled matrices made at a time
 
 @dataclass(frozen=True)
 class WeightGradients:
-    """A weight's gradient as the sum of its blocks' gradients, its rows in the space that is tested."""
+    """The gradient of a weight as one sum per block, with rows in the space that is tested."""
 
     parts: Tensor  # (B, rows, d) float32
     count: Tensor  # (B,) tokens
 
     @classmethod
     def weight_in(cls, x: Tensor, delta: Tensor, block: Tensor, *, blocks: int = BLOCKS) -> WeightGradients:
-        """Rows in the space of the inputs: Σ δ xᵀ from x (n, in) and δ (n, out)."""
+        """Σ δ xᵀ from x (n, in) and δ (n, out): rows in the space of the inputs."""
         with full_precision(x.device):
             x, delta = plain(x).float(), plain(delta).float()
             parts = [delta[block == b].T @ x[block == b] for b in range(blocks)]  # (out, in) each
@@ -43,15 +43,15 @@ class WeightGradients:
 
     @classmethod
     def weight_out(cls, x: Tensor, delta: Tensor, block: Tensor, *, blocks: int = BLOCKS) -> WeightGradients:
-        """Rows in the space of the outputs: the same gradient, transposed."""
+        """The same gradient transposed: rows in the space of the outputs."""
         return cls.weight_in(delta, x, block, blocks=blocks)
 
     @classmethod
     def embedding(cls, g: Tensor, token: Tensor, block: Tensor, *, blocks: int = BLOCKS) -> WeightGradients:
-        """Rows are token types: the sum of the gradients g (n, d) at the table's output over a type's occurrences."""
-        types, place = token.unique(return_inverse=True)
+        """One row per token type: the sum of the gradients g (n, d) at the table's output over its occurrences."""
+        types, type_of = token.unique(return_inverse=True)
         parts = torch.zeros(blocks, len(types), g.shape[1])
-        parts.index_put_((block.cpu(), place.cpu()), plain(g).float().cpu(), accumulate=True)
+        parts.index_put_((block.cpu(), type_of.cpu()), plain(g).float().cpu(), accumulate=True)
         return cls(parts, torch.bincount(block.cpu(), minlength=blocks))
 
     @property
@@ -68,25 +68,25 @@ class WeightGradients:
         whole = self.parts.sum(0)
         both = torch.stack([(g.T @ g).double() for g in (whole, _unit(whole))])
         if not bool(both.isfinite().all()) or not float(both[0].diagonal().sum()) > 0:
-            raise InputError("the gradients are all zero, or hold NaN or Inf; does the loss depend on this weight?")
+            raise InputError("The gradients are all zero, or hold NaN or Inf. Does the loss depend on this weight?")
         return both
 
     @property
     def covariance(self) -> Tensor:
-        """As `Gradients.covariance`, over the rows of the gradient."""
+        """Covariance of the rows of the gradient, plain and unit, (2, d, d)."""
         whole = self.parts.sum(0)
         means = torch.stack([g.mean(0).double() for g in (whole, _unit(whole))])
         return self.pooled / len(whole) - means[:, :, None] * means[:, None]
 
     def energies(self, bases: Sequence[Basis]) -> Energies:
-        """E = ‖GQ‖²/‖G‖² of each basis for the whole gradient, and for that without each block."""
+        """E = ‖GQ‖²/‖G‖² of each basis, with all blocks and without each block."""
         used = (self.count > 0).nonzero()[:, 0]
         whole = self.parts.sum(0)
         without = [_energies(whole - self.parts[b], bases) for b in used.tolist()]  # (2, bases) each
         return Energies(_energies(whole, bases), torch.stack(without, 1), tuple(self.count[used].tolist()))
 
     def along(self, axes: Tensor) -> tuple[Tensor, Tensor]:
-        """Squared length along each column of `axes`: of the whole gradient, plain and unit (2, columns); no blocks."""
+        """Squared length along the columns of `axes`, plain and unit (2, columns); nothing by block (0, columns)."""
         whole = self.parts.sum(0)
         v = axes.float()
         both = torch.stack([(g @ v).square().double().sum(0) for g in (whole, _unit(whole))])
@@ -96,28 +96,36 @@ class WeightGradients:
 @null("which token an error belongs to does not matter", (WEIGHT_IN,), decides=True)
 def error_shuffle(
     x: Tensor, delta: Tensor, bases: Sequence[Basis], *, seed: int = 0, draws: int = SHUFFLES
-) -> list[Level]:
-    """The energy of Σ δ_π(t) x_tᵀ in each basis with errors shuffled across tokens: x (n, in), δ (n, out).
+) -> list[NullLevel]:
+    """The energy of Σ δ_π(t) x_tᵀ in each basis, with errors shuffled across tokens.
 
     ‖Σ δ_π(t) (Qᵀx_t)ᵀ‖² = Σ_ts (δ_π(t)·δ_π(s)) (Qᵀx_t·Qᵀx_s): one product of errors, permuted, against one of inputs.
+
+    Args:
+        x: Inputs (n, in).
+        delta: Errors (n, out).
+        bases: Bases of the space of the inputs.
+        seed: The seed of the shuffles.
+        draws: Their number.
     """
     with full_precision(x.device):
         x, delta = plain(x).float(), plain(delta).float()
         errors = delta @ delta.T  # (n, n)
         inputs = [x @ x.T] + [(y := x @ basis.q.to(x)) @ y.T for basis in bases]
         overlaps = torch.stack([overlap.flatten() for overlap in inputs], 1)  # (n·n, 1 + bases)
-        own = errors.flatten() @ overlaps
+        unshuffled = errors.flatten() @ overlaps
         draw = torch.Generator().manual_seed(seed)
         step = max(1, _CHUNK // errors.numel())
         drawn = []
-        for at in range(0, draws, step):
-            to = torch.rand(min(step, draws - at), len(x), generator=draw).argsort(1).to(x.device)
-            drawn.append(errors[to[:, :, None], to[:, None, :]].flatten(1) @ overlaps)
+        for done in range(0, draws, step):
+            order = torch.rand(min(step, draws - done), len(x), generator=draw).argsort(1).to(x.device)
+            drawn.append(errors[order[:, :, None], order[:, None, :]].flatten(1) @ overlaps)
         sums = torch.cat(drawn).double().cpu()  # (draws, 1 + bases)
     shuffled = sums[:, 1:] / sums[:, :1]
-    seen = (own[1:] / own[0]).double().cpu()
+    observed = (unshuffled[1:] / unshuffled[0]).double().cpu()
     return [
-        Level(float(shuffled[:, i].mean()), permutation_p(float(seen[i]), shuffled[:, i])) for i in range(len(bases))
+        NullLevel(float(shuffled[:, i].mean()), permutation_p(float(observed[i]), shuffled[:, i]))
+        for i in range(len(bases))
     ]
 
 

@@ -19,7 +19,7 @@ from anisoscope.studies.claims.looks import kept
 from anisoscope.studies.claims.readings import Entry, Missing, RunView, Units, drawn, estimate
 from anisoscope.studies.claims.states import states
 from anisoscope.tangent import Tangent, energy, fit_bases, haar
-from anisoscope.tangent.gradient_facts import EMBEDDING, GRADIENTS, HIDDEN, WEIGHT_IN, WEIGHT_OUT
+from anisoscope.tangent.null import EMBEDDING, GRADIENTS, HIDDEN, WEIGHT_IN, WEIGHT_OUT
 from anisoscope.tangent.tangent_test import fit_frames, tangent_test
 
 NULLS = ("normal_control", "orientation", "coordinates", "transfer_slope", "local_test", "error_shuffle")

@@ -1,15 +1,12 @@
-"""Curvature visibility: the simulation's estimators against what its theory says."""
+"""The curvature simulation: its estimators against the theory."""
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 
 import pytest
 import torch
-from typer.testing import CliRunner
 
-from anisoscope.cli import app
 from anisoscope.studies.curvature import (
     RADII,
     Surface,
@@ -29,17 +26,17 @@ def mean_snr(surface: Surface, seeds: int = 6) -> float:
     return sum(visible(sample_surface(surface, seed), surface.tangent).snr for seed in range(seeds)) / seeds
 
 
-def test_the_cloud_is_the_surface_it_says() -> None:
+def test_a_cloud_without_noise_lies_on_the_surface() -> None:
     """Without noise the normal part is an exact quadratic of the tangent part, and the rest of space is empty."""
     cloud = sample_surface(replace(SMALL, noise=0.0), 0)
-    y = cloud.x @ cloud.frame
+    y = cloud.x @ cloud.axes
     assert float(y[:, 8:].abs().max()) < 1e-12
     assert curvature_snr(y[:, :3], y[:, 3:8]) > 1e6
 
 
 def test_visibility_is_the_variance_outside_the_tangent_space() -> None:
     cloud = sample_surface(SMALL, 1)
-    y = (cloud.x - cloud.x.mean(0)) @ cloud.frame
+    y = (cloud.x - cloud.x.mean(0)) @ cloud.axes
     expected = float(y[:, 3:].var(0).sum() / y.var(0).sum())
     assert visible(cloud, 3).visibility == pytest.approx(expected)
 
@@ -49,7 +46,7 @@ def test_normal_parts_are_second_order_in_the_radius() -> None:
     assert sum(slopes) / 6 == pytest.approx(2, abs=0.05)
 
 
-def test_without_curvature_there_is_none_to_see() -> None:
+def test_a_flat_cloud_shows_no_curvature() -> None:
     flat = replace(SMALL, curvature=0.0)
     assert mean_snr(flat) < 0.01
     assert visible(sample_surface(flat, 0), 3).visibility < 0.01
@@ -114,12 +111,3 @@ def test_the_study_has_every_part() -> None:
     assert all((r.value or 0.0) - 3.2 * (r.error or 0.0) > 0.2 for r in drops)
     flat = next(r for r in records if r.metric == "curvature_snr" and "kappa" in r.variant)
     assert (flat.value or 0.0) < 0.05
-
-
-def test_the_command_prints_the_study() -> None:
-    line = ["curvature", "--seeds", "4", "--tokens", "400"]
-    done = CliRunner().invoke(app, line)
-    assert done.exit_code == 0, done.output
-    assert "same n_eff" in done.stdout
-    done = CliRunner().invoke(app, [*line, "--json"])
-    assert {r["metric"] for r in json.loads(done.stdout)} >= {"curvature_snr", "curvature_slope"}

@@ -1,0 +1,59 @@
+"""Verdicts of the tangent test on worlds with known relations."""
+
+from __future__ import annotations
+
+import pytest
+
+from anisoscope.records import Record
+from anisoscope.tangent.summary import summarise
+from tests.tangent_worlds import DECIDING, RANK, examined, fitted, world
+
+
+def words(records: list[Record], proxy: str = "pca") -> str:
+    return next(r.words for r in summarise(records) if r.proxy == proxy)
+
+
+def p_of(records: list[Record], null: str, rows: str = "plain") -> float:
+    return min(
+        r.value
+        for r in records
+        if r.metric == "gradient_p"
+        and r.value is not None
+        and (r.variant["null"], r.variant["rows"]) == (null, rows)
+        and r.variant.get("proxy", "pca") == "pca"
+    )
+
+
+def local_energy(records: list[Record], rows: str = "plain") -> float:
+    return next(r.value or 0.0 for r in records if r.metric == "local_excess" and r.variant["rows"] == rows)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_gradients_that_follow_the_covariance_are_called_exactly_that(seed: int) -> None:
+    made = world(20_000 + seed)
+    records = examined(made, made.covariance_gradients())
+    assert words(records) == "follows the covariance, and nothing else"
+    energy = next(r.value for r in records if r.metric == "gradient_energy" and r.variant["rows"] == "plain")
+    assert (energy or 0.0) > 3 * RANK / 24
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_a_local_tangent_share_of_a_tenth_is_detected(seed: int) -> None:
+    made = world(30_000 + seed)
+    records = examined(made, made.local_gradients(0.1))
+    assert p_of(records, "local_test") <= 0.01
+    assert p_of(records, "local_test", "unit") <= 0.01
+    assert words(records) == "tangent to its own patch"
+    assert local_energy(records) > 0
+
+
+def test_one_massive_gradient_cannot_cause_a_finding() -> None:
+    """One gradient of ten thousand times the length, wholly inside the basis: the plain energy is 1, and no finding."""
+    made = world(40_000)
+    g = made.unrelated_gradients()
+    g[17] = 1e4 * fitted(made).bases[0].q[:, 0].float()
+    records = examined(made, g)
+    plain = next(r for r in records if r.metric == "gradient_energy" and r.variant["rows"] == "plain")
+    assert (plain.value or 0.0) > 0.99
+    assert words(records) == "no relation found"
+    assert all(r.q.get(null, 1.0) > 0.05 for r in summarise(records) for null in DECIDING)
