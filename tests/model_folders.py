@@ -21,7 +21,7 @@ WORDS = (
 
 
 def byte_pairs(size: int = 300, eos: str = "<|end|>") -> Any:
-    """Byte-level BPE in the manner of GPT-2: no special tokens around a text."""
+    """Byte-level BPE as in GPT-2: no special tokens around a text."""
     tokenizer = tk.Tokenizer(tk.models.BPE())
     tokenizer.pre_tokenizer = tk.pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = tk.decoders.ByteLevel()
@@ -34,7 +34,7 @@ def byte_pairs(size: int = 300, eos: str = "<|end|>") -> Any:
 
 
 def word_pieces(size: int = 120) -> Any:
-    """WordPiece in the manner of BERT: [CLS] before and [SEP] after a text."""
+    """WordPiece as in BERT: [CLS] before and [SEP] after a text."""
     tokenizer = tk.Tokenizer(tk.models.WordPiece(unk_token="[UNK]"))
     tokenizer.normalizer = tk.normalizers.BertNormalizer(lowercase=True)
     tokenizer.pre_tokenizer = tk.pre_tokenizers.BertPreTokenizer()
@@ -49,7 +49,7 @@ def word_pieces(size: int = 120) -> Any:
 
 
 def sentence_pieces(size: int = 90) -> Any:
-    """Unigram in the manner of T5 and Llama 2: a space becomes part of the word, the first word gets one too."""
+    """Unigram as in T5 and Llama 2: a space becomes part of the next word, and the first word gets one too."""
     tokenizer = tk.Tokenizer(tk.models.Unigram())
     tokenizer.normalizer = tk.normalizers.Sequence([tk.normalizers.Prepend("▁"), tk.normalizers.Replace(" ", "▁")])
     specials = ["<pad>", "</s>", "<unk>"]
@@ -185,7 +185,7 @@ def llama_gguf(file: Path) -> Any:
 
 
 def _interleaved(weight: torch.Tensor, heads: int) -> torch.Tensor:
-    """GGUF keeps the two halves of a rotary pair side by side; transformers keeps them half a head apart."""
+    """GGUF stores the two halves of a rotary pair next to each other; transformers stores them half a head apart."""
     rows, columns = weight.shape
     halves = weight.reshape(heads, 2, rows // heads // 2, columns)
     return halves.transpose(1, 2).reshape(rows, columns).contiguous()

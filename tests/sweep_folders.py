@@ -1,4 +1,4 @@
-"""Series of checkpoints as a training leaves them: tiny models that walk through the space of weights."""
+"""Series of checkpoints like those of a training run: tiny models whose weights take random steps."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ STEPS = (0, 100, 200, 300)
 
 
 def checkpoint_series(folder: Path, steps: Sequence[int] = STEPS) -> Path:
-    """A folder of checkpoints, each a random step away from the one before."""
+    """Make a folder of checkpoints, each a random step away from the previous one."""
     first = model_folders.gpt2(folder / f"checkpoint-{steps[0]}")
     weights = load_file(first / "model.safetensors")
     generator = torch.Generator().manual_seed(1)
@@ -29,7 +29,7 @@ def checkpoint_series(folder: Path, steps: Sequence[int] = STEPS) -> Path:
 
 
 def documents(path: Path, number: int = 60, seed: int = 0) -> Path:
-    """A file of documents of very different lengths, one a line of JSON."""
+    """Write a file of documents of very different lengths, one JSON object per line."""
     import json
 
     chance = random.Random(seed)

@@ -181,7 +181,7 @@ def test_a_claim_without_its_data_stays_open_and_says_what_is_missing(tmp_path: 
 
 
 def test_a_model_that_is_not_there_is_refused_before_anything_runs(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="no checkpoints at"):
+    with pytest.raises(InputError, match="No checkpoints at"):
         run_tiny(["S1"], tmp_path / "run", models=("./nowhere/at-all",))
     assert not (tmp_path / "run").exists()
 

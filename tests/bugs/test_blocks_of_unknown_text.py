@@ -1,4 +1,4 @@
-"""A text of unknown length with a large --tokens was one block, and had no error bars."""
+"""A text of unknown length with a large --tokens was a single block and had no error bars."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -7,7 +7,7 @@ import anisoscope
 from tests import model_folders
 
 
-def test_a_stream_of_documents_has_error_bars_whatever_was_asked(tmp_path: Path) -> None:
+def test_a_stream_of_documents_has_error_bars_for_any_number_of_tokens(tmp_path: Path) -> None:
     def stream() -> Iterator[str]:
         for number in range(60):
             yield f"Document {number} says that number {number * 7} is the one to take, and no other. " * 6

@@ -1,4 +1,4 @@
-"""An untied output matrix of a model that does not name it: its place was taken by the input matrix, unsaid."""
+"""For models that do not name their untied output matrix, the input matrix was silently measured instead."""
 
 from pathlib import Path
 from typing import Any
@@ -16,22 +16,22 @@ from anisoscope.studies.lab.experiment import Experiment, changed
 from anisoscope.studies.lab.train import train
 
 
-def test_the_lab_s_untied_matrix_is_measured_as_the_output(tmp_path: Path) -> None:
+def test_the_untied_output_matrix_of_the_lab_is_measured(tmp_path: Path) -> None:
     switches = {"tied": False, "layers": 1, "width": 16, "heads": 2, "context": 16, "batch": 2, "steps": 2}
     train(changed(Experiment(), switches), tmp_path / "lab", checkpoints=at(2))
     opened = open_model(tmp_path / "lab" / "checkpoints" / "step-2", head=True)
-    found = vocabulary_matrices(opened.model)
-    assert set(found) == {INPUT, OUTPUT}
+    matrices = vocabulary_matrices(opened.model)
+    assert set(matrices) == {INPUT, OUTPUT}
     model: Any = opened.model
-    assert torch.equal(found[OUTPUT], model.head.weight)
+    assert torch.equal(matrices[OUTPUT], model.head.weight)
     run = measure(opened, weights=True, metrics=["partition_isotropy", "mean_cosine"], errors=False)
-    w = found[OUTPUT].double()
+    w = matrices[OUTPUT].double()
     axes = torch.linalg.eigh(w.T @ w).eigenvectors
     z = (w @ (axes * torch.sign(w.mean(0) @ axes))).exp().sum(0)
     assert abs(isotropy(RunView.of(run.records())) - float(z.min() / z.max())) < 1e-5
 
 
-def test_a_tied_matrix_is_one(tmp_path: Path) -> None:
+def test_a_tied_matrix_is_measured_once(tmp_path: Path) -> None:
     class Tied(nn.Module):
         def __init__(self) -> None:
             super().__init__()

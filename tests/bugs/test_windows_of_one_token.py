@@ -1,4 +1,4 @@
-"""Windows of one token have nothing but first tokens: without them nothing was left, and the measurement broke."""
+"""Windows of one token have only first tokens: leaving those out left nothing and the measurement failed."""
 
 import torch
 
@@ -6,7 +6,7 @@ import anisoscope
 from tests.bugs.test_many_massive_tokens import Stretched
 
 
-def test_they_are_measured_with_their_first_tokens_alone() -> None:
+def test_windows_of_one_token_are_measured_with_their_first_tokens() -> None:
     torch.manual_seed(0)
     ids = torch.randint(8, 64, (40, 1))
     run = anisoscope.measure(Stretched().eval(), [{"input_ids": part} for part in ids.split(10)], sites=["resid"])

@@ -97,8 +97,8 @@ WRONG = [
     (["measure", "x\x1b]0;taken\x07.npy"], "x\\x1b]0;taken"),
     (["measure", "two\nlines.npy"], "no file two lines.npy"),
     # the other commands
-    (["transform", "v.npy", "--out", "x.npy"], "nothing to do"),
-    (["transform", "v.npy", "--centre", "--out", "v.npy"], "replace its own source"),
+    (["transform", "v.npy", "--out", "x.npy"], "There is nothing to do"),
+    (["transform", "v.npy", "--centre", "--out", "v.npy"], "would replace the source"),
     (["transform", "v.npy", "--remove-top", "99", "--out", "y.npy"], "choose 0 to 3"),
     (["metrics", "isoscor"], "Did you mean 'isoscore"),
     (["sweep", "empty", *MEASURE], "holds no checkpoints"),

@@ -1,4 +1,4 @@
-"""The same numbers with 50 digits (mpmath), for small clouds: what the float64 oracle is held to."""
+"""The same numbers with 50 digits (mpmath), for small clouds, to check the float64 oracle."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def _entropy_rank(weights: list[mpmath.mpf]) -> mpmath.mpf:
 
 
 def apart(x: Array, found: dict[str, Numbers]) -> float:
-    """The largest relative distance of these numbers from those with 50 digits (absolute for the cosine)."""
+    """Return the largest relative error of numbers, compared with 50 digits (absolute error for the cosine)."""
     gaps = [
         abs(found[name][key] - true) / (1.0 if name == "mean_cosine" else abs(true))
         for name, answers in numbers(x).items()

@@ -1,4 +1,4 @@
-"""Windows of documents, one token at a time: the slow twin of `anisoscope.models.text_batches`."""
+"""Windows of documents, one token at a time: the slow twin of `anisoscope.data.text_batches`."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class Token:
 
 
 def windows(documents: dict[int, list[int]], prefix: list[int], suffix: list[int], window: int) -> list[list[Token]]:
-    """The windows of documents (their ids without special tokens, by document number), in order."""
+    """Cut documents into windows; `documents` maps a document number to its ids without special tokens."""
     result = []
     for document, ids in documents.items():
         left, position = list(ids), 0

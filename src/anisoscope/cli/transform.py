@@ -1,4 +1,4 @@
-"""`metrics` and `transform`: the catalogue, and remedies for embeddings."""
+"""The commands `metrics` (list the metrics) and `transform` (apply remedies to embeddings)."""
 
 from __future__ import annotations
 
@@ -14,22 +14,22 @@ from anisoscope.errors import InputError, unknown
 
 @app.command(epilog="Examples:\n\n    anisoscope metrics\n\n    anisoscope metrics isoscore")
 def metrics(
-    name: Annotated[str | None, typer.Argument(help="One metric: its formula, range and paper.")] = None,
+    name: Annotated[str | None, typer.Argument(help="Show one metric: its formula, range and paper.")] = None,
     as_json: AsJson = False,
 ) -> None:
-    """The catalogue of metrics: name, meaning, range, what it ignores, paper."""
+    """List the metrics: name, meaning, range, what they ignore, paper."""
     from anisoscope.metrics import catalogue
     from anisoscope.report.terminal import metric_card, metrics_table
 
-    known = {key: metric.card() for key, metric in catalogue().items()}
-    if name is not None and name not in known:
-        raise unknown("metric", name, known)
+    cards = {key: metric.card() for key, metric in catalogue().items()}
+    if name is not None and name not in cards:
+        raise unknown("metric", name, cards)
     if as_json:
-        typer.echo(json.dumps(known[name] if name else list(known.values())))
+        typer.echo(json.dumps(cards[name] if name else list(cards.values())))
     elif name is not None:
-        stdout().print(metric_card(known[name]))
+        stdout().print(metric_card(cards[name]))
     else:
-        stdout().print(metrics_table(list(known.values())))
+        stdout().print(metrics_table(list(cards.values())))
 
 
 @app.command(
@@ -44,29 +44,31 @@ def transform(
     source: Annotated[str, typer.Argument(help="A file of vectors.")],
     out: Annotated[Path, typer.Option(help="The .npy file to write.")],
     centre: Annotated[bool, typer.Option("--centre", "--center", help="Subtract the mean row.")] = False,
-    remove_top: Annotated[int, typer.Option(min=0, help="Take out the k strongest directions.")] = 0,
-    whiten: Annotated[bool, typer.Option("--whiten", help="Give all directions the same variance.")] = False,
-    shrinkage: Annotated[float | None, typer.Option(help="Towards a sphere, 0 to 1; Ledoit-Wolf by default.")] = None,
-    tensor: Annotated[str | None, typer.Option(help="Which tensor of the file.")] = None,
-    column: Annotated[str | None, typer.Option(help="Which column of a parquet file.")] = None,
+    remove_top: Annotated[int, typer.Option(min=0, help="Remove the k strongest directions.")] = 0,
+    whiten: Annotated[bool, typer.Option("--whiten", help="Scale all directions to the same variance.")] = False,
+    shrinkage: Annotated[
+        float | None, typer.Option(help="Shrink towards a sphere, 0 to 1; Ledoit-Wolf by default.")
+    ] = None,
+    tensor: Annotated[str | None, typer.Option(help="Which tensor of the file to use.")] = None,
+    column: Annotated[str | None, typer.Option(help="Which column of a parquet file to use.")] = None,
     metrics: Metrics = "mean_cosine,mean_cosine_centred,spectral_anisotropy,isoscore,effective_rank,two_nn",
     as_json: AsJson = False,
 ) -> None:
-    """The field's remedies for embeddings, fitted by streaming, with the metrics before and after."""
+    """Centre, whiten or remove directions of embeddings, and compare the metrics before and after."""
     from anisoscope.data.vectors import open_vectors
     from anisoscope.measurement.measure_rows import measure_rows, transform_rows
     from anisoscope.report.terminal import before_after_table
 
     if not (centre or remove_top or whiten):
-        raise InputError("nothing to do; choose from --centre, --remove-top K and --whiten")
+        raise InputError("There is nothing to do. Choose from --centre, --remove-top K and --whiten.")
     if out.suffix != ".npy":
-        raise InputError(f"the result is a .npy file; {out.name!r} is not one")
+        raise InputError(f"The result is a .npy file, but --out is {out.name!r}. Use a name that ends in .npy.")
     if out.resolve() == Path(source).resolve():
-        raise InputError("the result would replace its own source; give another --out")
+        raise InputError("The result would replace the source. Use another --out.")
     vectors = open_vectors(source, tensor=tensor, column=column)
-    with progress_bar("rows", 2 * vectors.n) as told:
+    with progress_bar("rows", 2 * vectors.n) as progress:
         remedy = transform_rows(
-            vectors, out, centre=centre, remove_top=remove_top, whiten=whiten, shrinkage=shrinkage, progress=told
+            vectors, out, centre=centre, remove_top=remove_top, whiten=whiten, shrinkage=shrinkage, progress=progress
         )
     names = names_of(metrics)
     before, after = measure_rows(vectors, names), measure_rows(open_vectors(out), names)

@@ -27,7 +27,7 @@ class Encoder:
 
 @dataclass(frozen=True)
 class Window:
-    """One row of a batch: its document, the position of its first token there, its ids, and which are special."""
+    """One row of a batch: its document, the position of its first token, its ids, and which are special."""
 
     document: int
     start: int

@@ -1,7 +1,7 @@
 """Readers of vector files: .npy, .npz, .safetensors and torch files. Nothing is ever unpickled.
 
-Each `open_…` function returns the arrays of a file by name. numpy, safetensors and torch have readers of their own;
-where one is not used, the comment there names the guarantee it lacks.
+Each `open_…` function returns the arrays of a file by name. If a reader of numpy, safetensors or
+torch is not used, a comment names the guarantee it lacks.
 """
 
 from __future__ import annotations

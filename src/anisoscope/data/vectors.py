@@ -64,7 +64,7 @@ class Vectors:
         dtype: dtype of the batches.
         info: facts about the file for run.json.
         documents: document id of each row, or None if the file has none.
-        stream: reads the rows as stored, a given number at a time.
+        stream: reads the rows as stored, in batches of at most that many rows.
     """
 
     name: str
