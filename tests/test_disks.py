@@ -18,8 +18,8 @@ import anisoscope
 from anisoscope import Record, Run, Tracker
 from anisoscope.errors import StoreError
 from anisoscope.report.shelf import Shelf
-from anisoscope.store import run as store
-from anisoscope.store.files import acquire, refusal
+from anisoscope.store import run_header
+from anisoscope.store.files import WriterLock, refusal
 from anisoscope.studies.lab.losses import add_losses, read_losses
 from anisoscope.sweep.ledger import Ledger
 from tests import training
@@ -229,19 +229,19 @@ def test_a_second_writer_is_refused_and_told_who_writes(
     before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file() and "lock" not in path.name}
     with Run.create(tmp_path / "run", resume=True):
         told = failure(work, material, tmp_path)
-    require_one_line(told, f"is being written by process {os.getpid()}", "wait until it ends")
+    require_one_line(told, f"is being written by process {os.getpid()}", "Wait until it ends")
     changed = [path for path, data in before.items() if path.read_bytes() != data and path.name != "run.json"]
     assert not changed
 
 
 def test_a_second_training_of_the_lab_is_refused_without_a_tracker_too(material: Path, tmp_path: Path) -> None:
     run(lab, material, tmp_path)
-    lock = acquire(tmp_path / "run" / "training.lock")
+    lock = WriterLock(tmp_path / "run" / "training.lock")
     try:
         told = failure(lab, material, tmp_path)
     finally:
-        os.close(lock)
-    require_one_line(told, f"is being written by process {os.getpid()}", "wait until it ends")
+        lock.release()
+    require_one_line(told, f"is being written by process {os.getpid()}", "Wait until it ends")
     run(lab, material, tmp_path)
 
 
@@ -266,7 +266,7 @@ class Backwards(datetime):
 
 
 def test_runs_do_not_mind_a_clock_that_goes_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(store, "datetime", Backwards)
+    monkeypatch.setattr(run_header, "datetime", Backwards)
     for name in ("first", "second"):
         with Run.create(tmp_path / name) as opened:
             opened.append([Record("embed", "isoscore", 0.5, step=step) for step in range(3)])
@@ -306,4 +306,4 @@ def test_durations_come_from_clocks_that_cannot_go_back() -> None:
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.Attribute) and ast.unparse(node) in looks:
                 found.add(str(path.relative_to(root)))
-    assert found <= {"store/run.py", "cli/claims_page.py"}
+    assert found <= {"store/run_header.py", "cli/claims_page.py"}

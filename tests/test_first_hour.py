@@ -80,7 +80,7 @@ MISTAKES = {
     "training twice": (["lab", "train", "--out", "runs/decoder"], "go on with it (--resume)"),
     "a switch that is none": (["lab", "train", "--set", "atention=sigmoid"], "did you mean attention"),
     "a text of the lab": (["lab", "train", "--text", "corpus.json", "--out", "runs/k"], "did you mean corpus.jsonl"),
-    "all runs at once": (["report", "runs"], "holds runs; give one or more: decoder, measured, v"),
+    "all runs at once": (["report", "runs"], "contains runs. Choose one or more of them: decoder, measured, v"),
     "a typo in a run": (["show", "runs/decoderr"], "runs/decoder?)"),
     "a run that is not here": (["report", "elsewhere/exp1"], "there is no folder"),
     "a metric that was not measured": (["figure", "runs/v", "-m", "two_nn", "--save", "a.png"], "known: isoscore"),

@@ -27,8 +27,8 @@ from hypothesis import strategies as st
 from anisoscope.errors import AnisoscopeError, InputError, StoreError
 from anisoscope.records import COLUMNS, Record
 from anisoscope.store import files as disk
-from anisoscope.store import run as store
 from anisoscope.store.run import Run, record_key
+from anisoscope.store.run_header import FORMAT
 
 
 def record(i: int = 0, **changes: Any) -> Record:
@@ -296,7 +296,7 @@ def test_an_unknown_suffix_lists_the_known_ones(tmp_path: Path) -> None:
 
 def test_an_export_onto_the_runs_own_records_is_refused(tmp_path: Path) -> None:
     run = full_run(tmp_path / "r")
-    with pytest.raises(InputError, match="own file"):
+    with pytest.raises(InputError, match="file of the run itself"):
         run.export(tmp_path / "r" / "records.jsonl")
     assert len(list(run.records())) == 3
 
@@ -383,7 +383,7 @@ def test_files_of_strangers_among_the_statistics_are_left_out(tmp_path: Path) ->
 
 def test_missing_statistics_say_so_and_broken_ones_too(tmp_path: Path) -> None:
     with Run.create(tmp_path / "r") as run:
-        with pytest.raises(StoreError, match="keeps no statistics of step 0, site embed, tokens all, block 3"):
+        with pytest.raises(StoreError, match="has no statistics of step 0, site embed, tokens all, block 3"):
             run.load_statistics(0, "embed", "all", 3)
         run.save_statistics(0, "embed", "all", {"x": np.zeros(100)})
         path = tmp_path / "r" / "stats" / "0" / "embed~all.safetensors"
@@ -586,7 +586,7 @@ def test_a_forked_worker_cannot_write_and_does_not_break_the_lock(tmp_path: Path
 
 def test_an_existing_run_is_not_overwritten(tmp_path: Path) -> None:
     Run.create(tmp_path / "r").close()
-    with pytest.raises(StoreError, match="is a run already; continue it with resume"):
+    with pytest.raises(StoreError, match=r"is already a run\. Resume it"):
         Run.create(tmp_path / "r")
 
 
@@ -705,7 +705,7 @@ def test_a_disk_that_takes_half_a_line_leaves_no_torn_line(tmp_path: Path) -> No
 @pytest.mark.skipif(sys.platform == "win32", reason="Windows has no such permissions")
 def test_a_read_only_folder_is_readable_and_says_that_it_cannot_be_written() -> None:
     code = """
-        import fcntl, os, tempfile  # the lock's module too: below, Python itself may be out of reach
+        import fcntl, filelock, os, tempfile  # the modules of the lock too: below, Python itself may be out of reach
         from pathlib import Path
         from anisoscope.errors import StoreError
         from anisoscope.records import Record
@@ -919,4 +919,4 @@ def test_fifty_thousand_records_come_back_in_order(tmp_path: Path) -> None:
         for first in range(0, 50_000, 10_000):
             run.append([record(i, index=i % 3) for i in range(first, first + 10_000)])
     assert run.frame()["step"].tolist() == list(range(50_000))
-    assert json.loads((tmp_path / "r" / "run.json").read_text())["format"] == store.FORMAT
+    assert json.loads((tmp_path / "r" / "run.json").read_text())["format"] == FORMAT

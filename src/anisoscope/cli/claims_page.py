@@ -14,8 +14,8 @@ from anisoscope.report.page import asset
 from anisoscope.report.sections import paper_said
 from anisoscope.report.shapes import choose, colours_of, shape_of
 from anisoscope.report.tidy import of_metric, table_of
-from anisoscope.store.files import understood
-from anisoscope.store.run import Run, write_text
+from anisoscope.store.files import understood, write_text
+from anisoscope.store.run import Run
 from anisoscope.studies.claims.claim import Claim, Evidence, Verdict, judge
 from anisoscope.studies.claims.runner import CLAIMS, evidence_run, kept_evidence
 

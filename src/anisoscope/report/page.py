@@ -16,7 +16,8 @@ from anisoscope.report.book import cards_of, outline_of
 from anisoscope.report.packed import pack
 from anisoscope.report.sections import cards_part, claims_part, measured_part, reading_part
 from anisoscope.report.tidy import by_metric, depths_of, first_and_last, rows_of, run_labels, table_of
-from anisoscope.store.run import Run, write_text
+from anisoscope.store.files import write_text
+from anisoscope.store.run import Run
 
 SCRIPTS = ("table.js", "chart.js", "page.js")
 
