@@ -7,6 +7,7 @@ import json
 import math
 import multiprocessing
 import os
+import pickle
 import random
 import signal
 import subprocess
@@ -25,7 +26,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from anisoscope.errors import AnisoscopeError, InputError, StoreError
-from anisoscope.records import COLUMNS, Record
+from anisoscope.records import COLUMNS, Record, Replicates
 from anisoscope.store import files as disk
 from anisoscope.store.run import Run, record_key
 from anisoscope.store.run_header import FORMAT
@@ -198,6 +199,15 @@ def test_replicates_come_back_by_the_key_of_their_record(tmp_path: Path) -> None
     with Run.create(tmp_path / "r") as run:
         run.append([record(0), record(1), record(2)], [[0.1, -0.2], None, [0.0]])
         assert run.replicates() == {record_key(record(0)): (0.1, -0.2), record_key(record(2)): (0.0,)}
+
+
+def test_sizes_of_blocks_are_stored_with_their_replicates_if_they_are_known(tmp_path: Path) -> None:
+    with Run.create(tmp_path / "r") as run:
+        run.append([record(0), record(1)], [Replicates([0.1, 0.2], sizes=[7, 5]), [0.3, 0.4]])
+    stored = Run.open(tmp_path / "r").replicates()
+    assert [(tuple(each), each.sizes) for each in stored.values()] == [((0.1, 0.2), (7, 5)), ((0.3, 0.4), None)]
+    assert pickle.loads(pickle.dumps(stored)) == stored
+    assert pickle.loads(pickle.dumps(stored[record_key(record(0))])).sizes == (7, 5)
 
 
 def test_replicates_of_a_superseded_record_do_not_stick_to_its_successor(tmp_path: Path) -> None:
@@ -801,7 +811,16 @@ def test_a_line_without_end_is_refused_before_it_fills_the_memory(tmp_path: Path
 
 
 @pytest.mark.parametrize(
-    "line", ['{"replicates": [1]}', '{"value": 1}', "[]", GOOD[:-1] + ', "replicates": [NaN]}', GOOD]
+    "line",
+    [
+        '{"replicates": [1]}',
+        '{"value": 1}',
+        "[]",
+        GOOD[:-1] + ', "replicates": [NaN]}',
+        GOOD[:-1] + ', "replicates": [1, 2], "sizes": [3]}',
+        GOOD[:-1] + ', "replicates": [1, 2], "sizes": [3, 0]}',
+        GOOD,
+    ],
 )
 def test_broken_replicates_name_their_line(tmp_path: Path, line: str) -> None:
     run = run_with(tmp_path, "replicates.jsonl", f"{line}\n".encode())

@@ -41,7 +41,7 @@ MAY_IMPORT = {
     "metrics": {"records", "stats"},
     "remedies": {"stats"},
     "stats": {"records"},
-    "report": LOW,
+    "report": {*LOW, "stats.inference"},  # which needs no torch
     # `Run.plot` imports the report when it is called: the only import that points up
     "store": {"__init__", "records", "report.charts"},
     "alerts": {"records"},

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from anisoscope.errors import MetricError
 from anisoscope.metrics.metric import Metric, Undefined, Value
 from anisoscope.metrics.nulls import Isotropic, isotropic
-from anisoscope.records import Record
+from anisoscope.records import Record, Replicates
 from anisoscope.stats.cloud import Cloud
 from anisoscope.stats.derived import Peeled, sources
 from anisoscope.stats.moments import Moments
@@ -151,7 +151,8 @@ def _error(
     if len(known) < len(replicates):
         return None, "no error bar: without some blocks there is no value", ()
     stretched = [value.value + value.stretch * (r - value.value) for r in known]
-    return jackknife(value.value, stretched, [part.size for part in without]), None, tuple(stretched)
+    sizes = [part.size for part in without]
+    return jackknife(value.value, stretched, sizes), None, Replicates(stretched, sizes)
 
 
 def _null(metric: Metric, value: Value, null: Isotropic | None, cloud: Cloud) -> float | None:

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from anisoscope.errors import InputError, StoreError
-from anisoscope.records import COLUMNS, Record
+from anisoscope.records import COLUMNS, Record, Replicates
 from anisoscope.store.columns import (
     DECODER,
     KEY,
@@ -60,11 +60,14 @@ def to_line(values: Mapping[str, Any]) -> bytes:
 
 
 def replicate_line(values: Mapping[str, Any], replicates: Sequence[float]) -> bytes:
-    """The line of replicates.jsonl that belongs to a record."""
+    """The line of replicates.jsonl that belongs to a record; with the block sizes if they are known."""
     if values["value"] is None:
         raise InputError(f"replicates of {values['metric']} at {values['site']}, which has no value itself")
     key = {name: values[name] for name in COLUMNS[KEY]}
-    return to_line({**key, "value": values["value"], "replicates": [float(x) for x in replicates]})
+    line = {**key, "value": values["value"], "replicates": [float(x) for x in replicates]}
+    if isinstance(replicates, Replicates) and replicates.sizes is not None:
+        line["sizes"] = list(replicates.sizes)
+    return to_line(line)
 
 
 def record_values(record: Record, run: str) -> dict[str, Any]:
@@ -111,7 +114,7 @@ def read_records(path: Path, columns: Columns, start: int = 0) -> int:
     return end
 
 
-def read_replicates(path: Path) -> Iterator[list[tuple[Key, float, tuple[float, ...]]]]:
+def read_replicates(path: Path) -> Iterator[list[tuple[Key, float, Replicates]]]:
     """(key, value, leave-one-block-out values) of every line, many at a time."""
     return _parsed(path, _parse_replicates)
 
@@ -168,18 +171,33 @@ def _rewind_step(values: Mapping[str, Any]) -> int:
     return step
 
 
-def _parse_replicates(lines: Sequence[bytes]) -> list[tuple[Key, float, tuple[float, ...]]]:
+def _parse_replicates(lines: Sequence[bytes]) -> list[tuple[Key, float, Replicates]]:
     values = parse_objects(lines)
     replicates = [each.pop("replicates", None) for each in values]
+    sizes = [each.pop("sizes", None) for each in values]  # optional: older versions did not store them
     for numbers in replicates:
         if not isinstance(numbers, list) or not all(type(x) in (int, float) for x in numbers):
             raise InputError("replicates is not a list of numbers")
+    for numbers, rows_in_blocks in zip(replicates, sizes, strict=True):
+        if rows_in_blocks is not None and not _are_sizes(rows_in_blocks, len(numbers)):
+            raise InputError("sizes is not a list of whole numbers from 1 on, one per replicate")
     blank = {name: None for name in COLUMNS if name in NULLABLE and name != "index"}
     rows = to_rows([{**blank, "run": "", **each} for each in values])
     if any(row[_VALUE] is None for row in rows):
         raise InputError("replicates of a missing value")
-    checked = [tuple(_checked_numbers("value", numbers, {int})) for numbers in replicates]
+    checked = [
+        Replicates(_checked_numbers("value", numbers, {int}), rows_in_blocks)
+        for numbers, rows_in_blocks in zip(replicates, sizes, strict=True)
+    ]
     return [(row[KEY], row[_VALUE], numbers) for row, numbers in zip(rows, checked, strict=True)]
+
+
+def _are_sizes(sizes: Any, count: int) -> bool:
+    return (
+        isinstance(sizes, list)
+        and len(sizes) == count
+        and all(type(size) is int and 0 < size < WHOLE_LIMIT for size in sizes)
+    )
 
 
 # --- checking -----------------------------------------------------------------------------------------------------

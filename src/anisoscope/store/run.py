@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from anisoscope.errors import InputError, StoreError
-from anisoscope.records import Record, Site
+from anisoscope.records import Record, Replicates, Site
 from anisoscope.store.columns import KEY, Columns, Key, RecordTable
 from anisoscope.store.files import WriterLock, append_lines, explained, replacing, sweep_temporaries
 from anisoscope.store.record_lines import (
@@ -168,7 +168,8 @@ class Run:
 
         Args:
             records: The records.
-            replicates: For each record the metric's leave-one-block-out values, or None.
+            replicates: For each record the metric's leave-one-block-out values, or None. `Replicates` also store the
+                sizes of the blocks.
 
         Raises:
             InputError: A record could not be read again (not finite, not JSON); nothing is stored then.
@@ -203,7 +204,7 @@ class Run:
         """The records in first-seen order, the last one of each key, without rewound and half-written ones."""
         yield from self._table().records()
 
-    def replicates(self) -> dict[Key, tuple[float, ...]]:
+    def replicates(self) -> dict[Key, Replicates]:
         """Leave-one-block-out values by `record_key`, for comparing two runs in pairs.
 
         A line counts only if its record has the value that it repeats, so superseded and rewound ones are left out.
@@ -212,7 +213,7 @@ class Run:
             return {}
         table = self._table()
         values = dict(zip(table.keys(), table.column("value"), strict=True))
-        results: dict[Key, tuple[float, ...]] = {}
+        results: dict[Key, Replicates] = {}
         for lines in read_replicates(self.path / _REPLICATES):
             results |= {key: numbers for key, value, numbers in lines if values.get(key) == value}
         return results
