@@ -145,29 +145,6 @@ def drifts(steps: Iterable[int] = (0, 1, 10, 100, 1000)) -> list[Record]:
     ]
 
 
-def planes(steps: Iterable[int] = (0, 10, 100, 1000)) -> list[Record]:
-    """The contract of a trajectory in the plane: one record an axis, of the mean and of single tokens."""
-    out = []
-    for step in steps:
-        for layer in range(LAYERS):
-            turn = layer + math.log1p(step) / 3
-            for axis, value in ((1, math.cos(turn)), (2, math.sin(turn))):
-                site = f"resid.{layer}"
-                out.append(Record(site, "trajectory", value, step=step, variant={"axis": axis, "of": "mean"}))
-                out += [
-                    Record(
-                        site,
-                        "trajectory",
-                        value + 0.1 * math.sin(7 * t + axis),
-                        step=step,
-                        index=t,
-                        variant={"axis": axis, "of": "token"},
-                    )
-                    for t in range(5)
-                ]
-    return out
-
-
 def verdicts() -> list[Record]:
     """The contract of a verdict: the effect with its error; claim, line and verdict as variant; the reason as note."""
     lines = (("as published", "reproduced"), ("strongest control", "not reproduced"))
@@ -188,7 +165,7 @@ def verdicts() -> list[Record]:
 def every_shape() -> list[Record]:
     steps = (0, 1, 10, 100, 1000)
     return [
-        *profiles(steps), *curves(), *heads(steps), *gradients(), *drifts(), *planes(), *verdicts(),
+        *profiles(steps), *curves(), *heads(steps), *gradients(), *drifts(), *verdicts(),
     ]  # fmt: skip
 
 

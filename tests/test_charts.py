@@ -13,11 +13,11 @@ from scipy import stats
 from anisoscope.errors import InputError
 from anisoscope.records import Record
 from anisoscope.report.charts import DRAWN, plot, save_chart, spec_of
-from anisoscope.report.interval import student
-from anisoscope.report.lines import Look
+from anisoscope.report.interval import half_width
+from anisoscope.report.lines import ChartStyle
 from anisoscope.report.shapes import KINDS, choose, colours_of, distinct, picks_of, shape_of
+from anisoscope.report.tables import depths_of, of_metric, rows_of, table_of
 from anisoscope.report.theme import COLOURS, config
-from anisoscope.report.tidy import depths_of, of_metric, rows_of, table_of
 from anisoscope.store.run import Run
 from tests import report_runs as runs
 
@@ -60,7 +60,6 @@ def test_heads_of_q_sites_are_heads_too() -> None:
         ("gradient_energy", "levels"),
         ("gradient_along_axis", "against"),
         ("mean_direction_drift", "profile"),
-        ("trajectory", "plane"),
         ("verdict", "verdicts"),
     ],
 )
@@ -92,8 +91,12 @@ def test_every_field_that_varies_is_an_axis_a_colour_or_picked(run: Run) -> None
 
 def test_every_kind_is_valid_vega_lite() -> None:
     for kind in KINDS:
-        for look in (Look(kind), Look(kind, "run"), Look(kind, "place", ordered=True, null=True, log_y=True)):
-            DRAWN[kind](look).to_dict(validate=True)
+        for style in (
+            ChartStyle(kind),
+            ChartStyle(kind, "run"),
+            ChartStyle(kind, "place", ordered=True, null=True, log_y=True),
+        ):
+            DRAWN[kind](style).to_dict(validate=True)
 
 
 def test_every_kind_draws_the_records_that_it_fits(run: Run) -> None:
@@ -194,12 +197,12 @@ def test_a_metric_that_is_not_there_is_named_with_its_neighbours(run: Run) -> No
 
 
 def test_a_kind_that_does_not_fit_says_which_do(run: Run) -> None:
-    with pytest.raises(InputError, match="what fits them: profile, steps, map"):
+    with pytest.raises(InputError, match="kinds that fit: profile, steps, map"):
         run.plot("two_nn", kind="heads")
 
 
 def test_a_pick_that_is_not_there_says_what_is(run: Run) -> None:
-    with pytest.raises(InputError, match="there are: 0, 1, 10, 100, 1000"):
+    with pytest.raises(InputError, match="existing values: 0, 1, 10, 100, 1000"):
         run.plot("two_nn", step=7)
 
 
@@ -221,13 +224,13 @@ def test_a_figure_in_no_folder_or_format_is_refused(run: Run, tmp_path: Path) ->
     chart = run.plot("two_nn")
     with pytest.raises(InputError, match="must end in"):
         save_chart(chart, tmp_path / "fig.gif")
-    with pytest.raises(InputError, match="make it first"):
+    with pytest.raises(InputError, match="create it first"):
         save_chart(chart, tmp_path / "none" / "fig.png")
 
 
 def test_specifications_are_copies() -> None:
-    spec_of(Look("profile"))["layer"] = []
-    assert spec_of(Look("profile"))["layer"]
+    spec_of(ChartStyle("profile"))["layer"] = []
+    assert spec_of(ChartStyle("profile"))["layer"]
 
 
 def test_distinct_sorts_numbers_before_texts() -> None:
@@ -235,8 +238,8 @@ def test_distinct_sorts_numbers_before_texts() -> None:
 
 
 @pytest.mark.parametrize("freedom", [1, 2, 3, 4, 7, 15, 31, 100])
-def test_student_agrees_with_the_tables(freedom: int) -> None:
-    assert student(freedom) == pytest.approx(stats.t.ppf(0.975, freedom), rel=1.3e-3)
+def test_the_half_width_of_an_interval_is_the_quantile_of_student_t(freedom: int) -> None:
+    assert half_width(freedom + 1) == pytest.approx(stats.t.ppf(0.975, freedom), rel=1e-9)
 
 
 def test_a_site_off_the_axis_of_layers_has_no_place() -> None:

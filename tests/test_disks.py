@@ -17,7 +17,7 @@ import pytest
 import anisoscope
 from anisoscope import Record, Run, Tracker
 from anisoscope.errors import StoreError
-from anisoscope.report.shelf import Shelf
+from anisoscope.report.run_index import RunIndex
 from anisoscope.store import run_header
 from anisoscope.store.files import WriterLock, refusal
 from anisoscope.studies.lab.losses import add_losses, read_losses
@@ -283,7 +283,7 @@ def test_the_list_of_runs_is_in_order_whatever_times_the_files_have(tmp_path: Pa
         with Run.create(tmp_path / name) as opened:
             opened.append([Record("embed", "isoscore", 0.5)])
         os.utime(tmp_path / name / "records.jsonl", (changed, changed))
-    assert [entry["id"] for entry in Shelf(tmp_path).listing()] == ["b", "a", "c", "d"]
+    assert [entry["id"] for entry in RunIndex(tmp_path).listing()] == ["b", "a", "c", "d"]
 
 
 def test_a_growing_run_is_followed_by_its_size_not_by_its_time(tmp_path: Path) -> None:

@@ -43,7 +43,7 @@ def used(path: Path) -> None:
         commands.compare(path, path, metrics=None, sites=True, as_json=False)
     client = TestClient(live_app(str(path.parent)), base_url="http://127.0.0.1")
     assert client.get("/api/runs").status_code == 200
-    assert client.get("/api/book", params={"run": path.name}).status_code in (200, 404)
+    assert client.get("/api/records", params={"run": path.name}).status_code in (200, 404)
 
 
 json_values = st.recursive(

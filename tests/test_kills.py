@@ -9,7 +9,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from anisoscope.report.tidy import table_of
+from anisoscope.report.tables import table_of
 from anisoscope.store.run import Run, record_key
 from anisoscope.studies.lab.losses import read_losses
 from tests.killed_work import WORKS, lab, make_material

@@ -19,7 +19,7 @@ from starlette.testclient import TestClient
 from anisoscope.errors import InputError
 from anisoscope.records import Record
 from anisoscope.report.live import _follow, is_loopback, live_app, serve
-from anisoscope.report.shelf import Shelf
+from anisoscope.report.run_index import RunIndex
 from anisoscope.store.run import Run
 from tests import report_runs as runs
 
@@ -44,12 +44,12 @@ def test_the_list_names_every_run_below_the_folder(folder: Path) -> None:
 
 
 def test_a_run_may_be_served_by_itself(folder: Path) -> None:
-    assert list(Shelf(folder / "a").ids()) == ["."]
-    assert client(folder / "a").get("/api/book?run=.").status_code == 200
+    assert list(RunIndex(folder / "a").ids()) == ["."]
+    assert client(folder / "a").get("/api/records?run=.").status_code == 200
 
 
 def test_a_book_holds_the_records_of_the_chosen_runs(folder: Path) -> None:
-    answer = client(folder).get("/api/book", params={"run": ["a", "sweep/b"]}).json()
+    answer = client(folder).get("/api/records", params={"run": ["a", "sweep/b"]}).json()
     body = zlib.decompress(base64.b64decode(answer["packed"]))
     head = json.loads(body[4 : 4 + int.from_bytes(body[:4], "little")])
     assert head["rows"] == 2 * len(runs.profiles())
@@ -61,7 +61,7 @@ def test_a_book_holds_the_records_of_the_chosen_runs(folder: Path) -> None:
     "name", ["../secret", "a/../../secret", "/etc", "..", "a/", "", "%2e%2e/secret", "..\\secret", "a\0", "sweep"]
 )
 def test_paths_outside_the_folder_are_refused(folder: Path, name: str) -> None:
-    for path in ("/api/book", "/report", "/api/events"):
+    for path in ("/api/records", "/report", "/api/events"):
         answer = client(folder).get(path, params={"run": name, "position": "0"})
         assert answer.status_code == 404
         assert "no run" in answer.text
@@ -69,8 +69,8 @@ def test_paths_outside_the_folder_are_refused(folder: Path, name: str) -> None:
 
 def test_a_link_that_leads_out_of_the_folder_is_not_followed(folder: Path, tmp_path: Path) -> None:
     os.symlink(tmp_path / "secret", folder / "link")
-    assert "link" not in Shelf(folder).ids()
-    assert client(folder).get("/api/book?run=link").status_code == 404
+    assert "link" not in RunIndex(folder).ids()
+    assert client(folder).get("/api/records?run=link").status_code == 404
 
 
 @pytest.mark.parametrize("name", ["../page.py", "..%2fpage.py", "report.html", "%2e%2e"])
@@ -128,7 +128,7 @@ def test_a_token_cannot_send_a_reader_elsewhere(folder: Path) -> None:
 def test_events_need_a_position_for_each_run(folder: Path) -> None:
     answer = client(folder).get("/api/events?run=a")
     assert answer.status_code == 404
-    assert "one position for each run" in answer.text
+    assert "one position per run" in answer.text
 
 
 def followed(run: Run, position: int, change: Any) -> dict[str, Any]:
@@ -207,7 +207,7 @@ def test_a_broken_run_does_not_hide_the_others(folder: Path) -> None:
     (folder / "broken").mkdir()
     (folder / "broken" / "run.json").write_text("{")
     assert {run["id"] for run in client(folder).get("/api/runs").json()} == {"a", "broken", "sweep/b"}
-    assert client(folder).get("/api/book?run=broken").status_code == 404
+    assert client(folder).get("/api/records?run=broken").status_code == 404
 
 
 def test_the_report_of_chosen_runs_is_served_with_its_own_policy(folder: Path) -> None:
@@ -242,14 +242,16 @@ def test_the_server_starts_without_reading_records_or_loading_tables(folder: Pat
     code = (
         "import sys\n"
         "from anisoscope.report.live import live_app\n"
-        f"app = live_app({str(folder)!r}); app.state.shelf.listing()\n"
+        f"app = live_app({str(folder)!r}); app.state.index.listing()\n"
         "print(sorted({'torch', 'pandas', 'altair', 'vl_convert'} & set(sys.modules)))"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
 
 
-@pytest.mark.parametrize("path", ["/", "/assets/page.js", "/assets/nope", "/nowhere", "/api/runs", "/api/book?run=x"])
+@pytest.mark.parametrize(
+    "path", ["/", "/assets/page.js", "/assets/nope", "/nowhere", "/api/runs", "/api/records?run=x"]
+)
 def test_every_answer_keeps_other_pages_out(folder: Path, path: str) -> None:
     headers = TestClient(live_app(str(folder)), base_url="http://127.0.0.1").get(path).headers
     assert headers["x-content-type-options"] == "nosniff"
@@ -260,7 +262,7 @@ def test_every_answer_keeps_other_pages_out(folder: Path, path: str) -> None:
 
 @pytest.mark.parametrize(
     "path",
-    ["/", "/assets/page.js", "/api/runs", "/api/book?run=a", "/api/events?run=a&position=0", "/report?run=a", "/x"],
+    ["/", "/assets/page.js", "/api/runs", "/api/records?run=a", "/api/events?run=a&position=0", "/report?run=a", "/x"],
 )
 @pytest.mark.parametrize("given", ["", "wrong", "\u00e9", "secre", "secrett"])
 def test_no_route_answers_without_the_token(folder: Path, path: str, given: str) -> None:

@@ -13,6 +13,7 @@ import zlib
 from pathlib import Path
 from typing import Any
 
+import markupsafe
 import numpy as np
 import pandas as pd
 import pytest
@@ -21,12 +22,12 @@ from typer.testing import CliRunner
 from anisoscope.cli import app
 from anisoscope.errors import InputError
 from anisoscope.records import Record
-from anisoscope.report.book import outline_of
 from anisoscope.report.caveats import caveats
-from anisoscope.report.packed import pack, rounded
+from anisoscope.report.outline import outline_of
+from anisoscope.report.packed_table import pack, rounded
 from anisoscope.report.page import report_page, write_report
-from anisoscope.report.reading import layers_said, number, peak, sentences, span
-from anisoscope.report.tidy import by_metric, first_and_last, rows_of
+from anisoscope.report.sentences import layers_text, number, peak, sentences, span
+from anisoscope.report.tables import by_metric, first_and_last, rows_of
 from anisoscope.store.run import Run
 from tests import report_runs as runs
 
@@ -54,13 +55,13 @@ def profile(values: list[float], without: list[float] | None = None) -> list[Rec
 def test_a_bell_is_told_by_its_layers_and_what_is_left_without_sinks() -> None:
     text = said("spectral_anisotropy", profile([0.1, 0.97, 0.97, 0.1], [0.1, 0.12, 0.12, 0.1]))
     assert text == (
-        "layers 1–2: one direction carries 97 % of the variance; without first and massive tokens 12 %; elsewhere 10 %"
+        "layers 1–2: the top direction has 97 % of the variance; without first and massive tokens 12 %; elsewhere 10 %"
     )
 
 
 def test_a_flat_curve_is_told_as_one_stretch() -> None:
     assert said("spectral_anisotropy", profile([0.5, 0.51, 0.52])) == (
-        "layers 0–2: one direction carries 50–52 % of the variance"
+        "layers 0–2: the top direction has 50–52 % of the variance"
     )
 
 
@@ -70,7 +71,7 @@ def test_what_sinks_do_not_change_is_not_told() -> None:
 
 def test_training_is_told_by_the_layer_that_moved_most() -> None:
     text = said("two_nn", [r for r in runs.profiles((0, 1000)) if r.metric == "two_nn"])
-    assert "from step 0 to 1,000 it moved most at final, where it rose from 9.27 to 15.0" in text
+    assert "from step 0 to 1,000 it changed most at final, where it rose from 9.27 to 15.0" in text
 
 
 def test_a_metric_without_a_phrase_is_told_by_its_name() -> None:
@@ -83,7 +84,7 @@ def test_a_curve_by_index_of_no_known_meaning_is_not_told() -> None:
 
 def test_gradient_energy_is_told_at_the_headline_rank_beside_its_null() -> None:
     text = said("gradient_energy", [r for r in runs.gradients((0,)) if r.metric == "gradient_energy"])
-    assert "(without structure 25 %)" in text
+    assert "(null value 25 %)" in text
     assert "(at index 32)" in text
 
 
@@ -106,8 +107,8 @@ def test_the_peak_is_the_stretch_above_half_of_the_rise() -> None:
 
 
 def test_layers_are_named_at_both_ends() -> None:
-    assert layers_said([-1.0, 0.0, 1.0], 2.0) == "embed to layer 1"
-    assert layers_said([2.0], 2.0) == "final"
+    assert layers_text([-1.0, 0.0, 1.0], 2.0) == "embed to layer 1"
+    assert layers_text([2.0], 2.0) == "final"
 
 
 # --- caveats ------------------------------------------------------------------------------------------------------
@@ -119,7 +120,7 @@ def told(records: list[Record], **info: Any) -> str:
 
 def test_a_sample_too_small_for_its_dimension_is_told() -> None:
     records = [Record("vectors", "isoscore", 0.3, n=384, null=0.33)]
-    assert "would read an IsoScore of 0.33, not 1" in told(records, data={"d": 768})
+    assert "would have an IsoScore of 0.33, not 1" in told(records, data={"d": 768})
     assert "few for" not in told([Record("vectors", "isoscore", 0.9, n=100_000, null=0.99)], data={"d": 768})
 
 
@@ -131,11 +132,11 @@ def test_the_width_is_read_off_a_spectrum_where_nothing_else_says_it() -> None:
 
 def test_duplicates_are_told_once_for_all_sites() -> None:
     notes = [Record(f"resid.{i}", "two_nn", 5.0, error=0.1, note=f"{i + 1} duplicate rows removed") for i in range(3)]
-    assert told(notes) == "two_nn: 1 duplicate rows removed (at 3 sites, the first quoted)."
+    assert told(notes) == "two_nn: 1 duplicate rows removed (at 3 sites, first one quoted)."
 
 
 def test_one_massive_token_is_told() -> None:
-    assert "A handful of tokens draws the picture" in told([Record("resid.1", "tokens_to_halve", 1 / 4096, n=4096)])
+    assert "A few tokens dominate" in told([Record("resid.1", "tokens_to_halve", 1 / 4096, n=4096)])
     assert "1 massive token ('x') is left out" in told([], removed={"count": 1, "tokens": [{"text": "x"}]})
 
 
@@ -144,11 +145,11 @@ def test_a_curve_drawn_by_sinks_is_told() -> None:
 
 
 def test_a_saturated_dimension_is_told() -> None:
-    assert "too low" in told([Record("resid.0", "two_nn", 32.0, error=1.0)])
+    assert "underestimated" in told([Record("resid.0", "two_nn", 32.0, error=1.0)])
 
 
 def test_a_metric_without_a_value_is_told_with_its_reason() -> None:
-    assert "Without a value: tyler_share (too few rows)." in told(
+    assert "No value: tyler_share (too few rows)." in told(
         [Record("vectors", "tyler_share", None, note="too few rows")]
     )
 
@@ -231,7 +232,7 @@ def test_hostile_texts_stay_text(tmp_path: Path) -> None:
     assert len(re.findall(r"<script", text.split("<script>")[0])) == 1  # the records' own
     assert "<script" not in markup
     assert "<img" not in markup
-    assert html.escape(hostile) in markup
+    assert markupsafe.escape(hostile) in markup
 
 
 def test_two_runs_stand_side_by_side(tmp_path: Path) -> None:
@@ -244,15 +245,15 @@ def test_two_runs_stand_side_by_side(tmp_path: Path) -> None:
 
 def test_a_run_without_records_is_refused(tmp_path: Path) -> None:
     run = runs.make_run(tmp_path / "empty", [])
-    with pytest.raises(InputError, match="holds no records yet"):
+    with pytest.raises(InputError, match="has no records yet"):
         report_page([run])
 
 
 def test_a_report_needs_a_folder_and_an_html_name(tmp_path: Path) -> None:
     run = runs.make_run(tmp_path / "exp", runs.profiles())
-    with pytest.raises(InputError, match=r"an \.html file"):
+    with pytest.raises(InputError, match=r"must end in \.html"):
         write_report([run], tmp_path / "report.pdf")
-    with pytest.raises(InputError, match="make it first"):
+    with pytest.raises(InputError, match="create it first"):
         write_report([run], tmp_path / "none" / "report.html")
 
 
@@ -342,8 +343,8 @@ def test_show_prints_curves_sentences_and_caveats(tmp_path: Path) -> None:
     run = runs.make_run(tmp_path / "exp", runs.profiles((0, 1000)))
     printed = " ".join(call("show", str(run.path)).stdout.split())
     assert "▁" in printed
-    assert "one direction carries 84 % of the variance" in printed
-    assert "Keep in mind" in printed
+    assert "the top direction has 84 % of the variance" in printed
+    assert "Caveats" in printed
 
 
 def test_a_figure_of_two_runs_with_a_pick(tmp_path: Path) -> None:

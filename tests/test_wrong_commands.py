@@ -104,7 +104,7 @@ WRONG = [
     (["sweep", "model", *MEASURE, "--engine", "spark"], "process, pool and ray"),
     (["report", "nowhere"], "is not a run"),
     (["report", "broken"], "records.jsonl, line 1"),
-    (["report", "run", "--out", "x.pdf"], "an .html file"),
+    (["report", "run", "--out", "x.pdf"], "must end in .html"),
     (["report", "run", "--out", "nowhere/x.html"], "there is no folder"),
     (["report", "run", "--out", "/proc/x.html"], "cannot write /proc/x.html"),
     (["show", "v.npy"], "is not a run"),

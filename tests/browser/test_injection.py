@@ -118,7 +118,7 @@ def test_the_live_page_of_a_hostile_run_stays_itself(
     [path] = [entry for entry in folder.iterdir() if (entry / "run.json").is_file()]
     with Run.create(path, resume=True) as run:  # rows that arrive while the page is open
         run.append([Record("resid.0", text, 2.0, tokens=text, step=5, note=text) for text in ATTACKS])
-    until("return document.getElementById('told').textContent.includes('records')")
+    until("return document.getElementById('status').textContent.includes('records')")
     time.sleep(1.5)
     untouched(patient)
     patient.get(f"{address}#runs=%5B%22%3Cscript%3Ewindow.taken=1%3C/script%3E%22%5D&metric=%3Cimg%20src=x%3E")

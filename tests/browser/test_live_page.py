@@ -71,7 +71,7 @@ def test_an_appended_record_shows_by_itself_and_soon(opened: Any, until: Callabl
 
 
 def test_a_record_that_is_measured_again_is_counted_once(opened: Any, until: Callable[..., Any], folder: Path) -> None:
-    count = "return Number(document.getElementById('told').textContent.replace(/[^0-9]/g, ''))"
+    count = "return Number(document.getElementById('status').textContent.replace(/[^0-9]/g, ''))"
     known = [r for r in runs.profiles((100,)) if r.metric == "spectral_anisotropy"]
     before = until(count)
     append(folder / "a", [replace(known[0], value=0.5), replace(known[0], step=777), replace(known[0], step=777)])

@@ -73,7 +73,7 @@ def test_picking_a_metric_changes_the_chart_and_the_address(opened: Any, until: 
 
 def test_every_metric_and_kind_has_marks(opened: Any, until: Callable[..., Any]) -> None:
     metrics = opened.execute_script("return [...document.querySelectorAll('#metric option')].map((o) => o.value)")
-    assert {"spectral_anisotropy", "gradient_energy", "trajectory", "verdict"} <= set(metrics)
+    assert {"spectral_anisotropy", "gradient_energy", "verdict"} <= set(metrics)
     for metric in metrics:
         opened.execute_script(CHOOSE, "metric", metric)
         until(SHOWN + ".startsWith(arguments[0] + ' ')", metric)

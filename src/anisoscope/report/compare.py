@@ -12,7 +12,7 @@ import pandas as pd
 from anisoscope.errors import InputError, unknown
 from anisoscope.records import COLUMNS, Record, Replicates
 from anisoscope.report.interval import half_width
-from anisoscope.report.tidy import records_of
+from anisoscope.report.tables import records_of
 from anisoscope.stats.inference import jackknife
 from anisoscope.store.run import Run, record_key
 

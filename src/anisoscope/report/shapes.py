@@ -12,11 +12,20 @@ from typing import Any
 import pandas as pd
 
 from anisoscope.errors import InputError, unknown
-from anisoscope.report.tidy import NONE, Depths, depths_of, parse_site, parse_variant, place_of, stream_of, variant_keys
+from anisoscope.report.tables import (
+    NONE,
+    Depths,
+    depths_of,
+    parse_site,
+    parse_variant,
+    place_of,
+    stream_of,
+    variant_keys,
+)
 
 _WIDE = 8.0  # steps or indices that span more than this factor are drawn on a log axis
 _STEEP = 100.0  # so are positive values that span more than this
-_FALLS = 0.2  # a share of falling indices that still is a curve
+_FALLS = 0.2  # share of falling indices below which the records still are a curve
 _FEW_POINTS = 3  # an index with fewer values than this is a choice, not an axis
 
 
@@ -30,7 +39,7 @@ class TableShape:
     least: float | None  # smallest positive value
     has_null: bool
     has_x: bool  # whether the records are drawn against another metric
-    rising: bool  # whether indices rise from record to record, as along a curve; a list of the largest jumps about
+    rising: bool  # whether indices rise from record to record, as along a curve; in a list of the largest they do not
 
     @property
     def many(self) -> tuple[str, ...]:
@@ -43,7 +52,7 @@ class TableShape:
 
 @dataclass(frozen=True)
 class ChartKind:
-    """A kind of chart: the fields its axes use up, those that may be its colour, and whether tokens may be its dash."""
+    """A kind of chart: the fields of its axes, those that may be its colour, and whether the dash shows the tokens."""
 
     axes: tuple[str, ...]
     colours: tuple[str, ...] = ()
@@ -63,7 +72,6 @@ KINDS: Mapping[str, ChartKind] = {
     "spikes": ChartKind(("index",), ("place", "site", "step", *_SERIES)),
     "strata": ChartKind(("v_stratum",), ("run", "place", "site", "step", *_SERIES[1:])),
     "against": ChartKind(("index",), ("run", "place", "site", "step", *_SERIES[1:])),
-    "plane": ChartKind(("v_axis", "v_of", "place", "site", "step", "index")),
     "verdicts": ChartKind(("site", "v_claim", "v_line", "v_verdict")),
     "points": ChartKind(("site",), (*_SERIES, "index")),
 }
@@ -75,10 +83,10 @@ def shape_of(table: pd.DataFrame, depths: Depths | None = None) -> TableShape:
     known = depths_of(table) if depths is None else depths
     pairs = [(run, parse_site(text)) for run, text in _unique(table, "run", "site")]
     patterns = [text for text in table["site"].unique() if parse_site(text).kind == "pattern"]
-    heads = table["site"].isin(patterns).astype(bool)  # there the index is a head
+    heads = table["site"].isin(patterns).astype(bool)  # for these sites the index is a head
     texts = table["variant"].unique()
     variants = [parse_variant(text) for text in texts]
-    found = {
+    fields = {
         "run": distinct(table["run"].unique()),
         "tokens": distinct(table["tokens"].unique()),
         "stream": distinct(stream_of(site) for _, site in pairs),
@@ -92,13 +100,13 @@ def shape_of(table: pd.DataFrame, depths: Depths | None = None) -> TableShape:
     value = table["value"].dropna()
     jumps = table[~heads].groupby(["run", "site", "step", "tokens", "variant"], sort=False)["index"].diff().dropna()
     return TableShape(
-        values={field: values for field, values in found.items() if values},
+        values={field: values for field, values in fields.items() if values},
         low=float(value.min()) if len(value) else None,
         high=float(value.max()) if len(value) else None,
         least=float(value[value > 0].min()) if (value > 0).any() else None,
         has_null=bool(table["null"].notna().any()),
         has_x="x" in table and bool(table["x"].notna().any()),
-        # Some falls are allowed: a metric computed again later stands behind the rest.
+        # Some falls are allowed: records of a metric that was computed again come after the others.
         rising=bool((jumps < 0).sum() <= _FALLS * len(jumps)),
     )
 
@@ -108,7 +116,7 @@ def _unique(table: pd.DataFrame, *columns: str) -> list[tuple[Any, ...]]:
 
 
 def distinct(values: Iterable[Any]) -> tuple[Any, ...]:
-    """The different values that are there: numbers in order, then texts as first seen.
+    """The different values that are not None: numbers in order, then texts as first seen.
 
     >>> distinct([3, None, "b", 1, "a", 3])
     (1, 3, 'b', 'a')
@@ -123,17 +131,15 @@ def _with_none_first(values: Iterable[Any]) -> tuple[Any, ...]:
 
 
 def _plain(value: Any) -> Any:
-    """A number of numpy as one of Python, which JSON can hold."""
+    """A numpy number as a Python number, for JSON."""
     return value.item() if hasattr(value, "item") else value
 
 
 def choose(shape: TableShape) -> tuple[str, ...]:
-    """The kinds of chart that fit records of this shape, the most telling first."""
+    """The kinds of chart that fit records of this shape, the best first."""
     if "v_verdict" in shape.values:
         return ("verdicts",)
-    if {1, 2} <= set(shape.values.get("v_axis", ())):
-        return ("plane",)
-    # An index with few values is picked like a variant; a curve needs more.
+    # An index with few values is a choice, as a variant is; a curve needs more.
     indexed = len(shape.values.get("index", ())) >= _FEW_POINTS
     rules = (
         ("against", indexed and shape.has_x),
@@ -151,19 +157,19 @@ def choose(shape: TableShape) -> tuple[str, ...]:
 
 
 def require_kind(kind: str | None, shape: TableShape) -> str:
-    """The kind asked for where it fits, else an error that says which do; the first that fits where none is asked."""
+    """The requested kind if it fits (otherwise an InputError with those that fit); the first that fits if None."""
     fitting = choose(shape)
     if kind is None:
         return fitting[0]
     if kind not in KINDS:
         raise unknown("kind of chart", kind, KINDS)
     if kind not in fitting:
-        raise InputError(f"these records cannot be drawn as {kind!r}; what fits them: {', '.join(fitting)}")
+        raise InputError(f"these records cannot be drawn as {kind!r}; kinds that fit: {', '.join(fitting)}")
     return kind
 
 
 def field_named(name: str, shape: TableShape) -> str:
-    """The field that a user means: by its own name, `layer` for the place, a key of the variant by that key."""
+    """The field for a user's name: a field, `layer` for `place`, or a key of the variant."""
     for field in (name, {"layer": "place"}.get(name, name), f"v_{name}"):
         if field in shape.values:
             return field
@@ -172,30 +178,30 @@ def field_named(name: str, shape: TableShape) -> str:
 
 
 def colours_of(kind: str, shape: TableShape) -> tuple[str, ...]:
-    """The fields that a chart of this kind may colour, the best first; empty where its colour is the value."""
+    """The fields that a chart of this kind may colour by, the best first; none if its colour shows the value."""
     variants = tuple(field for field in shape.many if field.startswith("v_") and field not in KINDS[kind].axes)
-    wished: list[str] = []
+    fields: list[str] = []
     for field in KINDS[kind].colours:
-        wished += variants if field == _VARIANTS else [field]
-    # A layer has a place on the axis; sites matter by name only where there is none.
-    there = [f for f in wished if f in shape.many and not (f == "site" and shape.has("place"))]
-    return tuple(dict.fromkeys(there))
+        fields += variants if field == _VARIANTS else [field]
+    # Sites are told apart by their layer; names matter only if there are no layers.
+    varying = [f for f in fields if f in shape.many and not (f == "site" and shape.has("place"))]
+    return tuple(dict.fromkeys(varying))
 
 
 def picks_of(kind: str, shape: TableShape, colour: str | None) -> tuple[str, ...]:
     """The fields of which one value must be chosen, because neither an axis nor the colour shows them."""
     drawn = {*KINDS[kind].axes, colour}
     if colour == "place" or shape.has("place"):
-        drawn.add("site")  # the place says it
+        drawn.add("site")  # the layer shows it
     if KINDS[kind].dash:
         drawn.add("tokens")
     return tuple(field for field in shape.many if field not in drawn)
 
 
 def default_pick(field: str, values: Sequence[Any]) -> Any:
-    """What is shown first: the last step, the middle of the layers, all tokens, else the first value.
+    """The value that is shown first: the last step, the middle layer, all tokens, otherwise the first value.
 
-    `values` are best those that every run has, so that none is missing from the first sight.
+    Pass values that every run has, so that no run is missing from the first chart.
     """
     if field == "step":
         return values[-1]
@@ -207,13 +213,13 @@ def default_pick(field: str, values: Sequence[Any]) -> Any:
 
 
 def wide(values: Sequence[Any]) -> bool:
-    """Whether an axis over these whole numbers reads better in logs."""
+    """Whether an axis over these whole numbers should be logarithmic."""
     positive = [value for value in values if value > 0]
     return len(positive) > 1 and max(positive) / min(positive) > _WIDE and min(values) >= 0
 
 
 def steep(shape: TableShape) -> bool:
-    """Whether the numbers themselves read better in logs."""
+    """Whether the axis of the values should be logarithmic."""
     if shape.low is None or shape.high is None or shape.least is None:
         return False
     return shape.low >= 0 and shape.high / shape.least > _STEEP
