@@ -12,35 +12,24 @@ from hypothesis import settings
 # which is what `make test-kernels` runs under other kernels.
 NOT_NUMERIC = {
     "test_batches",
-    "test_charts",
     "test_checkpoints",
     "test_claims_ahead",
     "test_cli",
-    "test_columns",
-    "test_disks",
     "test_docs",
-    "test_doctor",
+    "test_environment",
     "test_hostile_data",
     "test_hostile_models",
-    "test_hostile_runs",
     "test_imports",
-    "test_kills",
     "test_lab_data",
-    "test_live",
     "test_models",
     "test_packaging",
     "test_report",
-    "test_report_compare",
     "test_schedule",
-    "test_store",
     "test_sweep_downloads",
     "test_sweep_engines",
     "test_wrong_commands",
-    # in a browser
-    "test_injection",
-    "test_live_page",
-    "test_report_page",
 }
+NOT_NUMERIC_FOLDERS = {"browser", "report", "store"}
 
 # The same examples on every run: a test that passes here passes there. `--hypothesis-profile search` draws new ones.
 settings.register_profile("same", derandomize=True)
@@ -51,7 +40,7 @@ settings.load_profile("same")
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Marks what `make test-kernels` and `make test-fast` choose by."""
     for item in items:
-        if item.path.stem not in NOT_NUMERIC:
+        if item.path.stem not in NOT_NUMERIC and item.path.parent.name not in NOT_NUMERIC_FOLDERS:
             item.add_marker(pytest.mark.numeric)
         if item.path.parent.name == "laws" or _uses_oracles(item.path):
             item.add_marker(pytest.mark.fast)

@@ -1,4 +1,4 @@
-"""Runs of every shape that reports must show, made of plain formulas."""
+"""Runs of every shape that reports must show, computed from simple formulas."""
 
 from __future__ import annotations
 
@@ -111,7 +111,7 @@ def heads(steps: Iterable[int] = (0,)) -> list[Record]:
 
 
 def gradients(steps: Iterable[int] = (0, 100, 1000)) -> list[Record]:
-    """Energy by rank beside the level of three nulls, by stratum, and along single axes against their variance."""
+    """Energy by rank with three nulls, by stratum, and along single axes against their variance."""
     out = []
     for step in steps:
         for layer in range(LAYERS):

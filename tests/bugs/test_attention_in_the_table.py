@@ -1,4 +1,4 @@
-"""Asked for attention, `measure` printed a table without it: rows with an index were left out, heads among them."""
+"""`measure` printed a table without attention metrics: all rows with an index were left out, heads too."""
 
 from __future__ import annotations
 
