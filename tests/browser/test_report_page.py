@@ -78,18 +78,18 @@ def test_every_metric_and_kind_has_marks(opened: Any, until: Callable[..., Any])
         opened.execute_script(CHOOSE, "metric", metric)
         until(SHOWN + ".startsWith(arguments[0] + ' ')", metric)
         kinds = opened.execute_script("return document.querySelectorAll('#kinds button').length")
-        for place in range(kinds):
-            opened.execute_script("document.querySelectorAll('#kinds button')[arguments[0]].click()", place)
-            until("return document.querySelectorAll('#kinds button')[arguments[0]].ariaPressed === 'true'", place)
-            assert until(MARKS) > 0, (metric, place)
+        for position in range(kinds):
+            opened.execute_script("document.querySelectorAll('#kinds button')[arguments[0]].click()", position)
+            until("return document.querySelectorAll('#kinds button')[arguments[0]].ariaPressed === 'true'", position)
+            assert until(MARKS) > 0, (metric, position)
     assert problems(opened) == []
 
 
 def test_the_address_contains_the_view(opened: Any, report: str, until: Callable[..., Any]) -> None:
     opened.get("about:blank")
-    opened.get(report + "#metric=two_nn&kind=steps&colour=place")
+    opened.get(report + "#metric=two_nn&kind=steps&colour=layer")
     until(SHOWN + " === 'two_nn steps'")
-    assert opened.execute_script("return document.getElementById('colour').value") == "place"
+    assert opened.execute_script("return document.getElementById('colour').value") == "layer"
 
 
 def test_a_slider_picks_the_step(opened: Any, until: Callable[..., Any]) -> None:

@@ -28,7 +28,7 @@ def test_every_kind_is_valid_vega_lite() -> None:
         for style in (
             ChartStyle(kind),
             ChartStyle(kind, "run"),
-            ChartStyle(kind, "place", ordered=True, null=True, log_y=True),
+            ChartStyle(kind, "layer", ordered=True, null=True, log_y=True),
         ):
             DRAWN[kind](style).to_dict(validate=True)
 
@@ -61,8 +61,8 @@ def test_a_profile_shows_values_bands_null_and_both_policies(run: Run) -> None:
 
 def test_embed_is_before_the_first_layer_and_final_after_the_last(run: Run) -> None:
     rows = run.plot("two_nn", step=0).to_dict()["datasets"]["rows"]
-    places = {row["site"]: row["place"] for row in rows}
-    assert (places["embed"], places["resid.0"], places["final"]) == (-1, 0, runs.LAYERS)
+    layers = {row["site"]: row["layer"] for row in rows}
+    assert (layers["embed"], layers["resid.0"], layers["final"]) == (-1, 0, runs.LAYERS)
 
 
 def test_step_zero_is_shown_on_the_log_axis(run: Run) -> None:
@@ -78,7 +78,7 @@ def test_energy_is_drawn_against_the_variance_along_the_same_axis(run: Run) -> N
 
 
 def test_strata_and_plain_energies_are_different_variants(run: Run) -> None:
-    rows = run.plot("gradient_energy", kind="curve", colour="place").to_dict()["datasets"]["rows"]
+    rows = run.plot("gradient_energy", kind="curve", colour="layer").to_dict()["datasets"]["rows"]
     assert {row["v_stratum"] for row in rows} == {"–"}
     assert len(rows) == runs.LAYERS * 4
 
@@ -127,7 +127,7 @@ def test_layers_and_keys_of_the_variant_are_picked_by_name(run: Run) -> None:
     rows = run.plot("gradient_energy", kind="curve", colour="step", layer=2, stratum="rare").to_dict()["datasets"][
         "rows"
     ]
-    assert {(row["place"], row["v_stratum"]) for row in rows} == {(2, "rare")}
+    assert {(row["layer"], row["v_stratum"]) for row in rows} == {(2, "rare")}
 
 
 def test_specifications_are_copies() -> None:

@@ -52,7 +52,7 @@ json_values = st.recursive(
     max_leaves=6,
 )
 # The parts of a run's info that pages and tables read.
-PLACES = (
+INFO_PATHS = (
     ("metrics",),
     ("metrics", "two_nn"),
     ("metrics", "two_nn", "low"),
@@ -72,16 +72,16 @@ PLACES = (
 )
 
 
-def check_info(folder: Path, places: Iterable[tuple[str, ...]], value: Any) -> None:
+def check_info(folder: Path, paths: Iterable[tuple[str, ...]], value: Any) -> None:
     path = folder / "r"
     runs.make_run(path, runs.profiles((0, 10)))
-    head = json.loads((path / "run.json").read_text())
-    for place in places:
-        part = head["info"]
-        for name in place[:-1]:
+    header = json.loads((path / "run.json").read_text())
+    for *outer, last in paths:
+        part = header["info"]
+        for name in outer:
             part = part.setdefault(name, {})
-        part[place[-1]] = value
-    (path / "run.json").write_text(json.dumps(head))
+        part[last] = value
+    (path / "run.json").write_text(json.dumps(header))
     used(path)
     shutil.rmtree(folder)
 
@@ -89,16 +89,16 @@ def check_info(folder: Path, places: Iterable[tuple[str, ...]], value: Any) -> N
 @pytest.mark.parametrize("value", [5, "x", [5], {"a": 5}, [HOSTILE]])
 def test_any_plain_value_in_the_info_gives_a_page_or_an_error(tmp_path: Path, value: Any) -> None:
     for depth in (1, 2, 3):
-        check_info(tmp_path / str(depth), [place for place in PLACES if len(place) == depth], value)
+        check_info(tmp_path / str(depth), [path for path in INFO_PATHS if len(path) == depth], value)
 
 
 @pytest.mark.slow
-@given(st.sampled_from(PLACES), json_values)
+@given(st.sampled_from(INFO_PATHS), json_values)
 @settings(LONG, max_examples=100, suppress_health_check=[HealthCheck.too_slow])
 def test_any_json_in_the_info_gives_a_page_or_an_error(
-    tmp_path_factory: pytest.TempPathFactory, place: tuple[str, ...], value: Any
+    tmp_path_factory: pytest.TempPathFactory, path: tuple[str, ...], value: Any
 ) -> None:
-    check_info(tmp_path_factory.mktemp("info"), [place], value)
+    check_info(tmp_path_factory.mktemp("info"), [path], value)
 
 
 extreme = st.sampled_from([0.0, -0.0, 1e-320, 1e308, -1e308, 3.5, -2.0])

@@ -73,7 +73,7 @@ def test_every_field_that_varies_is_an_axis_a_colour_or_picked(run: Run) -> None
         for kind in choose(shape):
             colour = next(iter(colours_of(kind, shape)), None)
             shown = {*KINDS[kind].axes, colour, *picks_of(kind, shape, colour)}
-            shown |= {"site"} if shape.has("place") else set()
+            shown |= {"site"} if shape.has("layer") else set()
             shown |= {"tokens"} if KINDS[kind].dash else set()
             assert set(shape.many) <= shown, (metric, kind)
 

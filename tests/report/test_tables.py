@@ -21,5 +21,5 @@ def test_two_runs_of_one_name_stay_separate(tmp_path: Path) -> None:
 
 def test_a_site_without_a_layer_has_no_position() -> None:
     [row] = rows_of(runs.frame_of([Record("weight.lm_head", "isoscore", 0.5)]))
-    assert row["place"] is None
+    assert row["layer"] is None
     assert row["site"] == "weight.lm_head"

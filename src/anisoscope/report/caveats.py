@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from anisoscope.report.checked_info import checked_info
-from anisoscope.report.sentences import WITHOUT, by_place, number
+from anisoscope.report.sentences import WITHOUT, by_layer, number
 from anisoscope.report.tables import Row
 
 _FEW_ROWS = 10  # tokens per dimension below which a covariance is mostly noise
@@ -108,8 +108,8 @@ def _few_tokens(rows: Sequence[Row]) -> str | None:
 def _dominated_by_sinks(rows: Sequence[Row]) -> str | None:
     last = max((row["step"] for row in rows), default=0)
     known = [row for row in rows if row["value"] is not None and row["step"] == last]
-    curves = [by_place([row for row in known if row["tokens"] == policy]) for policy in ("all", WITHOUT)]
-    lost = {place: curves[0][place] - curves[1][place] for place in curves[0] if place in curves[1]}
+    curves = [by_layer([row for row in known if row["tokens"] == policy]) for policy in ("all", WITHOUT)]
+    lost = {layer: curves[0][layer] - curves[1][layer] for layer in curves[0] if layer in curves[1]}
     if not lost or max(lost.values()) < _DOMINATED:
         return None
     return (

@@ -106,7 +106,7 @@ def style_of(kind: str, shape: TableShape, colour: str | None) -> ChartStyle:
     """The style of a chart for records of this shape."""
     low, high = shape.low or 0.0, shape.high or 0.0
     x = shape.values.get(_LOG_AXIS.get(kind, ""), ())
-    places = shape.values.get("place", ())
+    layers = shape.values.get("layer", ())
     return ChartStyle(
         kind=kind,
         colour=colour,
@@ -118,7 +118,7 @@ def style_of(kind: str, shape: TableShape, colour: str | None) -> ChartStyle:
         signed=low < 0 < high,
         null=shape.has_null,
         dash=KINDS[kind].dash and colour != "tokens" and shape.has("tokens"),
-        final=max(places) if any(parse_site(s).kind == "final" for s in shape.values.get("site", ())) else None,
+        final=max(layers) if any(parse_site(s).kind == "final" for s in shape.values.get("site", ())) else None,
     )
 
 

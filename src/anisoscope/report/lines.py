@@ -15,7 +15,6 @@ TITLES = {
     "tokens": "tokens",
     "stream": "stream",
     "site": "site",
-    "place": "layer",
     "head": "head",
     "index": "index",
     "step": "training step",
@@ -43,7 +42,7 @@ class ChartStyle:
 
 def profile(style: ChartStyle) -> Any:
     """Value over layers with its interval; the null value is dotted."""
-    x = alt.X("place:Q", title="layer", scale=alt.Scale(nice=False, padding=8), axis=layer_axis(style))
+    x = alt.X("layer:Q", title="layer", scale=alt.Scale(nice=False, padding=8), axis=layer_axis(style))
     return _lines(style, x)
 
 
@@ -156,7 +155,7 @@ def series(style: ChartStyle, legend: bool = True) -> alt.Color:
     if not style.ordered:
         return alt.Color("series:N", title=title, sort=None, legend=alt.Legend(title=title) if legend else None)
     scale = alt.Scale(range="ramp", type="symlog" if style.colour == "step" else "linear")
-    names = layer_names(style) if style.colour == "place" else "datum.label"
+    names = layer_names(style) if style.colour == "layer" else "datum.label"
     return alt.Color("series:Q", scale=scale, legend=alt.Legend(title=title, type="symbol", labelExpr=names))
 
 

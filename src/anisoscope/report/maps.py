@@ -12,12 +12,12 @@ from anisoscope.report.theme import VERDICTS
 
 def layer_steps(style: ChartStyle) -> Any:
     """Layers on the y axis, training steps on the x axis."""
-    return _heat(style, _x_axis("step"), _y_axis("place", style))
+    return _heat(style, _x_axis("step"), _y_axis("layer", style))
 
 
 def heads(style: ChartStyle) -> Any:
     """Layers on the y axis, heads on the x axis."""
-    return _heat(style, _x_axis("head"), _y_axis("place", style))
+    return _heat(style, _x_axis("head"), _y_axis("layer", style))
 
 
 def head_steps(style: ChartStyle) -> Any:
@@ -52,6 +52,6 @@ def _x_axis(field: str) -> alt.X:
 
 
 def _y_axis(field: str, style: ChartStyle) -> alt.Y:
-    names = layer_names(style) if field == "place" else "datum.label"
+    names = layer_names(style) if field == "layer" else "datum.label"
     axis = alt.Axis(labelExpr=names, labelOverlap="greedy")
     return alt.Y(f"{field}:O", title=title_of(field), sort="descending", axis=axis)

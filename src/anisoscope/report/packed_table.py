@@ -17,7 +17,7 @@ import numpy as np
 import pandas as pd
 
 from anisoscope.report.interval import t_factor
-from anisoscope.report.tables import BEHIND, depths_of, parse_site, parse_variant, place_of, stream_of
+from anisoscope.report.tables import BEHIND, depths_of, layer_position, parse_site, parse_variant, stream_of
 
 _CODED = ("run", "site", "tokens", "variant", "index", "step", "n", "note", "error_kind", "version")
 # An error or a null value needs only four digits; more would be noise that does not compress.
@@ -96,12 +96,12 @@ def _site_facts(sites: Sequence[str]) -> list[dict[str, Any]]:
     for text in sites:
         site = parse_site(text)
         # As in a model without layers, so that the page only has to add the number of layers.
-        place = place_of(site, 0)
+        layer = layer_position(site, 0)
         facts.append(
             {
                 "stream": stream_of(site),
                 "stack": site.stack,
-                "place": place,
+                "layer": layer,
                 "behind": site.kind in BEHIND,
                 "head": site.head,
                 "heads": site.kind == "pattern",

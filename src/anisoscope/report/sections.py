@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from anisoscope.report.caveats import caveats
-from anisoscope.report.sentences import PHRASES, WITHOUT, by_place, headlines, number
+from anisoscope.report.sentences import PHRASES, WITHOUT, by_layer, headlines, number
 from anisoscope.report.tables import NONE, Row, claim_of
 from anisoscope.store.run import Run
 
@@ -59,13 +59,13 @@ def _number_rows(rows: RowsByMetric) -> list[list[str]]:
         ]
         for metric in rows
         for row in rows[metric]
-        if row["index"] is None and row["place"] is None and row["value"] is not None and "v_verdict" not in row
+        if row["index"] is None and row["layer"] is None and row["value"] is not None and "v_verdict" not in row
     ]
 
 
 def _curve_rows(metric: str, rows: Sequence[Row]) -> list[CurveRow]:
     """One line per token policy, of the last step and the first variant."""
-    flat = [row for row in rows if row["index"] is None and row["value"] is not None and row["place"] is not None]
+    flat = [row for row in rows if row["index"] is None and row["value"] is not None and row["layer"] is not None]
     if not flat:
         return []
     last = max(row["step"] for row in flat)
@@ -84,13 +84,13 @@ def _curve_rows(metric: str, rows: Sequence[Row]) -> list[CurveRow]:
     name = " ".join([metric, *(f"{key}={value}" for key, value in labels.items())])
     lines = []
     for policy in dict.fromkeys(row["tokens"] for row in same):
-        curve = by_place([row for row in same if row["tokens"] == policy])
-        errors = {row["place"]: row["error"] for row in same if row["tokens"] == policy and row["head"] is None}
-        sites = {row["place"]: row["site"] for row in same}
-        start, top, end = min(curve), max(curve, key=lambda place: curve[place]), max(curve)
+        curve = by_layer([row for row in same if row["tokens"] == policy])
+        errors = {row["layer"]: row["error"] for row in same if row["tokens"] == policy and row["head"] is None}
+        sites = {row["layer"]: row["site"] for row in same}
+        start, top, end = min(curve), max(curve, key=lambda layer: curve[layer]), max(curve)
         ends = [
-            (number(curve[place], percent) + _error(errors.get(place), percent), sites[place])
-            for place in (start, top, end)
+            (number(curve[layer], percent) + _error(errors.get(layer), percent), sites[layer])
+            for layer in (start, top, end)
         ]
         lines.append(CurveRow(name, policy, curve_path(list(curve.values())), ends))
     return lines

@@ -53,7 +53,7 @@ def headlines(rows: Mapping[str, Sequence[Row]]) -> list[tuple[str, str]]:
 def sentences(metric: str, rows: Sequence[Row]) -> list[str]:
     """The results of one metric of one run: over the layers at the last step, and over the steps.
 
-    >>> rows = [{"tokens": "all", "stream": "resid", "site": f"resid.{i}", "place": float(i), "head": None,
+    >>> rows = [{"tokens": "all", "stream": "resid", "site": f"resid.{i}", "layer": float(i), "head": None,
     ...          "index": None, "step": 0, "value": v, "null": None} for i, v in enumerate([0.1, 0.9, 0.9, 0.1])]
     >>> sentences("spectral_anisotropy", rows)
     ['layers 1–2: the top direction has 90 % of the variance; elsewhere 10 %']
@@ -94,13 +94,13 @@ def span(values: Sequence[float], percent: bool = False) -> str:
     return f"{low.removesuffix(' %')}–{high}" if percent and min(values) >= 0 else f"{low} to {high}"
 
 
-def layers_text(places: Sequence[float], depth: float | None) -> str:
+def layers_text(layers: Sequence[float], depth: float | None) -> str:
     """A range of layers in words; `depth` is the position of `final`.
 
     >>> layers_text([3.0, 4.0, 5.0], 12.0), layers_text([-1.0, 0.0], 12.0), layers_text([11.0, 12.0], 12.0)
     ('layers 3–5', 'embed to layer 0', 'layer 11 to final')
     """
-    first, last = places[0], places[-1]
+    first, last = layers[0], layers[-1]
     if first == last:
         return _layer_text(first, depth)
     if first == -1 or last == depth:
@@ -108,8 +108,8 @@ def layers_text(places: Sequence[float], depth: float | None) -> str:
     return f"layers {first:g}–{last:g}"
 
 
-def _layer_text(place: float, depth: float | None) -> str:
-    return "embed" if place == -1 else "final" if place == depth else f"layer {place:g}"
+def _layer_text(layer: float, depth: float | None) -> str:
+    return "embed" if layer == -1 else "final" if layer == depth else f"layer {layer:g}"
 
 
 def _one_variant(rows: Sequence[Row], indexed: bool) -> list[Row]:
@@ -136,8 +136,8 @@ def _over_layers(metric: str, rows: Sequence[Row]) -> str:
     phrase = _phrase(metric)
     policies = list(dict.fromkeys(row["tokens"] for row in rows))
     main = "all" if "all" in policies else policies[0]
-    curve = by_place([row for row in rows if row["tokens"] == main])
-    other = by_place([row for row in rows if row["tokens"] == WITHOUT]) if main != WITHOUT else {}
+    curve = by_layer([row for row in rows if row["tokens"] == main])
+    other = by_layer([row for row in rows if row["tokens"] == WITHOUT]) if main != WITHOUT else {}
     if not curve:
         text = phrase.clause.format(span([row["value"] for row in rows if row["tokens"] == main], phrase.percent))
         # Sites without a layer have rows of vectors or weights, not tokens.
@@ -178,33 +178,33 @@ def _over_steps(metric: str, rows: Sequence[Row]) -> str:
     )
 
 
-def by_place(rows: Sequence[Row]) -> dict[float, float]:
-    """The value at each place of the layers, heads averaged."""
+def by_layer(rows: Sequence[Row]) -> dict[float, float]:
+    """The value at each layer, averaged over heads."""
     sums: dict[float, list[float]] = {}
     for row in rows:
-        if row["place"] is not None:
-            sums.setdefault(row["place"], []).append(row["value"])
-    return {place: sum(sums[place]) / len(sums[place]) for place in sorted(sums)}
+        if row["layer"] is not None:
+            sums.setdefault(row["layer"], []).append(row["value"])
+    return {layer: sum(sums[layer]) / len(sums[layer]) for layer in sorted(sums)}
 
 
 def peak(curve: Mapping[float, float]) -> tuple[list[float], list[float]]:
-    """The stretch of places around the highest value that stays above half of the rise, and the places outside it.
+    """The layers around the highest value that stay above half of the rise, and all other layers.
 
     >>> peak({0: 0.1, 1: 0.8, 2: 0.9, 3: 0.2})
     ([1, 2], [0, 3])
     """
-    places = list(curve)
+    layers = list(curve)
     low, high = min(curve.values()), max(curve.values())
     if high - low <= _FLAT * max(abs(high), abs(low)):
-        return places, []
+        return layers, []
     middle = (low + high) / 2
-    top = places.index(max(places, key=lambda place: curve[place]))
+    top = layers.index(max(layers, key=lambda layer: curve[layer]))
     start, end = top, top
-    while start > 0 and curve[places[start - 1]] >= middle:
+    while start > 0 and curve[layers[start - 1]] >= middle:
         start -= 1
-    while end < len(places) - 1 and curve[places[end + 1]] >= middle:
+    while end < len(layers) - 1 and curve[layers[end + 1]] >= middle:
         end += 1
-    return places[start : end + 1], places[:start] + places[end + 1 :]
+    return layers[start : end + 1], layers[:start] + layers[end + 1 :]
 
 
 def _phrase(metric: str) -> Phrase:
@@ -217,5 +217,5 @@ def _null_text(rows: Sequence[Row], phrase: Phrase) -> str:
 
 
 def _final(rows: Sequence[Row]) -> float | None:
-    places: list[float] = [row["place"] for row in rows if row["site"].endswith("final")]
-    return places[0] if places else None
+    layers: list[float] = [row["layer"] for row in rows if row["site"].endswith("final")]
+    return layers[0] if layers else None

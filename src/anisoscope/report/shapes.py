@@ -16,9 +16,9 @@ from anisoscope.report.tables import (
     NONE,
     Depths,
     depths_of,
+    layer_position,
     parse_site,
     parse_variant,
-    place_of,
     stream_of,
     variant_keys,
 )
@@ -62,20 +62,20 @@ class ChartKind:
 _VARIANTS = "v_*"  # stands for every key of the variant
 _SERIES = ("run", "tokens", _VARIANTS, "stream")
 KINDS: Mapping[str, ChartKind] = {
-    "profile": ChartKind(("place", "site"), (*_SERIES, "step", "head", "index"), dash=True),
-    "steps": ChartKind(("step",), ("run", "place", "site", "head", *_SERIES[1:], "index"), dash=True),
-    "map": ChartKind(("place", "site", "step")),
-    "heads": ChartKind(("place", "site", "head")),
+    "profile": ChartKind(("layer", "site"), (*_SERIES, "step", "head", "index"), dash=True),
+    "steps": ChartKind(("step",), ("run", "layer", "site", "head", *_SERIES[1:], "index"), dash=True),
+    "map": ChartKind(("layer", "site", "step")),
+    "heads": ChartKind(("layer", "site", "head")),
     "head_steps": ChartKind(("head", "step")),
-    "curve": ChartKind(("index",), ("run", "place", "site", "step", *_SERIES[1:])),
+    "curve": ChartKind(("index",), ("run", "layer", "site", "step", *_SERIES[1:])),
     "levels": ChartKind(("index", "v_null")),
-    "spikes": ChartKind(("index",), ("place", "site", "step", *_SERIES)),
-    "strata": ChartKind(("v_stratum",), ("run", "place", "site", "step", *_SERIES[1:])),
-    "against": ChartKind(("index",), ("run", "place", "site", "step", *_SERIES[1:])),
+    "spikes": ChartKind(("index",), ("layer", "site", "step", *_SERIES)),
+    "strata": ChartKind(("v_stratum",), ("run", "layer", "site", "step", *_SERIES[1:])),
+    "against": ChartKind(("index",), ("run", "layer", "site", "step", *_SERIES[1:])),
     "verdicts": ChartKind(("site", "v_claim", "v_line", "v_verdict")),
     "points": ChartKind(("site",), (*_SERIES, "index")),
 }
-ORDERED = ("place", "step", "index", "head")  # fields whose colours form a scale
+ORDERED = ("layer", "step", "index", "head")  # fields whose colours form a scale
 
 
 def shape_of(table: pd.DataFrame, depths: Depths | None = None) -> TableShape:
@@ -91,7 +91,7 @@ def shape_of(table: pd.DataFrame, depths: Depths | None = None) -> TableShape:
         "tokens": distinct(table["tokens"].unique()),
         "stream": distinct(stream_of(site) for _, site in pairs),
         "site": distinct(str(site) for _, site in sorted(pairs, key=lambda pair: pair[1])),
-        "place": distinct(place_of(site, known.get((run, site.stack))) for run, site in pairs),
+        "layer": distinct(layer_position(site, known.get((run, site.stack))) for run, site in pairs),
         "head": distinct([*table["index"][heads].dropna().unique(), *(site.head for _, site in pairs)]),
         "index": distinct(table["index"][~heads].dropna().unique()),
         "step": distinct(table["step"].unique()),
@@ -147,10 +147,10 @@ def choose(shape: TableShape) -> tuple[str, ...]:
         ("curve", indexed and shape.rising),
         ("strata", shape.has("v_stratum")),
         ("spikes", indexed and not shape.rising),
-        ("heads", shape.has("head", "place")),
-        ("profile", shape.has("place")),
+        ("heads", shape.has("head", "layer")),
+        ("profile", shape.has("layer")),
         ("steps", shape.has("step")),
-        ("map", shape.has("place", "step")),
+        ("map", shape.has("layer", "step")),
         ("head_steps", shape.has("head", "step")),
     )
     return tuple(kind for kind, fits in rules if fits) or ("points",)
@@ -169,11 +169,11 @@ def require_kind(kind: str | None, shape: TableShape) -> str:
 
 
 def field_named(name: str, shape: TableShape) -> str:
-    """The field for a user's name: a field, `layer` for `place`, or a key of the variant."""
-    for field in (name, {"layer": "place"}.get(name, name), f"v_{name}"):
+    """The field for a user's name: a field itself, or a key of the variant."""
+    for field in (name, f"v_{name}"):
         if field in shape.values:
             return field
-    known = sorted(field.removeprefix("v_").replace("place", "layer") for field in shape.values)
+    known = sorted(field.removeprefix("v_") for field in shape.values)
     raise unknown("field of these records", name, known)
 
 
@@ -183,15 +183,15 @@ def colours_of(kind: str, shape: TableShape) -> tuple[str, ...]:
     fields: list[str] = []
     for field in KINDS[kind].colours:
         fields += variants if field == _VARIANTS else [field]
-    # Sites are told apart by their layer; names matter only if there are no layers.
-    varying = [f for f in fields if f in shape.many and not (f == "site" and shape.has("place"))]
+    # Sites differ in their layer; their names matter only if there are no layers.
+    varying = [f for f in fields if f in shape.many and not (f == "site" and shape.has("layer"))]
     return tuple(dict.fromkeys(varying))
 
 
 def picks_of(kind: str, shape: TableShape, colour: str | None) -> tuple[str, ...]:
     """The fields of which one value must be chosen, because neither an axis nor the colour shows them."""
     drawn = {*KINDS[kind].axes, colour}
-    if colour == "place" or shape.has("place"):
+    if colour == "layer" or shape.has("layer"):
         drawn.add("site")  # the layer shows it
     if KINDS[kind].dash:
         drawn.add("tokens")
@@ -205,7 +205,7 @@ def default_pick(field: str, values: Sequence[Any]) -> Any:
     """
     if field == "step":
         return values[-1]
-    if field == "place":
+    if field == "layer":
         return values[len(values) // 2]
     if field == "tokens" and "all" in values:
         return "all"

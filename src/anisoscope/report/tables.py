@@ -144,7 +144,7 @@ def _row(values: Row, depths: Depths, keys: Sequence[str]) -> Row:
         "tokens": values["tokens"],
         "stream": stream_of(site),
         "site": values["site"],
-        "place": place_of(site, depths.get((values["run"], site.stack))),
+        "layer": layer_position(site, depths.get((values["run"], site.stack))),
         "head": values["index"] if heads else site.head,
         "index": None if heads else values["index"],
         "step": values["step"],
@@ -173,11 +173,11 @@ def stream_of(site: Site) -> str:
     return ".".join([*parts, _STREAM.get(site.kind, site.kind)])
 
 
-def place_of(site: Site, depth: int | None) -> float | None:
+def layer_position(site: Site, depth: int | None) -> float | None:
     """The position of a site on the axis of layers: embed −1, layer i at i, final after the last; None if it has none.
 
-    >>> place_of(Site.parse("resid.3"), 12), place_of(Site.parse("final"), 12), place_of(Site.parse("vectors"), None)
-    (3.0, 12.0, None)
+    >>> [layer_position(Site.parse(text), 12) for text in ("resid.3", "final", "vectors")]
+    [3.0, 12.0, None]
     """
     if site.layer is not None:
         return float(site.layer)

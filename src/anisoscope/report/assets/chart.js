@@ -1,11 +1,11 @@
 "use strict";
 // Which rows a chart shows and how they are drawn: the counterpart of shapes.py and charts.py.
 
-const FIELDS = ["run", "tokens", "stream", "site", "place", "head", "index", "step"];
+const FIELDS = ["run", "tokens", "stream", "site", "layer", "head", "index", "step"];
 const LOG_AXIS = { steps: "step", curve: "index", levels: "index" };
 const MANY_ROWS = 3000; // more marks than this are drawn on a canvas, not as SVG
 const NONE = "–"; // value of a variant's key that other rows of the metric have and this one lacks
-const TITLES = { place: "layer", step: "step", stream: "stream" };
+const TITLES = { step: "step", stream: "stream" };
 
 const titleOf = (field) => TITLES[field] || field.replace(/^v_/, "").replaceAll("_", " ");
 
@@ -28,7 +28,7 @@ function fieldsOf(rows) {
 function picksOf(rows, kind, colour) {
   const many = new Map(fieldsOf(rows).map((field) => [field, distinct(rows, field)]));
   const drawn = new Set([...kind.axes, colour]);
-  if (many.get("place").length > 1) drawn.add("site");
+  if (many.get("layer").length > 1) drawn.add("site");
   if (kind.dash) drawn.add("tokens");
   return [...many].filter(([field, values]) => values.length > 1 && !drawn.has(field));
 }
@@ -40,7 +40,7 @@ function defaultPick(field, all, rows) {
     new Set(rows.filter((row) => row[field] === value).map((row) => row.run)).size === runs.length);
   const values = shared.length ? shared : all;
   if (field === "step") return values[values.length - 1];
-  if (field === "place") return values[Math.floor(values.length / 2)];
+  if (field === "layer") return values[Math.floor(values.length / 2)];
   if (field === "tokens" && values.includes("all")) return "all";
   return values[0];
 }
@@ -67,7 +67,7 @@ function verdictFields(row) {
 }
 
 function heightOf(kind, rows, small) {
-  const lines = { map: "place", heads: "place", head_steps: "head", verdicts: "claim", points: "series" }[kind.kind];
+  const lines = { map: "layer", heads: "layer", head_steps: "head", verdicts: "claim", points: "series" }[kind.kind];
   if (!lines) return small ? 190 : 340;
   return Math.max(small ? 150 : 200, Math.min(620, 22 * distinct(rows, lines).length));
 }

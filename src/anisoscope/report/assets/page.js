@@ -145,7 +145,7 @@ function openCard(metric) {
 }
 
 function labelOf(field, value) {
-  if (field === "place" && value === -1) return "embed";
+  if (field === "layer" && value === -1) return "embed";
   if (value === NONE) return "none";
   return typeof value === "number" ? value.toLocaleString("en") : value;
 }

@@ -51,11 +51,11 @@ class Table {
   about(metric) {
     if (!this.metrics.has(metric)) {
       const rows = [];
-      this.head.starts.forEach(([name, first], place) => {
-        const next = place + 1 < this.head.starts.length ? this.head.starts[place + 1][1] : this.head.rows;
+      this.head.starts.forEach(([name, first], position) => {
+        const next = position + 1 < this.head.starts.length ? this.head.starts[position + 1][1] : this.head.rows;
         if (name === metric) for (let i = first; i < next; i++) rows.push(this.row(i));
       });
-      this.metrics.set(metric, { rows: withAllKeys(rows), places: null, varies: null });
+      this.metrics.set(metric, { rows: withAllKeys(rows), positions: null, varies: null });
     }
     return this.metrics.get(metric);
   }
@@ -65,18 +65,18 @@ class Table {
   append(rows) {
     const late = new Map();
     for (const row of rows) late.set(row.metric, [...(late.get(row.metric) || []), row]);
-    late.forEach((some, metric) => this.join(this.about(metric), some, this.places(metric)));
+    late.forEach((some, metric) => this.join(this.about(metric), some, this.positions(metric)));
   }
 
-  join(about, late, places) {
+  join(about, late, positions) {
     for (const row of late) {
-      if (row.behind) row.place += this.head.depths[`${row.run}\n${row.stack}`] || 0;
-      const key = rowKey(row), place = places.get(key);
-      if (place === undefined) {
-        places.set(key, about.rows.length);
+      if (row.behind) row.layer += this.head.depths[`${row.run}\n${row.stack}`] || 0;
+      const key = rowKey(row), position = positions.get(key);
+      if (position === undefined) {
+        positions.set(key, about.rows.length);
         this.added++;
       }
-      about.rows[place === undefined ? about.rows.length : place] = row;
+      about.rows[position === undefined ? about.rows.length : position] = row;
     }
     const keys = variantKeys(about.rows.slice(0, 1));
     if (variantKeys(late).some((key) => !keys.includes(key))) {
@@ -88,10 +88,10 @@ class Table {
     if (about.varies) late.forEach((row) => note(about.varies, row));
   }
 
-  places(metric) {
+  positions(metric) {
     const about = this.about(metric);
-    if (!about.places) about.places = new Map(about.rows.map((row, place) => [rowKey(row), place]));
-    return about.places;
+    if (!about.positions) about.positions = new Map(about.rows.map((row, position) => [rowKey(row), position]));
+    return about.positions;
   }
 
   // The different values of every field of a metric's rows, and whether any row has a value.
@@ -118,7 +118,7 @@ class Table {
     const depth = site.behind ? this.head.depths[`${run}\n${site.stack}`] || 0 : 0;
     const row = {
       run, tokens: this.text("tokens", i), stream: site.stream, site: this.text("site", i),
-      place: site.place === null ? null : site.place + depth,
+      layer: site.layer === null ? null : site.layer + depth,
       head: site.heads ? index : site.head, index: site.heads ? null : index,
       step: this.text("step", i), value, error,
       low: value === null || half === null ? null : value - half,
@@ -134,8 +134,8 @@ class Table {
   csv() {
     const names = ["run", "step", "site", "metric", "version", "tokens", "index", "variant", "value", "error", "error_kind", "null", "n", "note"];
     const lines = [names.join(",")];
-    this.head.starts.forEach(([metric, first], place) => {
-      const next = place + 1 < this.head.starts.length ? this.head.starts[place + 1][1] : this.head.rows;
+    this.head.starts.forEach(([metric, first], position) => {
+      const next = position + 1 < this.head.starts.length ? this.head.starts[position + 1][1] : this.head.rows;
       for (let i = first; i < next; i++) {
         lines.push(names.map((name) => cell(
           name === "metric" ? metric : name in this.head.lists ? this.text(name, i) : known(this.columns[name][i]))).join(","));
