@@ -74,7 +74,7 @@ MISTAKES = {
     "a typo in a site": (["measure", STEP, "--text", "corpus.jsonl", "--sites", "resdi"], "did you mean resid"),
     "vectors twice": (
         ["measure", "vectors.npy", "-m", "isoscore", "--out", "runs/v"],
-        "look at it with `anisoscope show`",
+        "show it with `anisoscope show`",
     ),
     "another measurement in a run": ([*MEASURE, "--tokens", "128"], "different: tokens"),
     "training twice": (["lab", "train", "--out", "runs/decoder"], "go on with it (--resume)"),
@@ -87,7 +87,7 @@ MISTAKES = {
     "a picture of another kind": (["figure", "runs/v", "-m", "isoscore", "--save", "a.xls"], "must end in .png"),
     "runs that share nothing": (["compare", "runs/v", "runs/measured"], "share no number"),
     "a metric that needs more": (["recompute", "runs/v", "-m", "two_nn"], "measure again with this metric"),
-    "nothing to serve": (["serve", "nowhere"], "give the folder that holds your runs"),
+    "nothing to serve": (["serve", "nowhere"], "choose the folder that contains your runs"),
     "a claim that is none": (["claims", "run", "S11"], "did you mean S1?"),
 }
 
