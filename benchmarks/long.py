@@ -119,7 +119,7 @@ _SCRIPT = """
 
         client = TestClient(live_app(str(Path(path).parent)), base_url="http://127.0.0.1:8733")
         assert client.get("/").status_code == 200
-        assert client.get("/api/book", params={"run": Path(path).name}).status_code == 200
+        assert client.get("/api/records", params={"run": Path(path).name}).status_code == 200
 
     def follow(path):
         global began

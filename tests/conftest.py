@@ -8,51 +8,24 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
-# Files whose tests compare no computed number: text, files, locks, pages. Every other file is marked `numeric`,
-# which is what `make test-kernels` runs under other kernels.
+ROOT = Path(__file__).parent
+
+# Tests that compare no computed number: text, files, locks, pages. All others are marked `numeric`, which is what
+# `make test-kernels` runs under other kernels.
+NOT_NUMERIC_FOLDERS = {"browser", "cli", "data", "models", "report", "store"}
 NOT_NUMERIC = {
-    "test_adapters",
-    "test_audio",
-    "test_batches",
-    "test_charts",
-    "test_checkpoints",
-    "test_claims_ahead",
-    "test_cli",
-    "test_columns",
-    "test_configs",
-    "test_devices",
-    "test_disks",
+    "laws/test_imports",
+    "laws/test_language",
+    "laws/test_structure",
+    "studies/claims/test_background_training",
+    "studies/lab/test_data",
+    "sweep/test_engines",
     "test_docs",
-    "test_doctor",
-    "test_downloads",
-    "test_gguf_files",
-    "test_hostile_runs",
-    "test_hostile_training",
-    "test_images",
-    "test_imports",
-    "test_kills",
-    "test_lab_data",
-    "test_library_output",
-    "test_live",
-    "test_loading",
-    "test_open",
+    "test_environment",
+    "test_every_command",
+    "test_margins",
     "test_packaging",
-    "test_processors",
-    "test_report",
-    "test_report_compare",
     "test_schedule",
-    "test_sources",
-    "test_store",
-    "test_sweep_engines",
-    "test_text",
-    "test_text_sources",
-    "test_token_table",
-    "test_weight_files",
-    "test_wrong_commands",
-    # in a browser
-    "test_injection",
-    "test_live_page",
-    "test_report_page",
 }
 
 # The same examples on every run: a test that passes here passes there. `--hypothesis-profile search` draws new ones.
@@ -62,15 +35,16 @@ settings.load_profile("same")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Marks what `make test-kernels` and `make test-fast` choose by."""
+    """Mark what `make test-kernels` and `make test-fast` choose by."""
     for item in items:
-        if item.path.stem not in NOT_NUMERIC:
+        name = str(item.path.relative_to(ROOT).with_suffix(""))
+        if name not in NOT_NUMERIC and name.split("/")[0] not in NOT_NUMERIC_FOLDERS:
             item.add_marker(pytest.mark.numeric)
-        if item.path.parent.name == "laws" or _uses_oracles(item.path):
+        if name.startswith("laws/") or _uses_oracles(item.path):
             item.add_marker(pytest.mark.fast)
 
 
 @cache
 def _uses_oracles(path: Path) -> bool:
-    """Whether a test's file compares with the slow twins in tests/oracles/."""
+    """Whether a test's file compares with the slow reference implementations in tests/oracles/."""
     return "from tests.oracles" in path.read_text()

@@ -1,4 +1,4 @@
-"""Damage to files as fuzzing does it: bytes flipped, cut, put in, repeated, and numbers of a header edited."""
+"""Damage to files for fuzzing: bytes flipped, cut, inserted, repeated, and numbers of a header edited."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 Damage = Callable[[bytes], bytes]
 
-# The same few examples on every machine; and many, by chance, where there is time.
+# The same few examples on every machine, and many random ones in the slow tests.
 # A failing example is shown as found: making it smaller would take longer than finding it.
 _PHASES = (Phase.explicit, Phase.generate)
 SHORT = settings(derandomize=True, deadline=None, max_examples=20, database=None, phases=_PHASES)
@@ -31,40 +31,40 @@ _NUMBERS = (
 _PIECES = (b"", b"\x00", b"\xff" * 8, b"\x00\x00\x00\x00\x00\x00\x00\x10", b"[" * 3000, b"{}", b"\n", b"../../x")
 
 
-def _flipped(place: float, value: int, data: bytes) -> bytes:
-    at = int(place * len(data))
+def _flipped(position: float, value: int, data: bytes) -> bytes:
+    at = int(position * len(data))
     return data[:at] + bytes([value]) + data[at + 1 :]
 
 
-def _cut(place: float, data: bytes) -> bytes:
-    return data[: int(place * len(data))]
+def _cut(position: float, data: bytes) -> bytes:
+    return data[: int(position * len(data))]
 
 
-def _put_in(place: float, piece: bytes, over: bool, data: bytes) -> bytes:
-    at = int(place * len(data))
+def _inserted(position: float, piece: bytes, over: bool, data: bytes) -> bytes:
+    at = int(position * len(data))
     return data[:at] + piece + data[at + (len(piece) if over else 0) :]
 
 
-def _edited(place: float, number: bytes, data: bytes) -> bytes:
-    """One of the numbers that stand as text in the data, such as a shape in a header, replaced."""
+def _edited(position: float, number: bytes, data: bytes) -> bytes:
+    """Replace one of the numbers that are text in the data, such as a shape in a header."""
     found = list(re.finditer(rb"-?\d+", data))
     if not found:
         return data
-    hit = found[int(place * len(found))]
+    hit = found[int(position * len(found))]
     return data[: hit.start()] + number + data[hit.end() :]
 
 
 def _header(length: int, data: bytes) -> bytes:
-    """Other first eight bytes: the header's length of a safetensors file."""
+    """Replace the first eight bytes: the length of the header in a safetensors file."""
     return length.to_bytes(8, "little") + data[8:]
 
 
-_places = st.floats(0, 1, exclude_max=True)
+_positions = st.floats(0, 1, exclude_max=True)
 _one: st.SearchStrategy[Damage] = st.one_of(
-    st.builds(partial, st.just(_flipped), _places, st.integers(0, 255)),
-    st.builds(partial, st.just(_cut), _places),
-    st.builds(partial, st.just(_put_in), _places, st.sampled_from(_PIECES), st.booleans()),
-    st.builds(partial, st.just(_edited), _places, st.sampled_from(_NUMBERS)),
+    st.builds(partial, st.just(_flipped), _positions, st.integers(0, 255)),
+    st.builds(partial, st.just(_cut), _positions),
+    st.builds(partial, st.just(_inserted), _positions, st.sampled_from(_PIECES), st.booleans()),
+    st.builds(partial, st.just(_edited), _positions, st.sampled_from(_NUMBERS)),
     st.builds(partial, st.just(_header), st.sampled_from([0, 1, 2**20, 2**40, 2**60, 2**64 - 1])),
 )
 

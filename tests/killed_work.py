@@ -1,4 +1,4 @@
-"""What is killed: the four drivers on tiny models, each as a user starts it and starts it again."""
+"""Tasks for the kill tests: the four drivers on tiny models, each as a user starts it and resumes it."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ STEPS = 8
 
 
 def make_material(folder: Path) -> Path:
-    """Checkpoints and a text that all works share."""
+    """Checkpoints and a text that all tasks share."""
     checkpoint_series(folder / "train", (0, 100, 200))
     documents(folder / "text.jsonl")
     (folder / "text.txt").write_text(" ".join(model_folders.WORDS.split()[i * i % 40] for i in range(3000)))
@@ -28,7 +28,7 @@ def make_material(folder: Path) -> Path:
 
 
 def command(*arguments: object) -> None:
-    """A command as the terminal runs it; another exit code than 0 is a failure."""
+    """Run a command as in a terminal; an exit code other than 0 is a failure."""
     sys.argv = ["anisoscope", *map(str, arguments)]
     try:
         cli.main()
@@ -41,7 +41,7 @@ SMALL = ("--tokens", 400, "--window", 32, "--batch", 2)
 
 
 def measure(material: Path, folder: Path) -> None:
-    """Every layer of a model, the half-done pass kept after every batch."""
+    """Every layer of a model; the state of the pass is stored after every batch."""
     partial._EVERY, partial._PRICE = -1.0, 0.0
     chosen = ("--metrics", "mean_cosine,spectral_anisotropy,two_nn,attention_entropy", "--sites", "resid,pattern")
     source = material / "train" / "checkpoint-0"
@@ -54,7 +54,7 @@ def sweep(material: Path, folder: Path) -> None:
 
 
 def lab(material: Path, folder: Path) -> None:
-    """A tracked training; where it has begun it goes on."""
+    """A tracked training, resumed if it has begun."""
     run = folder / "run"
     if (run / "run.json").is_file():
         command("lab", "train", "--resume", "--out", run)
@@ -64,7 +64,7 @@ def lab(material: Path, folder: Path) -> None:
 
 
 def track(material: Path, folder: Path) -> None:
-    """A training loop of a user's own, with checkpoints of its own every third step."""
+    """A user's training loop with a checkpoint every third step."""
     model, start = training.small_model(n_layer=2, attn_pdrop=0.0, embd_pdrop=0.0, resid_pdrop=0.0), 0
     optimiser = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
     saved = folder / "mine.pt"

@@ -1,7 +1,7 @@
-"""Real kills: work runs in a process of its own and is ended by SIGKILL at a chosen operation on its files.
+"""Real kills: a task runs in a subprocess and is ended by SIGKILL at a chosen operation on its files.
 
-The processes are forked from one that has imported everything, so a kill costs what the work costs. An operation is
-what changes a file below the work's folder: opening for writing, writing, syncing, cutting, renaming, removing, making
+The processes are forked from one that has imported everything, so a kill costs only the task. An operation is
+what changes a file in the task's folder: opening for writing, writing, syncing, cutting, renaming, removing, making
 folders. A kill in a write leaves its first half on the disk; a kill with a delay hits what comes between operations:
 passes, evaluations, steps of a training.
 """
@@ -24,14 +24,19 @@ from typing import Any
 _CONTEXT = multiprocessing.get_context("forkserver")
 _CONTEXT.set_forkserver_preload(["tests.warmed"])
 _CHANGING = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC
-_PATHS = {"os.rename": 1, "os.mkdir": 0, "os.remove": 0, "os.rmdir": 0}  # where an event holds the path it changes
+_PATHS = {
+    "os.rename": 1,
+    "os.mkdir": 0,
+    "os.remove": 0,
+    "os.rmdir": 0,
+}  # which argument is the path
 _NEEDS_SPACE = ("open", "write", "sync", "os.mkdir")  # what a full disk refuses: removing always works
 PATIENCE = 300.0  # seconds; only a hang takes that long
 
 
 @dataclass(frozen=True)
 class Operation:
-    """Something that changed a file, and when, in seconds since the work began."""
+    """A change of a file, and its time in seconds since the start of the task."""
 
     kind: str
     name: str
@@ -40,7 +45,7 @@ class Operation:
 
 @dataclass(frozen=True)
 class Kill:
-    """At which operation, counted from 0, the process dies, and how many seconds after it."""
+    """The operation, counted from 0, at which the process dies, and the delay in seconds."""
 
     operation: int
     delay: float = 0.0
@@ -48,7 +53,7 @@ class Kill:
 
 @dataclass(frozen=True)
 class Refusal:
-    """From which operation on, counted from 0, the system refuses to change files below `within`, and why."""
+    """The operation, counted from 0, from which on the system refuses to change files in `within`, and the error."""
 
     operation: int
     error: int  # such as errno.ENOSPC
@@ -56,11 +61,11 @@ class Refusal:
 
 
 Fault = Kill | Refusal
-Work = Callable[[Path, Path], None]  # given the folder of what it needs, and its own, which it may find half done
+Work = Callable[[Path, Path], None]  # arguments: the folder of its inputs, and its own, which may be half done
 
 
 def run(work: Work, material: Path, folder: Path, kill: Kill | None = None) -> list[Operation] | None:
-    """Does the work in a process; its operations, or None where it was killed. A failure of the work is an error."""
+    """Run the task in a process; returns its operations, or None if it was killed. A failure is an AssertionError."""
     code, answer = _run(work, material, folder, kill)
     if code == -signal.SIGKILL and kill is not None:
         return None
@@ -69,7 +74,7 @@ def run(work: Work, material: Path, folder: Path, kill: Kill | None = None) -> l
 
 
 def failure(work: Work, material: Path, folder: Path, fault: Refusal | None = None) -> str:
-    """What the work says on stderr when it fails under a refusal, or by itself; "" where it does not fail."""
+    """The error output of a task that fails, with or without a refusal; "" if it does not fail."""
     _, answer = _run(work, material, folder, fault)
     return answer if isinstance(answer, str) else ""
 
@@ -77,16 +82,16 @@ def failure(work: Work, material: Path, folder: Path, fault: Refusal | None = No
 def _run(
     work: Work, material: Path, folder: Path, fault: Fault | None
 ) -> tuple[int | None, list[Operation] | str | None]:
-    """The exit code of the process that did the work, and its answer."""
+    """The exit code of the process, and its answer."""
     folder.mkdir(parents=True, exist_ok=True)
-    told, tell = _CONTEXT.Pipe(duplex=False)
-    # one thread each, also where the caller set nothing: what is compared is compared to the bit
+    receiver, sender = _CONTEXT.Pipe(duplex=False)
+    # one thread each, even if the caller set nothing: results are compared to the bit
     os.environ.setdefault("OMP_NUM_THREADS", "1")
-    process = _CONTEXT.Process(target=_begin, args=(work, material, folder, fault, tell))
+    process = _CONTEXT.Process(target=_begin, args=(work, material, folder, fault, sender))
     process.start()
-    tell.close()
+    sender.close()
     try:
-        answer = told.recv() if told.poll(PATIENCE) else "it hangs"
+        answer = receiver.recv() if receiver.poll(PATIENCE) else "it hangs"
     except EOFError:
         answer = None
     process.join(PATIENCE)
@@ -97,21 +102,21 @@ def _run(
 
 
 def spread(operations: list[Operation], count: int, seed: int) -> list[Kill]:
-    """So many different kills over some work: in turn at an operation, and at a moment, which mostly is between two."""
+    """`count` different kills: alternately at an operation and at a moment, which usually is between two operations."""
     chance = random.Random(seed)
     began, took = operations[0].seconds, operations[-1].seconds - operations[0].seconds
     kills = []
     for part in range(count):
         share = (part + chance.random()) / count
         moment = began + share * took
-        place = (
+        position = (
             int(share * len(operations)) if part % 2 == 0 else sum(each.seconds <= moment for each in operations) - 1
         )
-        kills.append(Kill(place, 0.0 if part % 2 == 0 else moment - operations[place].seconds))
+        kills.append(Kill(position, 0.0 if part % 2 == 0 else moment - operations[position].seconds))
     return kills
 
 
-def _begin(work: Work, material: Path, folder: Path, fault: Fault | None, tell: Any) -> None:
+def _begin(work: Work, material: Path, folder: Path, fault: Fault | None, sender: Any) -> None:
     """In the new process."""
     import torch
 
@@ -121,21 +126,21 @@ def _begin(work: Work, material: Path, folder: Path, fault: Fault | None, tell: 
     try:
         work(material, folder)
     except BaseException as error:
-        tell.send(sys.stderr.getvalue() or f"{type(error).__name__}: {error}")
+        sender.send(sys.stderr.getvalue() or f"{type(error).__name__}: {error}")
         return
     if isinstance(fault, Kill) and fault.delay:
         time.sleep(fault.delay)  # the last operation's kill comes after the work
-    tell.send(list(seen))
+    sender.send(list(seen))
 
 
 def _watch(root: Path, fault: Fault | None) -> list[Operation]:
-    """Notes every operation below the folder, and dies or is refused at the one that is asked for."""
+    """Record every operation in the folder, and die or refuse at the chosen one."""
     began = time.perf_counter()
     seen: list[Operation] = []
     inside = os.fspath(root)
 
     def note(kind: str, path: object) -> bool:
-        """Whether this is where the process dies at once."""
+        """Whether the process dies at this operation."""
         if isinstance(path, int):
             path = os.readlink(f"/proc/self/fd/{path}") if os.path.exists(f"/proc/self/fd/{path}") else ""
         if not isinstance(path, str | bytes | os.PathLike):
@@ -153,15 +158,15 @@ def _watch(root: Path, fault: Fault | None) -> list[Operation]:
         threading.Timer(fault.delay, _die).start()
         return False
 
-    def audit(event: str, given: tuple[Any, ...]) -> None:
+    def audit(event: str, arguments: tuple[Any, ...]) -> None:
         if event == "open":
-            path, _, flags = given
+            path, _, flags = arguments
             if isinstance(flags, int) and flags & _CHANGING and not isinstance(path, int) and note("open", path):
                 _die()
         elif event in _PATHS:
-            if note(event, given[_PATHS[event]]):
+            if note(event, arguments[_PATHS[event]]):
                 _die()
-        elif event == "os.truncate" and note("truncate", given[0]):
+        elif event == "os.truncate" and note("truncate", arguments[0]):
             _die()
 
     write, sync = os.write, os.fsync

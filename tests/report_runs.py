@@ -1,4 +1,4 @@
-"""Runs of every shape that reports must show, made of plain formulas."""
+"""Runs of every shape that reports must show, computed from simple formulas."""
 
 from __future__ import annotations
 
@@ -48,9 +48,9 @@ def sites() -> list[str]:
     return ["embed", *(f"resid.{i}" for i in range(LAYERS)), "final"]
 
 
-def bell(place: int) -> float:
+def bell(position: int) -> float:
     """0.05 at both ends, 0.95 in the middle of the layers."""
-    return 0.05 + 0.9 * math.exp(-((place - 3.5) ** 2) / 2)
+    return 0.05 + 0.9 * math.exp(-((position - 3.5) ** 2) / 2)
 
 
 def profiles(steps: Iterable[int] = (0,), scale: float = 1.0) -> list[Record]:
@@ -58,8 +58,8 @@ def profiles(steps: Iterable[int] = (0,), scale: float = 1.0) -> list[Record]:
     out = []
     for step in steps:
         growth = scale * (1 - math.exp(-(step + 20) / 100))
-        for place, site in enumerate(sites()):
-            for tokens, value in (("all", bell(place) * growth), ("no-sink", 0.1)):
+        for position, site in enumerate(sites()):
+            for tokens, value in (("all", bell(position) * growth), ("no-sink", 0.1)):
                 same: dict[str, Any] = {
                     "step": step,
                     "tokens": tokens,
@@ -67,7 +67,7 @@ def profiles(steps: Iterable[int] = (0,), scale: float = 1.0) -> list[Record]:
                     "error_kind": "jackknife-16-documents",
                 }
                 out.append(Record(site, "spectral_anisotropy", value, error=0.01, null=0.02, **same))
-                dimension = 8.0 + place * growth
+                dimension = 8.0 + position * growth
                 variant = {"neighbours": "all"}
                 note = "12 duplicate rows removed"
                 out.append(Record(site, "two_nn", dimension, error=0.3, variant=variant, note=note, **same))
@@ -77,22 +77,22 @@ def profiles(steps: Iterable[int] = (0,), scale: float = 1.0) -> list[Record]:
 def curves() -> list[Record]:
     """By rank, by scale and by the number of tokens removed."""
     out = []
-    for place, site in enumerate(sites()):
+    for position, site in enumerate(sites()):
         same: dict[str, Any] = {"n": 4096}
         out += [
-            Record(site, "spectrum", j ** -(1.0 + 0.1 * place), index=j, null=1 / 64, **same)
+            Record(site, "spectrum", j ** -(1.0 + 0.1 * position), index=j, null=1 / 64, **same)
             for j in (1, 2, 4, 8, 16, 32, 64)
         ]
         out.append(Record(site, "spectrum", 0.0, index=65, **same))
         out += [
-            Record(site, "gride", 8 + place + math.log(k), index=k, error=0.2, error_kind="jackknife-16-documents")
+            Record(site, "gride", 8 + position + math.log(k), index=k, error=0.2, error_kind="jackknife-16-documents")
             for k in (1, 2, 4, 8, 16)
         ]
         out += [
-            Record(site, "removal_curve", bell(place) / (1 + k), index=k, null=0.01) for k in (0, 1, 2, 4, 8, 16, 32)
+            Record(site, "removal_curve", bell(position) / (1 + k), index=k, null=0.01) for k in (0, 1, 2, 4, 8, 16, 32)
         ]
         out += [
-            Record(site, "cosine_contribution", 0.1 / (i + 1), index=(37 * place + 29 * i) % 64, **same)
+            Record(site, "cosine_contribution", 0.1 / (i + 1), index=(37 * position + 29 * i) % 64, **same)
             for i in range(4)
         ]
     return out
@@ -111,7 +111,7 @@ def heads(steps: Iterable[int] = (0,)) -> list[Record]:
 
 
 def gradients(steps: Iterable[int] = (0, 100, 1000)) -> list[Record]:
-    """Energy by rank beside the level of three nulls, by stratum, and along single axes against their variance."""
+    """Energy by rank with three nulls, by stratum, and along single axes against their variance."""
     out = []
     for step in steps:
         for layer in range(LAYERS):
@@ -125,8 +125,8 @@ def gradients(steps: Iterable[int] = (0, 100, 1000)) -> list[Record]:
                     out.append(
                         Record(site, "gradient_energy", energy, variant={**about, "null": null}, null=level, **same)
                     )
-                for place, stratum in enumerate(("rare", "common", "frequent")):
-                    value = energy * (0.6 + 0.2 * place)
+                for position, stratum in enumerate(("rare", "common", "frequent")):
+                    value = energy * (0.6 + 0.2 * position)
                     variant = {**about, "stratum": stratum}
                     out.append(Record(site, "gradient_energy", value, variant=variant, null=rank / 128, **same))
             for j in (1, 2, 4, 8, 16, 32, 64):
@@ -139,33 +139,10 @@ def gradients(steps: Iterable[int] = (0, 100, 1000)) -> list[Record]:
 
 def drifts(steps: Iterable[int] = (0, 1, 10, 100, 1000)) -> list[Record]:
     return [
-        Record(site, "mean_direction_drift", math.exp(-step / 500) if place else 1.0, step=step)
+        Record(site, "mean_direction_drift", math.exp(-step / 500) if position else 1.0, step=step)
         for step in steps
-        for place, site in enumerate(sites())
+        for position, site in enumerate(sites())
     ]
-
-
-def planes(steps: Iterable[int] = (0, 10, 100, 1000)) -> list[Record]:
-    """The contract of a trajectory in the plane: one record an axis, of the mean and of single tokens."""
-    out = []
-    for step in steps:
-        for layer in range(LAYERS):
-            turn = layer + math.log1p(step) / 3
-            for axis, value in ((1, math.cos(turn)), (2, math.sin(turn))):
-                site = f"resid.{layer}"
-                out.append(Record(site, "trajectory", value, step=step, variant={"axis": axis, "of": "mean"}))
-                out += [
-                    Record(
-                        site,
-                        "trajectory",
-                        value + 0.1 * math.sin(7 * t + axis),
-                        step=step,
-                        index=t,
-                        variant={"axis": axis, "of": "token"},
-                    )
-                    for t in range(5)
-                ]
-    return out
 
 
 def verdicts() -> list[Record]:
@@ -188,7 +165,7 @@ def verdicts() -> list[Record]:
 def every_shape() -> list[Record]:
     steps = (0, 1, 10, 100, 1000)
     return [
-        *profiles(steps), *curves(), *heads(steps), *gradients(), *drifts(), *planes(), *verdicts(),
+        *profiles(steps), *curves(), *heads(steps), *gradients(), *drifts(), *verdicts(),
     ]  # fmt: skip
 
 

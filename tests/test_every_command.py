@@ -18,7 +18,7 @@ pytestmark = pytest.mark.fast
 
 LITTLE = ["--tokens", "300", "--window", "32", "--metrics", "mean_cosine,isoscore"]
 TRAINED = ["--layers", "2", "--width", "16", "--heads", "2", "--context", "32", "--batch", "4", "--steps", "4"]
-# Command, what it must print, and the file or folder it must write. `serve` does not end by itself: tests/test_live.py.
+# Command, what it must print, and the file or folder it must write. `serve` does not end: tests/report/test_live.py.
 CASES: dict[str, tuple[list[str], str, str | None]] = {
     "demo": (["--clouds"], "isoscore", None),
     "doctor": ([], "torch", None),

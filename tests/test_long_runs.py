@@ -41,7 +41,7 @@ def test_what_a_look_reads_and_writes_does_not_grow_with_the_run(tmp_path: Path)
 
 
 def test_a_followed_run_costs_the_server_nothing_that_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(live, "_LOOK_EVERY", 0.001)
+    monkeypatch.setattr(live, "_POLL_EVERY", 0.001)
     path = tmp_path / "r"
     Run.create(path).close()
 

@@ -1,4 +1,4 @@
-"""Imported once by the process that works are forked from: whatever is loaded at first use is loaded here."""
+"""Imported once by the process that tasks are forked from: loads what would be loaded on first use."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""What is installed here and what works: the first thing to look at when something does not.
+"""Checks of the installation: what is installed and what works.
 
-What may take the process down with it (a broken package, a product that the processor does not know, a driver) is tried
-in a process of its own.
+Whatever may crash the process (a damaged package, an instruction that the processor lacks, a driver) is tried in a
+subprocess.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from pathlib import Path
 
 from anisoscope import __version__
 
-_SECONDS = 120  # for one trial; a slow disk may need long to read torch for the first time
-_LITTLE = 5e9  # bytes of a disk on which a sweep's downloads may not fit
-_MODULES = {"pillow": "PIL", "vl-convert-python": "vl_convert"}  # where a package's module has another name
+_SECONDS = 120  # limit for one trial; importing torch from a slow disk takes long
+_LITTLE = 5e9  # bytes; the downloads of a sweep may need more
+_MODULES = {"pillow": "PIL", "vl-convert-python": "vl_convert"}  # packages whose module has another name
 _OPTIONAL = {
     "ray": "sweeps on a cluster",
     "lightning": "the Lightning callback",
@@ -59,10 +59,10 @@ assert ray.get(ray.remote(lambda: 1 + 1).remote()) == 2
 
 @dataclass(frozen=True)
 class Check:
-    """One thing looked at.
+    """The result of one check.
 
-    `state` is "ok", "missing" (optional, not there), "limited" (works, with something to know) or "broken" (the core
-    needs it and it does not work).
+    `state` is "ok", "missing" (optional and not installed), "limited" (works, with a caveat) or "broken" (needed by
+    every measurement and does not work).
     """
 
     what: str
@@ -71,76 +71,81 @@ class Check:
 
 
 def checks(thorough: bool = False) -> Iterator[Check]:
-    """Everything that is looked at, the needed things first; `thorough` also starts a browser and Ray."""
+    """Run all checks, the necessary ones first.
+
+    Args:
+        thorough: Also import the optional packages and start a browser and Ray.
+    """
     yield Check("anisoscope", "ok", f"{__version__}, in {Path(__file__).parent}")
     python = f"{platform.python_version()} on {platform.system()} {platform.machine()}"
     yield Check("Python", "ok" if sys.version_info >= (3, 11) else "broken", python)
     yield from _packages(thorough)
     yield from _products()
-    yield _folder(Path(tempfile.gettempdir()), "scratch folder", "broken", "set TMPDIR to a folder that can be")
-    yield _folder(Path.cwd(), "this folder", "limited", "runs are written here by default: give --out elsewhere")
+    yield _folder(Path(tempfile.gettempdir()), "scratch folder", "broken", "set TMPDIR to a folder that can be written")
+    yield _folder(Path.cwd(), "this folder", "limited", "runs are written here by default; use --out")
     yield _hub()
     yield _browser(thorough)
     if thorough and _version("ray") is not None:
-        why = _trial(_RAY)
-        yield Check("ray, started", "limited" if why else "ok", why or "a task ran on a cluster of one processor")
+        problem = _trial(_RAY)
+        yield Check(
+            "ray, started", "limited" if problem else "ok", problem or "a task ran on a cluster of one processor"
+        )
 
 
 # --- packages -----------------------------------------------------------------------------------------------------
 
 
 def _packages(thorough: bool) -> Iterator[Check]:
-    """Every package that is needed, then the optional ones: its version, and whether it can be imported.
+    """Every necessary package, then the optional ones: its version, and whether it can be imported.
 
-    Optional ones are imported only by a thorough look: some take longer than all the others together.
+    Optional ones are imported only by a thorough check, because some are slow.
     """
     needed = _needed()
     versions = {name: _version(name) for name in (*needed, *_OPTIONAL)}
-    tried = [name for name, found in versions.items() if found and (thorough or name in needed)]
+    tried = [name for name, installed in versions.items() if installed and (thorough or name in needed)]
     modules = {name: _MODULES.get(name, name.replace("-", "_")) for name in tried}
-    answer, failed = _answer(_IMPORTS, *modules.values())
-    reasons: dict[str, str | None] = json.loads(answer.splitlines()[-1]) if not failed else {}
+    output, failed = _output(_IMPORTS, *modules.values())
+    reasons: dict[str, str | None] = json.loads(output.splitlines()[-1]) if not failed else {}
     if failed:
         yield Check("packages", "broken", f"importing them ended the process ({failed}); install anisoscope again")
-    for name, found in versions.items():
+    for name, installed in versions.items():
         optional = name not in needed
-        why = reasons.get(modules.get(name, ""))
-        if found is None and optional:
+        problem = reasons.get(modules.get(name, ""))
+        if installed is None and optional:
             yield Check(name, "missing", f"only needed for {_OPTIONAL[name]}: pip install {name}")
-        elif found is None:
+        elif installed is None:
             yield Check(name, "broken", f"not installed; pip install '{name}{needed[name]}'")
-        elif why is not None:
+        elif problem is not None:
             remedy = f"only needed for {_OPTIONAL[name]}" if optional else f"pip install '{name}{needed[name]}'"
-            yield Check(name, "limited" if optional else "broken", f"{found} cannot be imported ({why}); {remedy}")
-        elif not optional and not _allowed(found, needed[name]):
-            yield Check(name, "broken", f"{found} is not {needed[name]}; pip install '{name}{needed[name]}'")
+            yield Check(
+                name, "limited" if optional else "broken", f"{installed} cannot be imported ({problem}); {remedy}"
+            )
+        elif not optional and not _allowed(installed, needed[name]):
+            yield Check(name, "broken", f"{installed} is not {needed[name]}; pip install '{name}{needed[name]}'")
         else:
-            yield Check(name, "ok", found)
+            yield Check(name, "ok", installed)
 
 
 def _needed() -> dict[str, str]:
-    """The packages that this one was installed with and the versions it allows, by name.
-
-    Not installed as a package (a tree on the path), it says only that torch is needed.
-    """
+    """The necessary packages with their allowed versions; only torch if anisoscope itself is not installed."""
     try:
         lines = [line for line in requires("anisoscope") or () if "extra" not in line]
     except PackageNotFoundError:
         lines = ["torch"]
-    return {found[1]: found[2] for line in lines if (found := re.match(r"([\w.-]+)\s*([^;]*)", line.strip()))}
+    return {match[1]: match[2] for line in lines if (match := re.match(r"([\w.-]+)\s*([^;]*)", line.strip()))}
 
 
-def _allowed(found: str, wanted: str) -> bool:
-    """Whether a version is among those allowed.
+def _allowed(installed: str, allowed: str) -> bool:
+    """Whether a version is allowed.
 
     >>> _allowed("2.13.0+cpu", ">=2.9"), _allowed("4.50.1", "<6,>=5.0")
     (True, False)
     """
     try:
         from packaging.specifiers import SpecifierSet
-    except ImportError:  # comes with what we need; where it does not there is nothing to compare with
+    except ImportError:  # comes with our dependencies; without it the check is skipped
         return True
-    return SpecifierSet(wanted).contains(found, prereleases=True)
+    return SpecifierSet(allowed).contains(installed, prereleases=True)
 
 
 def _version(name: str) -> str | None:
@@ -156,15 +161,13 @@ def _version(name: str) -> str | None:
 
 
 def _products() -> Iterator[Check]:
-    """Matrix products on the processor and on each accelerator, tried."""
+    """A matrix product on the processor and on each accelerator."""
     plain = _trial(_PRODUCT, "cpu", "float32")
     yield Check("float32 on the CPU", "broken" if plain else "ok", plain or f"{os.cpu_count()} cores")
     if plain:
         return
     half = _trial(_PRODUCT, "cpu", "bfloat16")
-    detail = (
-        f"{half}; half precision is loaded as float32 here" if half else "works; weights are still loaded as float32"
-    )
+    detail = f"{half}; half precision is loaded as float32" if half else "works; weights are still loaded as float32"
     yield Check("bfloat16 on the CPU", "limited" if half else "ok", detail)
     import torch
 
@@ -172,13 +175,13 @@ def _products() -> Iterator[Check]:
     if torch.backends.mps.is_available():
         names.append("mps")
     if not names:
-        yield Check("GPU", "missing", "none is seen; everything works on the CPU, large models slowly")
+        yield Check("GPU", "missing", "not found; everything works on the CPU, but large models are slow")
     for name in names:
-        why = _trial(_PRODUCT, name, "float32")
-        yield Check(name, "limited" if why else "ok", why or _about(name))
+        problem = _trial(_PRODUCT, name, "float32")
+        yield Check(name, "limited" if problem else "ok", problem or _device_name(name))
 
 
-def _about(device: str) -> str:
+def _device_name(device: str) -> str:
     import torch
 
     if device == "mps":
@@ -187,22 +190,22 @@ def _about(device: str) -> str:
     return f"{torch.cuda.get_device_name(device)}, {memory:.0f} GB"
 
 
-# --- places and programs ------------------------------------------------------------------------------------------
+# --- folders and programs ------------------------------------------------------------------------------------------
 
 
 def _folder(path: Path, what: str, state: str, remedy: str) -> Check:
-    """Whether a folder can be written, and how much room there is."""
+    """Whether a folder can be written, and the free space."""
     try:
         with tempfile.NamedTemporaryFile(dir=path):
             free = shutil.disk_usage(path).free
-    except OSError as why:
-        return Check(what, state, f"{path} cannot be written ({why.strerror or why}); {remedy}")
-    room = f"{path} can be written, {free / 1e9:.0f} GB free"
-    return Check(what, "limited" if free < _LITTLE else "ok", room)
+    except OSError as error:
+        return Check(what, state, f"{path} cannot be written ({error.strerror or error}); {remedy}")
+    detail = f"{path} can be written, {free / 1e9:.0f} GB free"
+    return Check(what, "limited" if free < _LITTLE else "ok", detail)
 
 
 def _hub() -> Check:
-    """Whether models may be downloaded, and where they are kept; nothing is sent."""
+    """Whether models may be downloaded, and where they are stored; nothing is sent."""
     what = "Hugging Face hub"
     try:
         from huggingface_hub import constants
@@ -210,24 +213,26 @@ def _hub() -> Check:
         return Check(what, "limited", "huggingface_hub cannot be imported: models from folders only")
     cache = Path(constants.HF_HUB_CACHE)
     models = len(list(cache.glob("models--*"))) if cache.is_dir() else 0
-    kept = f"{models} models in {cache}"
+    stored = f"{models} models in {cache}"
     if constants.HF_HUB_OFFLINE:
-        return Check(what, "limited", f"offline mode is on (HF_HUB_OFFLINE): only what is kept, {kept}")
-    return Check(what, "ok", f"downloads are allowed; {kept}")
+        return Check(what, "limited", f"offline mode is on (HF_HUB_OFFLINE): only stored models, {stored}")
+    return Check(what, "ok", f"downloads are allowed; {stored}")
 
 
 def _browser(thorough: bool) -> Check:
-    found = next((path for name in _BROWSERS if (path := shutil.which(name))), None)
-    if found is None:
+    browser = next((path for name in _BROWSERS if (path := shutil.which(name))), None)
+    if browser is None:
         return Check("chromium", "missing", "only needed for tests of the pages; reports open in any browser")
     if not thorough:
-        return Check("chromium", "ok", f"{found}; --thorough opens a page in it")
+        return Check("chromium", "ok", f"{browser}; --thorough opens a page in it")
     with tempfile.TemporaryDirectory() as profile:
         options = ("--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={profile}", "--dump-dom")
-        shown, why = _run([found, *options, "data:text/html,<p>it works</p>"])
-    works = not why and "it works" in shown
+        output, problem = _run([browser, *options, "data:text/html,<p>it works</p>"])
+    works = not problem and "it works" in output
     return Check(
-        "chromium", "ok" if works else "limited", f"{found} {'opened a page' if works else why or 'is silent'}"
+        "chromium",
+        "ok" if works else "limited",
+        f"{browser} {'opened a page' if works else problem or 'printed nothing'}",
     )
 
 
@@ -235,22 +240,22 @@ def _browser(thorough: bool) -> Check:
 
 
 def _trial(program: str, *arguments: str) -> str | None:
-    """Why a small program does not end well in a process of its own, or None."""
-    return _answer(program, *arguments)[1]
+    """Why a small program fails in a subprocess, or None."""
+    return _output(program, *arguments)[1]
 
 
-def _answer(program: str, *arguments: str) -> tuple[str, str | None]:
+def _output(program: str, *arguments: str) -> tuple[str, str | None]:
     return _run([sys.executable, "-c", program, *arguments])
 
 
 def _run(command: Sequence[str]) -> tuple[str, str | None]:
-    """What a command printed, and how it failed: killed by a signal, with which last line, or not at all."""
+    """What a command printed, and why it failed: the signal, or the last line of its errors; None if it did not."""
     try:
         done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=_SECONDS, errors="replace")
     except subprocess.TimeoutExpired:
         return "", f"no answer within {_SECONDS} seconds"
-    except OSError as why:
-        return "", f"cannot be started: {why.strerror or why}"
+    except OSError as error:
+        return "", f"cannot be started: {error.strerror or error}"
     if done.returncode < 0:
         return done.stdout, f"killed by signal {-done.returncode}"
     last = (done.stderr.strip().splitlines() or [f"ended with {done.returncode}"])[-1][:200]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -167,6 +167,25 @@ class Record:
             wrong = sorted(set(row) ^ expected)
             raise InputError(f"This is not a record. Missing or unknown keys: {', '.join(wrong)}.")
         return cls(**row)
+
+
+class Replicates(tuple[float, ...]):
+    """Leave-one-block-out values of one record, with the number of rows in each block.
+
+    `sizes` is None if they are not known: a run from an older version does not store them.
+
+    >>> Replicates([0.4, 0.6], sizes=[128, 96]).sizes
+    (128, 96)
+    """
+
+    sizes: tuple[int, ...] | None
+
+    def __new__(cls, values: Iterable[float] = (), sizes: Sequence[int] | None = None) -> Replicates:
+        replicates = super().__new__(cls, values)
+        replicates.sizes = None if sizes is None else tuple(sizes)
+        if replicates.sizes is not None and len(replicates.sizes) != len(replicates):
+            raise ValueError(f"{len(replicates)} replicates, but the sizes of {len(replicates.sizes)} blocks")
+        return replicates
 
 
 COLUMNS = (

@@ -1,4 +1,4 @@
-"""A real browser: Debian's chromium, headless, with a profile of its own; tests are skipped where it is not there."""
+"""A real browser: chromium, headless, with its own profile; tests are skipped if it is not installed."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def browser(tmp_path_factory: pytest.TempPathFactory, downloads: Path) -> Iterat
 
 @pytest.fixture
 def until(browser: Any) -> Callable[..., Any]:
-    """Waits until a script returns something true, and gives it; says what it waited for otherwise."""
+    """Wait until a script returns a true value, and return it; otherwise fail with the script."""
     from selenium.webdriver.support.ui import WebDriverWait
 
     def wait(script: str, *values: Any, seconds: float = 30) -> Any:
@@ -65,17 +65,17 @@ def until(browser: Any) -> Callable[..., Any]:
 
 
 @pytest.fixture
-def look(browser: Any) -> Callable[..., None]:
-    """Sets the width of the window and whether the system asks for dark pages."""
+def set_view(browser: Any) -> Callable[..., None]:
+    """Set the width of the window and whether the system prefers dark pages."""
 
-    def set_look(width: int, dark: bool = False) -> None:
+    def set_window(width: int, dark: bool = False) -> None:
         metrics = {"width": width, "height": 900, "deviceScaleFactor": 1, "mobile": width < 600}
         browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", metrics)
         scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
         browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": [scheme]})
 
-    set_look(1280)
-    return set_look
+    set_window(1280)
+    return set_window
 
 
 @contextmanager
@@ -96,7 +96,7 @@ def serving(app: Any) -> Iterator[str]:
 
 
 def problems(browser: Any) -> list[str]:
-    """What the console complained of since the last look."""
+    """The problems in the console since the last call."""
     return [entry["message"] for entry in browser.get_log("browser") if entry["level"] in ("SEVERE", "WARNING")]
 
 

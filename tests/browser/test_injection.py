@@ -1,4 +1,4 @@
-"""Texts of a stranger's run that would be scripts: in a real browser they stay text, on report and live page."""
+"""Texts of an untrusted run that look like scripts stay text in a real browser, on report and live page."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ def patient(browser: Any) -> Any:
 
 
 def test_a_report_of_a_hostile_run_stays_a_report(
-    patient: Any, tmp_path: Path, until: Callable[..., Any], look: Any
+    patient: Any, tmp_path: Path, until: Callable[..., Any], set_view: Any
 ) -> None:
     run = hostile_run(tmp_path / "r")
     patient.get(write_report([run], tmp_path / "report.html").as_uri())
@@ -108,7 +108,7 @@ def served(tmp_path: Path) -> Iterator[tuple[str, Path]]:
 
 
 def test_the_live_page_of_a_hostile_run_stays_itself(
-    patient: Any, served: tuple[str, Path], until: Callable[..., Any], look: Any
+    patient: Any, served: tuple[str, Path], until: Callable[..., Any], set_view: Any
 ) -> None:
     address, folder = served
     patient.get(address)
@@ -118,7 +118,7 @@ def test_the_live_page_of_a_hostile_run_stays_itself(
     [path] = [entry for entry in folder.iterdir() if (entry / "run.json").is_file()]
     with Run.create(path, resume=True) as run:  # rows that arrive while the page is open
         run.append([Record("resid.0", text, 2.0, tokens=text, step=5, note=text) for text in ATTACKS])
-    until("return document.getElementById('told').textContent.includes('records')")
+    until("return document.getElementById('status').textContent.includes('records')")
     time.sleep(1.5)
     untouched(patient)
     patient.get(f"{address}#runs=%5B%22%3Cscript%3Ewindow.taken=1%3C/script%3E%22%5D&metric=%3Cimg%20src=x%3E")

@@ -1,4 +1,4 @@
-"""The live page in a real browser: a record that is appended shows by itself."""
+"""The live page in a real browser: an appended record appears by itself."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def address(folder: Path) -> Iterator[str]:
 
 
 @pytest.fixture
-def opened(browser: Any, address: str, until: Any, look: Any) -> Any:
+def opened(browser: Any, address: str, until: Any, set_view: Any) -> Any:
     browser.get("about:blank")
     browser.get_log("browser")
     browser.get(address)
@@ -59,9 +59,9 @@ def test_the_run_that_changed_last_is_shown(opened: Any, until: Callable[..., An
     assert problems(opened) == []
 
 
-def test_an_appended_record_shows_by_itself_and_soon(opened: Any, until: Callable[..., Any], folder: Path) -> None:
-    """The page is told at the server's next look, a fraction of a second away; a busy machine may take longer."""
-    assert live._LOOK_EVERY < 1
+def test_an_appended_record_appears_soon(opened: Any, until: Callable[..., Any], folder: Path) -> None:
+    """The server polls a few times per second; a busy machine may take longer."""
+    assert live._POLL_EVERY < 1
     until("return document.getElementById('chart').dataset.shown")
     latest = "return document.querySelector('#picks output').textContent"
     assert until(latest) == "100"
@@ -71,7 +71,7 @@ def test_an_appended_record_shows_by_itself_and_soon(opened: Any, until: Callabl
 
 
 def test_a_record_that_is_measured_again_is_counted_once(opened: Any, until: Callable[..., Any], folder: Path) -> None:
-    count = "return Number(document.getElementById('told').textContent.replace(/[^0-9]/g, ''))"
+    count = "return Number(document.getElementById('status').textContent.replace(/[^0-9]/g, ''))"
     known = [r for r in runs.profiles((100,)) if r.metric == "spectral_anisotropy"]
     before = until(count)
     append(folder / "a", [replace(known[0], value=0.5), replace(known[0], step=777), replace(known[0], step=777)])
@@ -89,7 +89,7 @@ def test_choosing_a_second_run_compares_them(opened: Any, until: Callable[..., A
     assert '"a","b"' in opened.execute_script("return decodeURIComponent(location.hash)")
 
 
-def test_a_link_holds_runs_and_view(opened: Any, address: str, until: Callable[..., Any]) -> None:
+def test_a_link_contains_runs_and_view(opened: Any, address: str, until: Callable[..., Any]) -> None:
     opened.get("about:blank")
     opened.get(address + "#runs=%5B%22b%22%5D&metric=two_nn&kind=map")
     until("return document.getElementById('chart').dataset.shown === 'two_nn map'")

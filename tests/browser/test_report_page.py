@@ -48,7 +48,7 @@ def offline(browser: Any) -> Iterator[None]:
 
 
 @pytest.fixture
-def opened(browser: Any, report: str, until: Any, look: Any, offline: None) -> Any:
+def opened(browser: Any, report: str, until: Any, set_view: Any, offline: None) -> Any:
     browser.get("about:blank")
     browser.get_log("browser")
     browser.get(report)
@@ -56,7 +56,7 @@ def opened(browser: Any, report: str, until: Any, look: Any, offline: None) -> A
     return browser
 
 
-def test_the_report_opens_from_disk_without_network_or_complaint(opened: Any, until: Callable[..., Any]) -> None:
+def test_the_report_opens_from_disk_without_network_or_errors(opened: Any, until: Callable[..., Any]) -> None:
     assert until(MARKS) > 3
     assert opened.execute_script("return performance.getEntriesByType('resource').length") == 0
     assert problems(opened) == []
@@ -73,23 +73,23 @@ def test_picking_a_metric_changes_the_chart_and_the_address(opened: Any, until: 
 
 def test_every_metric_and_kind_has_marks(opened: Any, until: Callable[..., Any]) -> None:
     metrics = opened.execute_script("return [...document.querySelectorAll('#metric option')].map((o) => o.value)")
-    assert {"spectral_anisotropy", "gradient_energy", "trajectory", "verdict"} <= set(metrics)
+    assert {"spectral_anisotropy", "gradient_energy", "verdict"} <= set(metrics)
     for metric in metrics:
         opened.execute_script(CHOOSE, "metric", metric)
         until(SHOWN + ".startsWith(arguments[0] + ' ')", metric)
         kinds = opened.execute_script("return document.querySelectorAll('#kinds button').length")
-        for place in range(kinds):
-            opened.execute_script("document.querySelectorAll('#kinds button')[arguments[0]].click()", place)
-            until("return document.querySelectorAll('#kinds button')[arguments[0]].ariaPressed === 'true'", place)
-            assert until(MARKS) > 0, (metric, place)
+        for position in range(kinds):
+            opened.execute_script("document.querySelectorAll('#kinds button')[arguments[0]].click()", position)
+            until("return document.querySelectorAll('#kinds button')[arguments[0]].ariaPressed === 'true'", position)
+            assert until(MARKS) > 0, (metric, position)
     assert problems(opened) == []
 
 
-def test_the_address_holds_the_view(opened: Any, report: str, until: Callable[..., Any]) -> None:
+def test_the_address_contains_the_view(opened: Any, report: str, until: Callable[..., Any]) -> None:
     opened.get("about:blank")
-    opened.get(report + "#metric=two_nn&kind=steps&colour=place")
+    opened.get(report + "#metric=two_nn&kind=steps&colour=layer")
     until(SHOWN + " === 'two_nn steps'")
-    assert opened.execute_script("return document.getElementById('colour').value") == "place"
+    assert opened.execute_script("return document.getElementById('colour').value") == "layer"
 
 
 def test_a_slider_picks_the_step(opened: Any, until: Callable[..., Any]) -> None:
@@ -119,7 +119,7 @@ def test_the_records_can_be_saved_as_csv(opened: Any, run: Run, downloads: Path)
 
 
 def test_hostile_texts_stay_text_in_the_browser(
-    browser: Any, tmp_path: Path, until: Callable[..., Any], look: Any
+    browser: Any, tmp_path: Path, until: Callable[..., Any], set_view: Any
 ) -> None:
     attack = "<img src=x onerror=\"document.title='taken'\">"
     records = [
@@ -138,9 +138,9 @@ def test_hostile_texts_stay_text_in_the_browser(
 @pytest.mark.parametrize("width", [1280, 390])
 @pytest.mark.parametrize("dark", [False, True])
 def test_pages_fit_and_follow_the_system_s_theme(
-    browser: Any, report: str, until: Callable[..., Any], look: Any, tmp_path: Path, width: int, dark: bool
+    browser: Any, report: str, until: Callable[..., Any], set_view: Any, tmp_path: Path, width: int, dark: bool
 ) -> None:
-    look(width, dark)
+    set_view(width, dark)
     browser.get("about:blank")
     browser.get(report)
     until(READY)

@@ -1,4 +1,4 @@
-"""Asked for attention, `measure` printed a table without it: rows with an index were left out, heads among them."""
+"""`measure` printed a table without attention metrics: all rows with an index were left out, heads too."""
 
 from __future__ import annotations
 
@@ -37,4 +37,4 @@ def test_a_head_without_a_value_does_not_count() -> None:
 @pytest.mark.parametrize("metric", ["spectrum", "removal_curve"])
 def test_curves_that_a_table_cannot_show_are_named(metric: str) -> None:
     text = printed([Record("resid.0", metric, 0.5, index=0), Record("resid.0", metric, 0.4, index=1)])
-    assert f"Curves, which the report draws: {metric}" in text
+    assert f"Curves (see the report): {metric}" in text

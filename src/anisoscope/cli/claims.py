@@ -139,7 +139,7 @@ def _row(claim: Claim, verdicts: dict[str, str]) -> dict[str, object]:
 
 
 def _list_table(known: tuple[Claim, ...], verdicts: dict[str, dict[str, str]], small: Size) -> Table:
-    from anisoscope.report.sections import paper_said
+    from anisoscope.report.sections import paper_name
     from anisoscope.studies.claims.runner import cost
 
     table = Table(box=box.SIMPLE_HEAD, caption=_LEGEND, caption_justify="left", padding=(0, 1, 0, 0))
@@ -150,7 +150,7 @@ def _list_table(known: tuple[Claim, ...], verdicts: dict[str, dict[str, str]], s
         if claim.paper != paper:
             paper = claim.paper
             table.add_section()
-            table.add_row("", f"[bold]{paper_said(paper)}[/]")
+            table.add_row("", f"[bold]{paper_name(paper)}[/]")
         marks = " ".join(_MARKS[outcome] for outcome in verdicts.get(claim.id, {}).values())
         table.add_row(claim.id, claim.statement, claim.needs, f"{cost([claim], small):.1f}", marks or "[dim]–[/]")
     table.add_section()

@@ -10,12 +10,12 @@ from typing import Any
 
 from anisoscope.errors import InputError, StoreError
 from anisoscope.report.charts import plot
-from anisoscope.report.page import asset
-from anisoscope.report.sections import paper_said
+from anisoscope.report.sections import paper_name
 from anisoscope.report.shapes import choose, colours_of, shape_of
-from anisoscope.report.tidy import of_metric, table_of
-from anisoscope.store.files import understood
-from anisoscope.store.run import Run, write_text
+from anisoscope.report.tables import of_metric, table_of
+from anisoscope.report.templates import asset
+from anisoscope.store.files import understood, write_text
+from anisoscope.store.run import Run
 from anisoscope.studies.claims.claim import Claim, Evidence, Verdict, judge
 from anisoscope.studies.claims.runner import CLAIMS, evidence_run, kept_evidence
 
@@ -81,7 +81,7 @@ def _section(folder: Path, claim: Claim, evidence: Evidence, verdicts: tuple[Ver
     figures = "".join(_figures(folder, claim))
     return (
         f"<section class='claim' id='{claim.id}'><h2>{claim.id} · {escape(claim.statement)}</h2>"
-        f"<p class='quiet'>{escape(paper_said(claim.paper))}</p>{lines}<div class='figures'>{figures}</div></section>"
+        f"<p class='quiet'>{escape(paper_name(claim.paper))}</p>{lines}<div class='figures'>{figures}</div></section>"
     )
 
 

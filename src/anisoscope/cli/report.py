@@ -1,4 +1,4 @@
-"""`show`, `report`, `figure`, `compare` and `serve`: what can be seen of runs."""
+"""`report`, `show`, `figure`, `compare` and `serve`: tables, charts and pages of runs."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ Runs = Annotated[list[Path], typer.Argument(help="Run folders.")]
 )
 def report(
     runs: Runs,
-    out: Annotated[Path | None, typer.Option(help="The .html file; report.html in the first run by default.")] = None,
+    out: Annotated[Path | None, typer.Option(help="The .html file; default: report.html in the first run.")] = None,
 ) -> None:
-    """One self-contained HTML page to send to a colleague: sentences, charts, cards, all records inside."""
+    """Write one self-contained HTML page: sentences, charts, metric cards and all records."""
     from anisoscope.report.page import write_report
     from anisoscope.store.run import Run
 
@@ -40,17 +40,17 @@ def report(
 
 @app.command(epilog="Example:\n\n    anisoscope show runs/exp1")
 def show(run: Annotated[Path, typer.Argument(help="A run folder.")]) -> None:
-    """What a run says, in the terminal: curves over the layers at the last step, sentences, caveats."""
+    """Show a run in the terminal: curves over the layers at the last step, sentences, caveats."""
     from anisoscope.report.caveats import caveats
-    from anisoscope.report.reading import headlines
-    from anisoscope.report.terminal import layers_table, reading_table, records_table
-    from anisoscope.report.tidy import by_metric, first_and_last, records_of, rows_of, table_of
+    from anisoscope.report.sentences import headlines
+    from anisoscope.report.tables import by_metric, first_and_last, records_of, rows_of, table_of
+    from anisoscope.report.terminal import layers_table, records_table, sentences_table
     from anisoscope.store.run import Run
 
     opened = Run.open(run)
     table = table_of([opened])
     if not len(table):
-        raise InputError(f"{opened.name} holds no records yet; measure something first")
+        raise InputError(f"{opened.name} has no records yet; measure something first")
     shown = records_of(table[table["step"] == table["step"].max()])
     layered = any(Site.parse(record.site).layer is not None for record in shown)
     rows = {metric: rows_of(group) for metric, group in by_metric(first_and_last(table)).items()}
@@ -58,7 +58,7 @@ def show(run: Annotated[Path, typer.Argument(help="A run folder.")]) -> None:
     console.print(
         layers_table(shown, opened.info, title=opened.name) if layered else records_table(shown, title=opened.name)
     )
-    console.print(reading_table(headlines(rows), caveats(rows, opened.info)))
+    console.print(sentences_table(headlines(rows), caveats(rows, opened.info)))
 
 
 @app.command(
@@ -76,17 +76,17 @@ def figure(
     metric: Annotated[str, typer.Option("--metric", "-m", help="The metric to draw.")],
     save: Annotated[Path, typer.Option(help="The .pdf, .svg, .png, .html or .json file to write.")],
     kind: Annotated[
-        str | None, typer.Option(help="Another chart that fits: profile, steps, map, heads, curve …")
+        str | None, typer.Option(help="Another kind of chart that fits: profile, steps, map, heads, curve …")
     ] = None,
     colour: Annotated[
-        str | None, typer.Option("--colour", "--color", help="The field to colour: tokens, run …")
+        str | None, typer.Option("--colour", "--color", help="The field to colour by: tokens, run …")
     ] = None,
     pick: Annotated[list[str] | None, typer.Option(help="field=value of what is not drawn; may be repeated.")] = None,
-    dark: Annotated[bool, typer.Option("--dark", help="On a dark ground.")] = False,
-    width: Annotated[int, typer.Option(min=50, help="Of the plot, in points.")] = 520,
-    height: Annotated[int, typer.Option(min=50, help="Of the plot, in points.")] = 300,
+    dark: Annotated[bool, typer.Option("--dark", help="Use a dark background.")] = False,
+    width: Annotated[int, typer.Option(min=50, help="Of the plot, in pixels.")] = 520,
+    height: Annotated[int, typer.Option(min=50, help="Of the plot, in pixels.")] = 300,
 ) -> None:
-    """A figure fit for a paper: one metric of one or more runs, the chart chosen by the shape of its records."""
+    """Draw a figure for a paper: one metric of one or more runs, the chart chosen by the shape of its records."""
     from anisoscope.report.charts import plot, save_chart
     from anisoscope.store.run import Run
 
@@ -97,10 +97,10 @@ def figure(
 
 
 def _pick(text: str) -> tuple[str, Any]:
-    """`step=100` as ("step", 100): a number where it is one."""
+    """`step=100` as ("step", 100); the value is a number if it can be."""
     field, equals, value = text.partition("=")
     if not equals:
-        raise InputError(f"{text!r} picks nothing; write field=value, such as step=100 or tokens=no-sink")
+        raise InputError(f"{text!r} is not a pick; write field=value, such as step=100 or tokens=no-sink")
     try:
         return field, parse_json(value)
     except ValueError:
@@ -119,10 +119,10 @@ def compare(
     first: Annotated[Path, typer.Argument(help="A run folder.")],
     second: Annotated[Path, typer.Argument(help="Another run folder.")],
     metrics: Metrics = None,
-    sites: Annotated[bool, typer.Option("--sites", help="Every number on a line of its own.")] = False,
+    sites: Annotated[bool, typer.Option("--sites", help="One line per number.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Two runs number by number: differences with their errors, paired where both saw the same tokens."""
+    """Compare two runs number by number: differences with errors, paired if both measured the same tokens."""
     from anisoscope.report.compare import differences, shared
     from anisoscope.report.terminal import differences_table, sites_table
     from anisoscope.store.run import Run
@@ -130,21 +130,23 @@ def compare(
     one, other = Run.open(first), Run.open(second)
     both = shared(one, other, names_of(metrics))
     last = both[both["step"] == both["step"].max()]  # what the table shows
-    found = differences(one, other, both if sites or as_json else last)
+    results = differences(one, other, both if sites or as_json else last)
     title = f"{one.name} and {other.name}"
     if as_json:
-        typer.echo(json.dumps([each.to_json() for each in found]))
+        typer.echo(json.dumps([each.to_json() for each in results]))
     else:
-        stdout().print(sites_table(found, title) if sites else differences_table(found, title, both["step"].nunique()))
+        stdout().print(
+            sites_table(results, title) if sites else differences_table(results, title, both["step"].nunique())
+        )
 
 
 @app.command(epilog="Examples:\n\n    anisoscope serve runs/\n\n    anisoscope serve runs/ --host 0.0.0.0 --port 9000")
 def serve(
     folder: Annotated[Path, typer.Argument(help="A folder with runs in it, at any depth.")] = Path("runs"),
-    host: Annotated[str, typer.Option(help="The address to bind; others than loopback ask for a token.")] = "127.0.0.1",
+    host: Annotated[str, typer.Option(help="The address to bind; all but loopback need a token.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=1, max=65535, help="The port to listen on.")] = 8733,
 ) -> None:
-    """All runs of a folder on a live page that grows while they do."""
+    """Serve a live page with all runs of a folder, updated while they grow."""
     from anisoscope.report.live import serve as serve_folder
 
-    serve_folder(str(folder), host=host, port=port, told=lambda url: stderr().print(f"open {escape(url)}"))
+    serve_folder(str(folder), host=host, port=port, announce=lambda url: stderr().print(f"open {escape(url)}"))

@@ -1,4 +1,4 @@
-"""`recompute` and `export`: what can be done with a run on disk."""
+"""`recompute` and `export`: work on a stored run."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ def recompute(
     metric: Annotated[list[str], typer.Option("--metric", "-m", help="A metric by name; may be repeated.")],
     as_json: AsJson = False,
 ) -> None:
-    """A new metric on an old run, from the statistics that it keeps."""
-    from anisoscope.measurement.recompute import recompute as again
+    """Compute a metric for a stored run, from its statistics."""
+    from anisoscope.measurement.recompute import recompute as recompute_run
     from anisoscope.report.terminal import records_table
 
-    records = again(run, metric)
+    records = recompute_run(run, metric)
     if as_json:
         typer.echo(json.dumps([record.to_json() for record in records]))
     else:
@@ -34,7 +34,7 @@ def export(
     run: Annotated[Path, typer.Argument(help="A run folder.")],
     to: Annotated[Path, typer.Option(help="A .parquet, .csv or .jsonl file.")],
 ) -> None:
-    """The records of a run as one file for pandas, R or a spreadsheet."""
+    """Write the records of a run to one file for pandas, R or a spreadsheet."""
     from anisoscope.store.run import Run
 
     written = Run.open(run).export(to)

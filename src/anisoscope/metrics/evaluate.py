@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from anisoscope.errors import MetricError
 from anisoscope.metrics.metric import Metric, Undefined, Value
 from anisoscope.metrics.nulls import Isotropic, isotropic
-from anisoscope.records import Record
+from anisoscope.records import Record, Replicates
 from anisoscope.stats.cloud import Cloud
 from anisoscope.stats.derived import Peeled
 from anisoscope.stats.inference import jackknife
@@ -150,7 +150,8 @@ def _error(
     if len(known) < len(replicates):
         return None, "no error bar: there is no value without some of the blocks", ()
     stretched = [value.value + value.stretch * (r - value.value) for r in known]
-    return jackknife(value.value, stretched, [part.size for part in without]), None, tuple(stretched)
+    sizes = [part.size for part in without]
+    return jackknife(value.value, stretched, sizes), None, Replicates(stretched, sizes)
 
 
 def _null(metric: Metric, value: Value, null: Isotropic | None, cloud: Cloud) -> float | None:

@@ -1,4 +1,4 @@
-"""What to keep in mind when reading a run: caveats that its own records give reason for."""
+"""Caveats for the reader of a run, derived from its records."""
 
 from __future__ import annotations
 
@@ -6,28 +6,28 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from anisoscope.report.facts import sound
-from anisoscope.report.reading import WITHOUT, by_place, number
-from anisoscope.report.tidy import Row
+from anisoscope.report.checked_info import checked_info
+from anisoscope.report.sentences import WITHOUT, by_layer, number
+from anisoscope.report.tables import Row
 
 _FEW_ROWS = 10  # tokens per dimension below which a covariance is mostly noise
-_LOW_NULL = 0.8  # where a perfect sphere reads less IsoScore than this, n is too small for d
-_FEW_TOKENS = 0.01  # a share of tokens this small that halves a score is a handful
-_SATURATED = 20.0  # neighbour-based dimensions above this are too low (true 50 reads about 32 at n = 2048)
-_DRAWN = 0.25  # a score that loses this much without sinks is drawn by them
-_OWN_PANEL = ("alert", "verdict")  # metrics whose notes are told elsewhere
+_LOW_NULL = 0.8  # if a perfect sphere has a lower IsoScore than this, n is too small for d
+_FEW_TOKENS = 0.01  # share of tokens; if removing so few halves a score, a few tokens dominate it
+_SATURATED = 20.0  # neighbour-based dimensions above this are too low (a true 50 is estimated as 32 at n = 2048)
+_DOMINATED = 0.25  # a score that loses this much without sinks is dominated by them
+_OWN_PANEL = ("alert", "verdict")  # metrics whose notes are shown elsewhere
 _LISTED = 8  # notes shown before they are only counted
 
 
 def caveats(rows: Mapping[str, Sequence[Row]], info: Mapping[str, Any]) -> list[str]:
     """The caveats that apply to one run, given its rows by metric and its info."""
-    info = sound(info)
-    found = [
+    info = checked_info(info)
+    texts = [
         _interrupted(info),
         _small_sample(rows, info),
         _massive(info),
         _few_tokens(rows.get("tokens_to_halve", ())),
-        _drawn_by_sinks(rows.get("spectral_anisotropy", ())),
+        _dominated_by_sinks(rows.get("spectral_anisotropy", ())),
         _saturated(rows.get("two_nn", ())),
         _no_errors(rows),
         _missing(rows),
@@ -35,11 +35,11 @@ def caveats(rows: Mapping[str, Sequence[Row]], info: Mapping[str, Any]) -> list[
         *_alerts(rows.get("alert", ())),
         *_notes(rows),
     ]
-    return [text for text in found if text]
+    return [text for text in texts if text]
 
 
 def width_of(rows: Mapping[str, Sequence[Row]], info: Mapping[str, Any]) -> int | None:
-    """The dimension d of the vectors: from the data's own facts, or the highest rank of a spectrum."""
+    """The dimension d of the vectors: from the info of the run, or the highest rank of a spectrum."""
     for part in (info.get("data"), info.get("model"), info):
         for key in ("d", "dim", "width", "hidden_size"):
             if isinstance(part, Mapping) and type(part.get(key)) is int and part[key] > 0:
@@ -51,7 +51,7 @@ def width_of(rows: Mapping[str, Sequence[Row]], info: Mapping[str, Any]) -> int 
 def _interrupted(info: Mapping[str, Any]) -> str | None:
     if not info.get("interrupted"):
         return None
-    return "The measurement was interrupted: the numbers are those of the tokens seen until then."
+    return "The measurement was interrupted: the numbers cover only the tokens up to then."
 
 
 def _small_sample(rows: Mapping[str, Sequence[Row]], info: Mapping[str, Any]) -> str | None:
@@ -60,21 +60,21 @@ def _small_sample(rows: Mapping[str, Sequence[Row]], info: Mapping[str, Any]) ->
     nulls = [row["null"] for row in scored if row["null"] is not None]
     width = width_of(rows, info)
     if nulls and min(nulls) < _LOW_NULL:
-        few = f"{min(counts):,} tokens" if counts else "So few tokens"
+        few = f"{min(counts):,} tokens" if counts else "These tokens"
         return (
-            f"{few} are few for {f'{width:,}' if width else 'so many'} dimensions: a perfect sphere measured like this "
-            f"would read an IsoScore of {number(min(nulls))}, not 1. Compare with the dotted lines, not with 1."
+            f"{few} are few for {f'{width:,}' if width else 'this many'} dimensions: a perfect sphere measured like "
+            f"this would have an IsoScore of {number(min(nulls))}, not 1. Compare with the dotted lines, not with 1."
         )
     if counts and width and min(counts) < _FEW_ROWS * width:
         return (
-            f"{min(counts):,} tokens are few for {width:,} dimensions: scores of the covariance are biased; "
-            "read them against the dotted lines, which show what a cloud without structure would give."
+            f"{min(counts):,} tokens are few for {width:,} dimensions: scores of the covariance are biased. "
+            "Compare them with the dotted lines, the null values (expected with no structure)."
         )
     return None
 
 
 def _without_sinks(rows: Sequence[Row]) -> Sequence[Row]:
-    """The rows without sinks where there are such: massive tokens lower a null too, whatever the number of tokens."""
+    """The rows without sinks if there are any: massive tokens lower a null value too, for any number of tokens."""
     return [row for row in rows if row["tokens"] == WITHOUT] or rows
 
 
@@ -88,7 +88,7 @@ def _massive(info: Mapping[str, Any]) -> str | None:
     one = removed["count"] == 1
     return (
         f"{removed['count']} massive token{'' if one else 's'}{named} {'is' if one else 'are'} left out under "
-        f"{WITHOUT}, besides the first token of every window."
+        f"{WITHOUT}, and so is the first token of every window."
     )
 
 
@@ -99,22 +99,22 @@ def _few_tokens(rows: Sequence[Row]) -> str | None:
     least = min(few, key=lambda row: row["value"])
     count = max(1, round(least["value"] * (least["n"] or 0)))
     return (
-        f"A handful of tokens draws the picture: at {len(few)} site{'s' if len(few) > 1 else ''} removing at most "
+        f"A few tokens dominate: at {len(few)} site{'s' if len(few) > 1 else ''} removing at most "
         f"{number(_FEW_TOKENS, percent=True)} of the tokens halves the excess anisotropy "
         f"(at {least['site']} {count:,} of {least['n'] or 0:,})."
     )
 
 
-def _drawn_by_sinks(rows: Sequence[Row]) -> str | None:
+def _dominated_by_sinks(rows: Sequence[Row]) -> str | None:
     last = max((row["step"] for row in rows), default=0)
     known = [row for row in rows if row["value"] is not None and row["step"] == last]
-    curves = [by_place([row for row in known if row["tokens"] == policy]) for policy in ("all", WITHOUT)]
-    lost = {place: curves[0][place] - curves[1][place] for place in curves[0] if place in curves[1]}
-    if not lost or max(lost.values()) < _DRAWN:
+    curves = [by_layer([row for row in known if row["tokens"] == policy]) for policy in ("all", WITHOUT)]
+    lost = {layer: curves[0][layer] - curves[1][layer] for layer in curves[0] if layer in curves[1]}
+    if not lost or max(lost.values()) < _DOMINATED:
         return None
     return (
-        "The curve over all tokens is drawn by sinks: without first and massive tokens the top direction loses up to "
-        f"{number(max(lost.values()), percent=True)} of the variance. For the text itself read the {WITHOUT} curve."
+        "Sink tokens dominate the curve over all tokens: without first and massive tokens the top direction loses up "
+        f"to {number(max(lost.values()), percent=True)} of the variance. For ordinary tokens use the {WITHOUT} curve."
     )
 
 
@@ -123,8 +123,8 @@ def _saturated(rows: Sequence[Row]) -> str | None:
     if not high:
         return None
     return (
-        f"Intrinsic dimensions above {_SATURATED:.0f} (up to {number(max(high))} here) are too low: every estimator "
-        "from neighbours saturates. Compare them only at equal n."
+        f"Intrinsic dimensions above {_SATURATED:.0f} (here up to {number(max(high))}) are underestimated: every "
+        "estimator from neighbours saturates. Compare them only at equal n."
     )
 
 
@@ -132,8 +132,8 @@ def _no_errors(rows: Mapping[str, Sequence[Row]]) -> str | None:
     every = [row for group in rows.values() for row in group if row["value"] is not None]
     if every and all(row["error"] is None for row in every):
         return (
-            "There are no error bars: too few blocks of documents (more text makes more, and so does a smaller "
-            "--tokens: a block is a 64th of it), or errors were switched off."
+            "There are no error bars: there were too few blocks of documents, or errors were switched off. More text "
+            "gives more blocks, and so does a smaller --tokens (a block is 1/64 of it)."
         )
     return None
 
@@ -143,25 +143,25 @@ def _missing(rows: Mapping[str, Sequence[Row]]) -> str | None:
     for metric, group in rows.items():
         if metric not in _OWN_PANEL and group and all(row["value"] is None for row in group):
             reasons.setdefault(group[0]["note"] or "no reason was recorded", []).append(metric)
-    told = [f"{', '.join(metrics)} ({reason})" for reason, metrics in reasons.items()]
-    return f"Without a value: {'; '.join(told)}." if told else None
+    missing = [f"{', '.join(metrics)} ({reason})" for reason, metrics in reasons.items()]
+    return f"No value: {'; '.join(missing)}." if missing else None
 
 
 def _random_weights(info: Mapping[str, Any]) -> list[str]:
     model = info.get("model")
     random = model.get("random_weights") if isinstance(model, Mapping) else None
-    return [f"Weights that the checkpoint lacks are random: {', '.join(map(str, random[:4]))}."] if random else []
+    return [f"Weights missing in the checkpoint are random: {', '.join(map(str, random[:4]))}."] if random else []
 
 
 def _alerts(rows: Sequence[Row]) -> list[str]:
-    """What the tracker warned of while the model trained."""
-    told = [f"Alert at step {row['step']:,}, {row['site']}: {row['note'] or row.get('v_rule', '')}." for row in rows]
-    more = len(told) - _LISTED
-    return told[:_LISTED] + ([f"{more} more alerts are in the records."] if more > 0 else [])
+    """The alerts of the tracker during training."""
+    texts = [f"Alert at step {row['step']:,}, {row['site']}: {row['note'] or row.get('v_rule', '')}." for row in rows]
+    more = len(texts) - _LISTED
+    return texts[:_LISTED] + ([f"{more} more alerts are in the records."] if more > 0 else [])
 
 
 def _notes(rows: Mapping[str, Sequence[Row]]) -> list[str]:
-    """What the records themselves note beside a value, notes that differ only in their numbers told once."""
+    """The notes of records that have a value; notes that differ only in their numbers are shown once."""
     kinds: dict[str, tuple[str, set[str], set[str]]] = {}
     for metric, group in rows.items():
         for row in group if metric not in _OWN_PANEL else ():
@@ -171,14 +171,14 @@ def _notes(rows: Mapping[str, Sequence[Row]]) -> list[str]:
                     _, sites, metrics = kinds.setdefault(kind, (note, set(), set()))
                     sites.add(row["site"])
                     metrics.add(metric)
-    told = [
-        f"{', '.join(sorted(metrics))}: {note} (at {len(sites)} site{'s' if len(sites) > 1 else ''}, the first quoted)."
+    texts = [
+        f"{', '.join(sorted(metrics))}: {note} (at {len(sites)} site{'s' if len(sites) > 1 else ''}, first one quoted)."
         for note, sites, metrics in kinds.values()
     ]
-    more = len(told) - _LISTED
-    return told[:_LISTED] + ([f"{more} more kinds of notes are in the records."] if more > 0 else [])
+    more = len(texts) - _LISTED
+    return texts[:_LISTED] + ([f"{more} more kinds of notes are in the records."] if more > 0 else [])
 
 
 def _only_names(kind: str) -> bool:
-    """A note that names a coordinate or counts words adds to the number; it is no caveat."""
+    """Whether a note only names a coordinate or counts words: that is part of the result, not a caveat."""
     return bool(re.fullmatch(r"(coordinate #|dimensions? [#, ]+|# words)", kind))

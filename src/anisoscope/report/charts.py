@@ -1,4 +1,4 @@
-"""Records in, a chart out: specifications that render in HTML, notebooks, PNG and PDF alike."""
+"""Charts of records: Vega-Lite specifications for HTML, notebooks, PNG and PDF."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ import pandas as pd
 from anisoscope.errors import InputError
 from anisoscope.records import Record
 from anisoscope.report import lines, maps
-from anisoscope.report.facts import sound
-from anisoscope.report.lines import Look
+from anisoscope.report.checked_info import checked_info
+from anisoscope.report.lines import ChartStyle
 from anisoscope.report.shapes import (
     KINDS,
     ORDERED,
@@ -29,13 +29,13 @@ from anisoscope.report.shapes import (
     steep,
     wide,
 )
+from anisoscope.report.tables import NONE, Depths, Row, claim_of, depths_of, of_metric, parse_site, rows_of, table_of
 from anisoscope.report.theme import COLOURS, config, save_chart, themed
-from anisoscope.report.tidy import NONE, Depths, Row, claim_of, depths_of, of_metric, parse_site, rows_of, table_of
 from anisoscope.store.run import Run
 
 __all__ = ["clouds_chart", "plot", "save_chart", "themed"]
 
-DRAWN: Mapping[str, Callable[[Look], Any]] = {
+DRAWN: Mapping[str, Callable[[ChartStyle], Any]] = {
     "profile": lines.profile,
     "steps": lines.steps,
     "map": maps.layer_steps,
@@ -46,12 +46,11 @@ DRAWN: Mapping[str, Callable[[Look], Any]] = {
     "spikes": lines.spikes,
     "strata": lines.strata,
     "against": lines.against,
-    "plane": maps.plane,
     "verdicts": maps.verdicts,
     "points": lines.points,
 }
-_LOG_AXIS = {"steps": "step", "curve": "index", "levels": "index"}  # the field that may span decades
-_FLAT = 0.25  # values that vary by less than this share of their size are not drawn from 0
+_LOG_AXIS = {"steps": "step", "curve": "index", "levels": "index"}  # the field that may have a log axis
+_FLAT = 0.25  # if values vary by less than this share of their size, the axis does not start at 0
 
 
 def plot(
@@ -65,23 +64,37 @@ def plot(
     width: int = 520,
     height: int = 300,
 ) -> Any:
-    """A chart of one metric of one or more runs; what kind is chosen by the shape of its records.
+    """Draw one metric of one or more runs; the kind of chart is chosen by the shape of the records.
 
-    `kind` names another that fits, `colour` the field to colour, `pick` the value of fields that are not drawn
-    (`{"step": 1000, "layer": 5, "proxy": "pca"}`); of those not given the last step and the middle layer are shown.
+    Args:
+        runs: The runs.
+        metric: The metric's name.
+        kind: Another kind of chart that fits the records.
+        colour: The field to colour by.
+        pick: Values of fields that are not drawn: `{"step": 1000, "layer": 5, "proxy": "pca"}`. By default the last
+            step and the middle layer are shown.
+        dark: Use a dark background.
+        width: Of the plot, in pixels.
+        height: Of the plot, in pixels.
+
+    Returns:
+        An Altair chart.
+
+    Raises:
+        InputError: No such metric, kind, field or value; the message lists what exists.
     """
     whole = table_of(runs)
     depths = depths_of(whole)
-    table, asked = _picked(of_metric(whole, metric), depths, pick or {})
+    table, requested = _picked(of_metric(whole, metric), depths, pick or {})
     shape = shape_of(table, depths)
     chosen = require_kind(kind, shape)
     field = _require_colour(colour, chosen, shape)
     rows = rows_of(table, depths)
     defaults = {name: _default(name, rows, shape) for name in picks_of(chosen, shape, field)}
     rows = [row for row in rows if _at(row, defaults)]
-    picked = {name: value for name, value in {**asked, **defaults}.items() if value != NONE}
-    card = sound(runs[0].info)["metrics"].get(metric, {})
-    spec = filled(spec_of(look_of(chosen, shape, field)), with_series(rows, chosen, field))
+    picked = {name: value for name, value in {**requested, **defaults}.items() if value != NONE}
+    card = checked_info(runs[0].info)["metrics"].get(metric, {})
+    spec = filled(spec_of(style_of(chosen, shape, field)), with_series(rows, chosen, field))
     size = {"width": width, "height": height}
     subtitle = [card["meaning"]] if "meaning" in card else []
     subtitle += [", ".join(f"{lines.title_of(f)} {_label(v)}" for f, v in picked.items())] if picked else []
@@ -89,12 +102,12 @@ def plot(
     return alt.Chart.from_dict({**spec, **size, "title": title, "config": config(dark)})
 
 
-def look_of(kind: str, shape: TableShape, colour: str | None) -> Look:
-    """What the specification of a chart depends on, read off the shape."""
+def style_of(kind: str, shape: TableShape, colour: str | None) -> ChartStyle:
+    """The style of a chart for records of this shape."""
     low, high = shape.low or 0.0, shape.high or 0.0
     x = shape.values.get(_LOG_AXIS.get(kind, ""), ())
-    places = shape.values.get("place", ())
-    return Look(
+    layers = shape.values.get("layer", ())
+    return ChartStyle(
         kind=kind,
         colour=colour,
         ordered=colour in ORDERED,
@@ -105,33 +118,33 @@ def look_of(kind: str, shape: TableShape, colour: str | None) -> Look:
         signed=low < 0 < high,
         null=shape.has_null,
         dash=KINDS[kind].dash and colour != "tokens" and shape.has("tokens"),
-        final=max(places) if any(parse_site(s).kind == "final" for s in shape.values.get("site", ())) else None,
+        final=max(layers) if any(parse_site(s).kind == "final" for s in shape.values.get("site", ())) else None,
     )
 
 
 @lru_cache(maxsize=512)
-def _cached_spec(look: Look) -> dict[str, Any]:
-    # Without validation, which takes longer than all the rest: the tests validate every kind once.
-    spec: dict[str, Any] = DRAWN[look.kind](look).to_dict(validate=False)
+def _cached_spec(style: ChartStyle) -> dict[str, Any]:
+    # Without validation, which is slow: the tests validate every kind once.
+    spec: dict[str, Any] = DRAWN[style.kind](style).to_dict(validate=False)
     spec.pop("config", None)
     return spec
 
 
-def spec_of(look: Look) -> dict[str, Any]:
-    """The Vega-Lite specification of a look, whose rows come under the name of `lines.ROWS`."""
-    return copy.deepcopy(_cached_spec(look))
+def spec_of(style: ChartStyle) -> dict[str, Any]:
+    """The Vega-Lite specification of a style; its data has the name `lines.ROWS`."""
+    return copy.deepcopy(_cached_spec(style))
 
 
 def filled(spec: Mapping[str, Any], rows: Sequence[Row]) -> dict[str, Any]:
-    """A specification with its rows inside."""
+    """A specification with its rows."""
     return {**spec, "datasets": {lines.ROWS: list(rows)}}
 
 
 def with_series(rows: Sequence[Row], kind: str, colour: str | None) -> list[Row]:
-    """Rows with what specifications read: `series` (the colour), `at` (the x in logs), `claim` and `effect`."""
+    """Rows with the fields that specifications use: `series` (colour), `at` (x on a log axis), `claim` and `effect`."""
     x = _LOG_AXIS.get(kind)
     positive = [row[x] for row in rows if x and row[x] and row[x] > 0]
-    edge = min(positive, default=1) / 2  # a log axis has no 0: it stands half a step before the first
+    edge = min(positive, default=1) / 2  # a log axis has no 0: it is drawn left of the first value
     extra = _verdict_fields if kind == "verdicts" else lambda row: {}
     return [
         {
@@ -162,24 +175,24 @@ def _require_colour(colour: str | None, kind: str, shape: TableShape) -> str | N
     return field
 
 
-def _picked(table: pd.DataFrame, depths: Depths, wished: Mapping[str, Any]) -> tuple[pd.DataFrame, dict[str, Any]]:
-    """The part of a table at the values asked for, and those values by field."""
-    if not wished:
+def _picked(table: pd.DataFrame, depths: Depths, pick: Mapping[str, Any]) -> tuple[pd.DataFrame, dict[str, Any]]:
+    """The rows with the picked values, and those values by field."""
+    if not pick:
         return table, {}
     shape = shape_of(table, depths)
-    asked = {field_named(name, shape): value for name, value in wished.items()}
-    for field, value in asked.items():
+    picked = {field_named(name, shape): value for name, value in pick.items()}
+    for field, value in picked.items():
         if value not in shape.values[field]:
-            there = ", ".join(map(_label, shape.values[field]))
-            raise InputError(f"no record has {lines.title_of(field)} {_label(value)}; there are: {there}")
-    part = table[[_at(row, asked) for row in rows_of(table, depths)]]
+            existing = ", ".join(map(_label, shape.values[field]))
+            raise InputError(f"no record has {lines.title_of(field)} {_label(value)}; existing values: {existing}")
+    part = table[[_at(row, picked) for row in rows_of(table, depths)]]
     if not len(part):
-        raise InputError(f"no record has all of {', '.join(f'{name} {_label(v)}' for name, v in wished.items())}")
-    return part, asked
+        raise InputError(f"no record has all of {', '.join(f'{name} {_label(v)}' for name, v in pick.items())}")
+    return part, picked
 
 
 def _at(row: Row, picked: Mapping[str, Any]) -> bool:
-    """Whether a row stands at the picked values, or has no such field."""
+    """Whether a row has the picked values, or no such field."""
     return all(row.get(field) in (value, None) for field, value in picked.items())
 
 
@@ -201,12 +214,12 @@ def _label(value: Any) -> str:
 
 
 def clouds_chart(points: Sequence[Mapping[str, Any]], records: Mapping[str, Sequence[Record]]) -> Any:
-    """Each cloud on its two strongest axes, with what the instrument says of it."""
+    """Each cloud on its two axes of largest variance, with its main results."""
     panels = []
     table = pd.DataFrame(list(points))
-    for name, found in records.items():
-        first = {record.metric: record.value for record in reversed(found)}
-        said = [
+    for name, results in records.items():
+        first = {record.metric: record.value for record in reversed(results)}
+        subtitle = [
             f"cosine {_short(first.get('mean_cosine'))}   top share {_short(first.get('spectral_anisotropy'))}",
             f"IsoScore {_short(first.get('isoscore'))}   dimension {_short(first.get('two_nn'), 1)}",
         ]
@@ -219,7 +232,7 @@ def clouds_chart(points: Sequence[Mapping[str, Any]], records: Mapping[str, Sequ
                 x=alt.X("x:Q", axis=hidden, scale=scale, title=None),
                 y=alt.Y("y:Q", axis=hidden, scale=scale, title=None),
             )
-            .properties(width=190, height=150, title=alt.TitleParams(name, subtitle=said, anchor="start"))
+            .properties(width=190, height=150, title=alt.TitleParams(name, subtitle=subtitle, anchor="start"))
         )
     return themed(alt.concat(*panels, columns=4, spacing=18))
 

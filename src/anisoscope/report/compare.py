@@ -1,4 +1,4 @@
-"""Two runs number by number: differences with their errors, paired by blocks where both saw the same tokens."""
+"""Compare two runs number by number: differences with errors, paired by blocks if both measured the same tokens."""
 
 from __future__ import annotations
 
@@ -10,9 +10,10 @@ from typing import Any
 import pandas as pd
 
 from anisoscope.errors import InputError, unknown
-from anisoscope.records import COLUMNS, Record
-from anisoscope.report.interval import student
-from anisoscope.report.tidy import records_of
+from anisoscope.records import COLUMNS, Record, Replicates
+from anisoscope.report.interval import half_width
+from anisoscope.report.tables import records_of
+from anisoscope.stats.inference import jackknife
 from anisoscope.store.run import Run, record_key
 
 _SAME = ("site", "metric", "tokens", "index", "variant")  # what both records of a difference have in common
@@ -27,16 +28,13 @@ class Difference:
     second: Record
     value: float
     error: float | None
-    blocks: int | None  # how many blocks the error rests on
+    blocks: int | None  # number of blocks that the error comes from
     paired: bool
 
     @property
     def clear(self) -> bool:
-        """Whether the 95 % interval of the difference leaves out 0."""
-        if self.error is None:
-            return False
-        factor = 1.96 if self.blocks is None or self.blocks < 2 else student(self.blocks - 1)
-        return abs(self.value) > factor * self.error
+        """Whether the 95 % interval of the difference excludes 0."""
+        return self.error is not None and abs(self.value) > half_width(self.blocks) * self.error
 
     def to_json(self) -> dict[str, Any]:
         """The difference as a plain dict: what was measured, both values, the difference and its error."""
@@ -46,14 +44,23 @@ class Difference:
 
 
 def compare(first: Run, second: Run, metrics: Sequence[str] | None = None) -> list[Difference]:
-    """The numbers that two runs share; where they share no step, each run's last step."""
+    """Compare the numbers that two runs share; if they share no step, those of each run's last step.
+
+    Args:
+        first: The run that is subtracted.
+        second: The other run.
+        metrics: Names of metrics; None for all.
+
+    Raises:
+        InputError: The runs share no number, or a metric is unknown.
+    """
     return differences(first, second, shared(first, second, metrics))
 
 
 def shared(first: Run, second: Run, metrics: Sequence[str] | None = None) -> pd.DataFrame:
-    """The numbers that two runs share, a row each, the columns of the second run with the suffix `_2`.
+    """The numbers that two runs share, one row each; the columns of the second run have the suffix `_2`.
 
-    A newer version of a formula is still compared, and shows. `step` is the first run's.
+    Different versions of a formula are compared too. `step` is the first run's.
     """
     ours, theirs = _numbers(first, metrics), _numbers(second, metrics)
     both = _merged(ours, theirs)
@@ -67,13 +74,13 @@ def shared(first: Run, second: Run, metrics: Sequence[str] | None = None) -> pd.
 
 
 def differences(first: Run, second: Run, both: pd.DataFrame) -> list[Difference]:
-    """What `shared` found, as differences with their errors.
+    """The rows of `shared` as differences with their errors.
 
-    Two runs over the same tokens with the same seed have the same blocks: then the error is that of the difference,
-    √((B − 1)/B Σ(δ_b − δ̄)²) with δ_b the difference without block b, and what both have in common cancels. Otherwise
-    the errors add as those of independent measurements.
+    Two runs over the same tokens with the same seed have the same blocks: then the error is the jackknife of the
+    difference (`stats.inference.jackknife`, as in `measure`), and what both have in common cancels. Otherwise the
+    errors add as those of independent measurements.
     """
-    kept = first.replicates(), second.replicates()
+    stored = first.replicates(), second.replicates()
     alike = _same_tokens(first.info, second.info)
     second_part = both[[f"{name}_2" if f"{name}_2" in both else name for name in COLUMNS]].set_axis(COLUMNS, axis=1)
     out = []
@@ -81,11 +88,11 @@ def differences(first: Run, second: Run, both: pd.DataFrame) -> list[Difference]
         assert a.value is not None  # a number is shared only with a value
         assert b.value is not None
         without = [
-            by_key.get(record_key(each), ()) if by_key else () for by_key, each in zip(kept, (a, b), strict=True)
+            by_key.get(record_key(each), Replicates()) if by_key else Replicates()
+            for by_key, each in zip(stored, (a, b), strict=True)
         ]
         if alike and len(without[0]) == len(without[1]) > 1:
-            error: float | None = jackknife([y - x for x, y in zip(*without, strict=True)])
-            out.append(Difference(a, b, b.value - a.value, error, len(without[0]), paired=True))
+            out.append(Difference(a, b, b.value - a.value, _paired_error(a, b, *without), len(without[0]), paired=True))
         else:
             both_known = a.error is not None and b.error is not None
             error = math.hypot(a.error or 0.0, b.error or 0.0) if both_known else None
@@ -94,26 +101,28 @@ def differences(first: Run, second: Run, both: pd.DataFrame) -> list[Difference]
     return out
 
 
-def jackknife(without: Sequence[float]) -> float:
-    """One standard error from values that each leave one block out.
+def _paired_error(a: Record, b: Record, without_a: Replicates, without_b: Replicates) -> float:
+    """The jackknife error of b − a over blocks that both runs share.
 
-    >>> round(jackknife([1.0, 2.0, 3.0]), 4)
-    1.1547
+    Runs from before block sizes were stored are taken as runs with blocks of equal size. Sizes can differ between
+    the runs (a token policy leaves out other tokens in another model), so those of both are added.
     """
-    count = len(without)
-    mean = sum(without) / count
-    return math.sqrt((count - 1) / count * sum((each - mean) ** 2 for each in without))
+    sizes = None
+    if without_a.sizes is not None and without_b.sizes is not None:
+        sizes = [m + n for m, n in zip(without_a.sizes, without_b.sizes, strict=True)]
+    deltas = [y - x for x, y in zip(without_a, without_b, strict=True)]
+    return jackknife((b.value or 0.0) - (a.value or 0.0), deltas, sizes)
 
 
 def _numbers(run: Run, metrics: Sequence[str] | None) -> pd.DataFrame:
-    """The numbers of a run, the last where several versions of a formula gave one."""
+    """The numbers of a run; of several versions of a formula the last."""
     table = run.frame()
     names = list(table["metric"].unique())
     for name in metrics or ():
         if name not in names:
             raise unknown(f"metric of {run.name}", name, names)
-    asked = table if metrics is None else table[table["metric"].isin(metrics)]
-    return asked[asked["value"].notna()].drop_duplicates(list(_KEY), keep="last")
+    chosen = table if metrics is None else table[table["metric"].isin(metrics)]
+    return chosen[chosen["value"].notna()].drop_duplicates(list(_KEY), keep="last")
 
 
 def _merged(ours: pd.DataFrame, theirs: pd.DataFrame) -> pd.DataFrame:
@@ -121,11 +130,11 @@ def _merged(ours: pd.DataFrame, theirs: pd.DataFrame) -> pd.DataFrame:
 
 
 def _same_tokens(first: Mapping[str, Any], second: Mapping[str, Any]) -> bool:
-    """Whether blocks of two runs hold the same tokens: the same data, unit and seed, cut by the same tokenizer."""
+    """Whether blocks of two runs contain the same tokens: the same data, unit, seed and tokenizer."""
 
-    def facts(info: Mapping[str, Any]) -> list[Any]:
+    def identity(info: Mapping[str, Any]) -> list[Any]:
         model = info.get("model")
-        cut = [model.get(name) for name in ("processor", "embedding_rows")] if isinstance(model, Mapping) else []
-        return [*(info.get(name) for name in ("data", "unit", "seed")), *cut]
+        tokenizer = [model.get(name) for name in ("processor", "embedding_rows")] if isinstance(model, Mapping) else []
+        return [*(info.get(name) for name in ("data", "unit", "seed")), *tokenizer]
 
-    return "data" in first and facts(first) == facts(second)
+    return "data" in first and identity(first) == identity(second)

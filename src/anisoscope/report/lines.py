@@ -7,15 +7,14 @@ from typing import Any
 
 import altair as alt
 
-from anisoscope.report.tidy import NONE
+from anisoscope.report.tables import NONE
 
 ROWS = "rows"  # the name of the data in every specification
 TITLES = {
     "run": "run",
     "tokens": "tokens",
-    "stream": "where",
+    "stream": "stream",
     "site": "site",
-    "place": "layer",
     "head": "head",
     "index": "index",
     "step": "training step",
@@ -25,98 +24,100 @@ _NUMBER = ".4~g"
 
 
 @dataclass(frozen=True)
-class Look:
-    """All that a specification depends on besides its rows, so that metrics alike share one."""
+class ChartStyle:
+    """What a specification depends on, besides its rows: metrics with the same style share one specification."""
 
     kind: str
-    colour: str | None = None  # the field that `series` holds
+    colour: str | None = None  # the field in `series`
     ordered: bool = False  # whether its colours form a scale
     log_x: bool = False
-    first_x: float | None = None  # where 0 is among its numbers: the first after it, since a log axis has no 0
+    first_x: float | None = None  # if 0 is one of its numbers: the smallest positive one, because a log axis has no 0
     log_y: bool = False
     zero: bool = True  # whether the axis of values starts at 0
     signed: bool = False  # values on both sides of 0
-    null: bool = False  # whether some rows have a null level
-    dash: bool = False  # whether tokens policies differ in their dash
-    final: float | None = None  # the place to call "final"
+    null: bool = False  # whether some rows have a null value
+    dash: bool = False  # whether the dash shows the token policy
+    final: float | None = None  # the position of `final`
 
 
-def profile(look: Look) -> Any:
-    """Value over layers with its interval; the null level dotted."""
-    x = alt.X("place:Q", title="layer", scale=alt.Scale(nice=False, padding=8), axis=layer_axis(look))
-    return _lines(look, x)
+def profile(style: ChartStyle) -> Any:
+    """Value over layers with its interval; the null value is dotted."""
+    x = alt.X("layer:Q", title="layer", scale=alt.Scale(nice=False, padding=8), axis=layer_axis(style))
+    return _lines(style, x)
 
 
-def steps(look: Look) -> Any:
-    """Value over training steps, on a log axis where they span decades."""
-    return _lines(look, _log_axis("training step", look))
+def steps(style: ChartStyle) -> Any:
+    """Value over training steps, on a log axis if they span decades."""
+    return _lines(style, _log_axis("training step", style))
 
 
-def curve(look: Look) -> Any:
+def curve(style: ChartStyle) -> Any:
     """Value by index: a spectrum by rank, a dimension by scale, a score by the number of tokens removed."""
-    return _lines(look, _log_axis("index", look))
+    return _lines(style, _log_axis("index", style))
 
 
-def levels(look: Look) -> Any:
-    """Value by index in one line, and the level that each null expects; the ground spans the lowest and the highest."""
-    base = _base(look).encode(x=_log_axis("index", look))
+def levels(style: ChartStyle) -> Any:
+    """Value by index as one line, and one line per null; the shaded area spans the lowest and highest null."""
+    base = _base(style).encode(x=_log_axis("index", style))
     ground = base.mark_area(opacity=0.12, color="#8a8a8a").encode(y=alt.Y("min(null):Q", title=None), y2="max(null):Q")
     named = base.transform_filter(f"datum.v_null != '{NONE}'")
     nulls = named.mark_line(strokeDash=[1, 3], strokeWidth=2, strokeCap="round", point={"size": 18}).encode(
-        y=_y(look, "null"), color=alt.Color("v_null:N", title="expected under", sort=None), tooltip=tooltip()
+        y=_y(style, "null"), color=alt.Color("v_null:N", title="null", sort=None), tooltip=tooltip()
     )
-    # The value is the same beside every null.
+    # The value is the same for every null.
     one = base.transform_aggregate(
         value="mean(value)", low="min(low)", high="max(high)", top="max(value)", groupby=["at", "index", "site"]
     )
-    band = one.mark_area(opacity=_BAND).encode(y=_y(look, "low"), y2="high:Q")
-    line = one.mark_line(strokeWidth=2.4, point={"size": 30}).encode(y=_y(look))
+    band = one.mark_area(opacity=_BAND).encode(y=_y(style, "low"), y2="high:Q")
+    line = one.mark_line(strokeWidth=2.4, point={"size": 30}).encode(y=_y(style))
     return alt.layer(ground, nulls, band, line)
 
 
-def against(look: Look) -> Any:
-    """Value against another metric's at the same place, on log axes: energy against eigenvalue, whose slope is β."""
-    scale = alt.Scale(type="log", nice=False, padding=8) if look.log_x else alt.Scale(zero=False, padding=8)
+def against(style: ChartStyle) -> Any:
+    """Value against another metric at the same site and index, on log axes: energy against eigenvalue, slope β."""
+    scale = alt.Scale(type="log", nice=False, padding=8) if style.log_x else alt.Scale(zero=False, padding=8)
     x = alt.X("x:Q", title="share of the activations' variance along the axis", scale=scale)
-    dots = _base(look).mark_circle(size=26, opacity=0.8).encode(x=x, y=_y(look), color=series(look), tooltip=tooltip())
+    dots = (
+        _base(style).mark_circle(size=26, opacity=0.8).encode(x=x, y=_y(style), color=series(style), tooltip=tooltip())
+    )
     trend = (
-        _base(look)
+        _base(style)
         .transform_filter("datum.x > 0 && datum.value > 0")
-        .transform_regression("x", "value", method="pow" if look.log_x else "linear", groupby=["series"])
+        .transform_regression("x", "value", method="pow" if style.log_x else "linear", groupby=["series"])
         .mark_line(strokeWidth=1.2, strokeDash=[5, 3])
-        .encode(x=x, y=_y(look), color=series(look))
+        .encode(x=x, y=_y(style), color=series(style))
     )
     return alt.layer(dots, trend)
 
 
-def spikes(look: Look) -> Any:
+def spikes(style: ChartStyle) -> Any:
     """Value at indices that differ from layer to layer: the dimensions that stand out."""
     x = alt.X("index:O", title="index", sort="ascending", axis=alt.Axis(labelOverlap=True))
-    base = _base(look).encode(x=x, y=_y(look), color=series(look))
+    base = _base(style).encode(x=x, y=_y(style), color=series(style))
     return alt.layer(
         base.mark_circle(size=44, opacity=0.75).encode(tooltip=tooltip()),
-        _base(look).mark_rule(strokeWidth=0.7, opacity=0.5).encode(x=x, y="min(value):Q", y2="max(value):Q"),
+        _base(style).mark_rule(strokeWidth=0.7, opacity=0.5).encode(x=x, y="min(value):Q", y2="max(value):Q"),
     )
 
 
-def strata(look: Look) -> Any:
-    """Value by stratum, side by side for each series, with intervals; the null level is a tick."""
+def strata(style: ChartStyle) -> Any:
+    """Value by stratum with intervals, series next to each other; the null value is a tick."""
     x = alt.X("v_stratum:O", title="stratum", sort=None, axis=alt.Axis(labelAngle=0))
     offset = alt.XOffset("series:O")
-    some = _base(look).transform_filter(f"datum.v_stratum != '{NONE}'")  # the rest are over all tokens
-    base = some.encode(x=x, xOffset=offset, color=series(look))
+    some = _base(style).transform_filter(f"datum.v_stratum != '{NONE}'")  # the other rows cover all tokens
+    base = some.encode(x=x, xOffset=offset, color=series(style))
     return alt.layer(
-        base.mark_rule(strokeWidth=1.5).encode(y=_y(look, "low"), y2="high:Q"),
-        base.mark_circle(size=60, opacity=1).encode(y=_y(look), tooltip=tooltip()),
-        base.mark_tick(thickness=1.5, strokeDash=[2, 2]).encode(y=_y(look, "null")),
+        base.mark_rule(strokeWidth=1.5).encode(y=_y(style, "low"), y2="high:Q"),
+        base.mark_circle(size=60, opacity=1).encode(y=_y(style), tooltip=tooltip()),
+        base.mark_tick(thickness=1.5, strokeDash=[2, 2]).encode(y=_y(style, "null")),
     )
 
 
-def points(look: Look) -> Any:
-    """Single numbers with their intervals, one line each; the null level is a tick."""
+def points(style: ChartStyle) -> Any:
+    """Single numbers with their intervals, one per line; the null value is a tick."""
     y = alt.Y("series:N", title=None, axis=alt.Axis(labelLimit=260))
-    x = alt.X("value:Q", title=None, scale=alt.Scale(type="log" if look.log_y else "linear", zero=look.zero))
-    base = _base(look).encode(y=y, color=series(look, legend=False))
+    x = alt.X("value:Q", title=None, scale=alt.Scale(type="log" if style.log_y else "linear", zero=style.zero))
+    base = _base(style).encode(y=y, color=series(style, legend=False))
     return alt.layer(
         base.mark_rule(strokeWidth=1.5).encode(x=alt.X("low:Q", title=None), x2="high:Q"),
         base.mark_circle(size=70, opacity=1).encode(x=x, tooltip=tooltip()),
@@ -124,35 +125,37 @@ def points(look: Look) -> Any:
     )
 
 
-def _lines(look: Look, x: alt.X) -> Any:
-    """Band, null and line of each series; many ordered series leave the bands out, which would cover each other."""
-    base = _base(look).encode(x=x)
-    apart = ["series:N", "tokens:N"]  # two token policies are two lines, whatever the colour
+def _lines(style: ChartStyle, x: alt.X) -> Any:
+    """Band, null value and line of each series; ordered series have no bands, because they would overlap."""
+    base = _base(style).encode(x=x)
+    separate = ["series:N", "tokens:N"]  # two token policies are two lines, whatever the colour shows
     layers: list[Any] = []
-    if not look.ordered:
-        band = base.mark_area(opacity=_BAND).encode(y=_y(look, "low"), y2="high:Q", color=series(look), detail=apart)
+    if not style.ordered:
+        band = base.mark_area(opacity=_BAND).encode(
+            y=_y(style, "low"), y2="high:Q", color=series(style), detail=separate
+        )
         layers.append(band)
-    if look.null:
+    if style.null:
         dotted = base.mark_line(strokeDash=[1, 3], strokeWidth=1.5, strokeCap="round")
-        layers.append(dotted.encode(y=_y(look, "null"), color=series(look), detail=apart))
-    line = base.mark_line(strokeWidth=2 if not look.ordered else 1.4).encode(
-        y=_y(look), color=series(look), detail=apart
+        layers.append(dotted.encode(y=_y(style, "null"), color=series(style), detail=separate))
+    line = base.mark_line(strokeWidth=2 if not style.ordered else 1.4).encode(
+        y=_y(style), color=series(style), detail=separate
     )
-    dots = base.mark_circle(size=26 if not look.ordered else 14, opacity=1).encode(
-        y=_y(look), color=series(look), detail=apart, tooltip=tooltip()
+    dots = base.mark_circle(size=26 if not style.ordered else 14, opacity=1).encode(
+        y=_y(style), color=series(style), detail=separate, tooltip=tooltip()
     )
-    return alt.layer(*layers, line.encode(strokeDash=_dash()) if look.dash else line, dots)
+    return alt.layer(*layers, line.encode(strokeDash=_dash()) if style.dash else line, dots)
 
 
-def series(look: Look, legend: bool = True) -> alt.Color:
-    """The colour of a series: a scale where its values have an order, else one hue each."""
-    if look.colour is None:
+def series(style: ChartStyle, legend: bool = True) -> alt.Color:
+    """The colour of a series: a scale if its values have an order, otherwise one hue each."""
+    if style.colour is None:
         return alt.Color("series:N", legend=None)
-    title = title_of(look.colour)
-    if not look.ordered:
+    title = title_of(style.colour)
+    if not style.ordered:
         return alt.Color("series:N", title=title, sort=None, legend=alt.Legend(title=title) if legend else None)
-    scale = alt.Scale(range="ramp", type="symlog" if look.colour == "step" else "linear")
-    names = layer_names(look) if look.colour == "place" else "datum.label"
+    scale = alt.Scale(range="ramp", type="symlog" if style.colour == "step" else "linear")
+    names = layer_names(style) if style.colour == "layer" else "datum.label"
     return alt.Color("series:Q", scale=scale, legend=alt.Legend(title=title, type="symbol", labelExpr=names))
 
 
@@ -160,33 +163,33 @@ def title_of(field: str) -> str:
     return TITLES.get(field, field.removeprefix("v_").replace("_", " "))
 
 
-def layer_axis(look: Look) -> alt.Axis:
-    """Layers by number, with names for what stands before the first and behind the last."""
-    return alt.Axis(labelExpr=layer_names(look), tickMinStep=1, format="d", grid=False, labelOverlap=True)
+def layer_axis(style: ChartStyle) -> alt.Axis:
+    """Layers by number, with the names embed and final at the ends."""
+    return alt.Axis(labelExpr=layer_names(style), tickMinStep=1, format="d", grid=False, labelOverlap=True)
 
 
-def layer_names(look: Look) -> str:
-    """The expression that names a place among the layers."""
-    final = "" if look.final is None else f"datum.value == {look.final:g} ? 'final' : "
+def layer_names(style: ChartStyle) -> str:
+    """The Vega expression that names a position on the axis of layers."""
+    final = "" if style.final is None else f"datum.value == {style.final:g} ? 'final' : "
     return f"datum.value == -1 ? 'embed' : {final}datum.label"
 
 
 def tooltip() -> list[alt.Tooltip]:
-    """Everything a reader may ask about a mark."""
+    """All fields of a mark."""
     texts = [alt.Tooltip(f"{field}:N", title=title_of(field)) for field in ("run", "site", "tokens")]
     wholes = [alt.Tooltip(f"{field}:Q", title=title_of(field)) for field in ("step", "head", "index")]
     numbers = [
         alt.Tooltip(f"{field}:Q", title=title, format=_NUMBER)
-        for field, title in (("value", "value"), ("low", "95 % from"), ("high", "to"), ("null", "without structure"))
+        for field, title in (("value", "value"), ("low", "95 % from"), ("high", "to"), ("null", "null value"))
     ]
     return [*texts, *wholes, *numbers, alt.Tooltip("n:Q", format=","), alt.Tooltip("note:N")]
 
 
-def _base(look: Look) -> Any:
+def _base(style: ChartStyle) -> Any:
     chart = alt.Chart(alt.NamedData(ROWS))
-    if not look.log_y:
+    if not style.log_y:
         return chart
-    # A log axis has no place for 0, nor for a band that reaches below it; the rounding of a 0 would only stretch it.
+    # A log axis cannot show 0, a band below 0, or the rounding error of a 0.
     return (
         chart.transform_joinaggregate(top="max(value)")
         .transform_filter("datum.value > 1e-7 * datum.top")
@@ -197,19 +200,19 @@ def _base(look: Look) -> Any:
     )
 
 
-def _y(look: Look, field: str = "value") -> alt.Y:
-    scale = alt.Scale(type="log", nice=False) if look.log_y else alt.Scale(zero=look.zero)
+def _y(style: ChartStyle, field: str = "value") -> alt.Y:
+    scale = alt.Scale(type="log", nice=False) if style.log_y else alt.Scale(zero=style.zero)
     return alt.Y(f"{field}:Q", title=None, scale=scale, axis=alt.Axis(tickCount=6))
 
 
-def _log_axis(title: str, look: Look) -> alt.X:
-    """An axis of whole numbers, in logs where they span decades; `at` holds them with 0 moved to the left edge."""
-    if not look.log_x:
+def _log_axis(title: str, style: ChartStyle) -> alt.X:
+    """An axis of whole numbers, logarithmic if they span decades; in `at` 0 is moved to the left edge."""
+    if not style.log_x:
         return alt.X("at:Q", title=title, scale=alt.Scale(zero=False, nice=False, padding=8))
     names = "datum.label"
-    if look.first_x is not None:
+    if style.first_x is not None:
         title += " (0 at the left edge)"
-        names = f"datum.value < {look.first_x:g} ? '' : datum.label"
+        names = f"datum.value < {style.first_x:g} ? '' : datum.label"
     axis = alt.Axis(format="~s", labelExpr=names, labelOverlap=True, grid=False)
     return alt.X("at:Q", title=title, scale=alt.Scale(type="log", nice=False, padding=8), axis=axis)
 

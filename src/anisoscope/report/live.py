@@ -1,7 +1,7 @@
 """The live page: a small Starlette app that shows the runs of a folder and their charts while they grow.
 
-Reads run folders only. Bound to loopback it answers loopback names only, so that no page elsewhere can reach it by a
-name of its own; bound anywhere else it asks for a token.
+It reads run folders only. On a loopback address it answers only to loopback names, so that another web page cannot
+reach it under a name of its own; on any other address every request needs a token.
 """
 
 from __future__ import annotations
@@ -32,19 +32,19 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from anisoscope.errors import AnisoscopeError, InputError
-from anisoscope.report.shelf import Shelf, size_of
+from anisoscope.report.run_index import RunIndex, size_of
 from anisoscope.store.run import Run
 
 PORT = 8733
 _COOKIE = "anisoscope_token"
-_DIGITS = 18  # of a position in a file: what 64 bits hold
-_LOOK_EVERY = 0.4  # seconds between looks at a growing file
-_ALIVE_EVERY = 15.0  # seconds of silence after which a comment keeps proxies from hanging up
+_DIGITS = 18  # of a position in a file: fits 64 bits
+_POLL_EVERY = 0.4  # seconds between two reads of a growing file
+_ALIVE_EVERY = 15.0  # seconds without data after which a comment keeps the connection open
 _POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self' 'unsafe-inline'; img-src data:; connect-src 'self'; "
     "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
 )
-# On every answer. Other pages may neither read what is sent (nor load it as a script), nor show it in a frame.
+# On every response: other pages may neither read it, nor load it as a script, nor show it in a frame.
 _HEADERS = {
     "X-Content-Type-Options": "nosniff",
     "Referrer-Policy": "no-referrer",
@@ -55,41 +55,43 @@ _HEADERS = {
 
 
 def live_app(root: str, *, token: str | None = None) -> Starlette:
-    """The app over the runs of a folder; with a token every request must carry it, as a cookie or `?token=`."""
-    shelf = Shelf(root)
+    """The app for the runs of a folder; with a token, every request must have it as a cookie or as `?token=`."""
+    index = RunIndex(root)
     guards = [Middleware(_Token, token=token) if token else Middleware(_Loopback)]
     routes = [
         Route("/", _index),
         Route("/assets/{name}", _asset),
         Route("/api/runs", _runs),
-        Route("/api/book", _book),
+        Route("/api/records", _records),
         Route("/api/events", _events),
         Route("/report", _report),
     ]
     app = Starlette(routes=routes, middleware=guards, exception_handlers={AnisoscopeError: _refused})
-    app.state.shelf = shelf
+    app.state.index = index
     return app
 
 
-def serve(root: str, *, host: str = "127.0.0.1", port: int = PORT, told: Callable[[str], None] | None = None) -> None:
-    """Serves the live page until interrupted; `told` is given the address to open."""
+def serve(
+    root: str, *, host: str = "127.0.0.1", port: int = PORT, announce: Callable[[str], None] | None = None
+) -> None:
+    """Serve the live page until interrupted; `announce` is called with the address to open."""
     import uvicorn
 
     token = None if is_loopback(host) else secrets.token_urlsafe(24)
     app = live_app(root, token=token)
-    if told is not None:
-        told(f"http://{_shown(host)}:{port}/" + (f"?token={token}" if token else ""))
+    if announce is not None:
+        announce(f"http://{_shown(host)}:{port}/" + (f"?token={token}" if token else ""))
     server = uvicorn.Server(
         uvicorn.Config(app, host=host, port=port, log_level="error", timeout_graceful_shutdown=1, lifespan="off")
     )
     try:
         server.run()
-    except SystemExit as error:  # how uvicorn says that it could not bind
+    except SystemExit as error:  # raised by uvicorn if it cannot bind
         raise InputError(f"cannot listen on {host} port {port}; choose another with --port") from error
 
 
 def _shown(host: str) -> str:
-    """A host as it stands in an address; one that means every interface is shown as this machine's name."""
+    """A host as it is written in an address; for all interfaces, this machine's name."""
     if host in ("0.0.0.0", "::"):
         return socket.gethostname()
     return f"[{host}]" if ":" in host else host
@@ -117,7 +119,8 @@ async def _index(request: Request) -> Response:
 
 
 async def _asset(request: Request) -> Response:
-    from anisoscope.report.page import asset, own_scripts, vega_script
+    from anisoscope.report.page import own_scripts, vega_script
+    from anisoscope.report.templates import asset
 
     makers: dict[str, tuple[Callable[[], str], str]] = {
         "vega.js": (vega_script, "text/javascript"),
@@ -134,19 +137,19 @@ async def _asset(request: Request) -> Response:
 
 
 async def _runs(request: Request) -> Response:
-    shelf: Shelf = request.app.state.shelf
-    return JSONResponse(await run_in_threadpool(shelf.listing))
+    index: RunIndex = request.app.state.index
+    return JSONResponse(await run_in_threadpool(index.listing))
 
 
-async def _book(request: Request) -> Response:
-    """The records of the chosen runs, packed as in a report, and the positions from which to follow them."""
+async def _records(request: Request) -> Response:
+    """The records of the chosen runs, packed as in a report, and the positions after them."""
     return JSONResponse(await run_in_threadpool(_packed, _chosen(request)))
 
 
 def _packed(runs: list[Run]) -> dict[str, Any]:
-    from anisoscope.report.book import cards_of, outline_of
-    from anisoscope.report.packed import pack
-    from anisoscope.report.tidy import joined, run_labels
+    from anisoscope.report.outline import cards_of, outline_of
+    from anisoscope.report.packed_table import pack
+    from anisoscope.report.tables import joined, run_labels
 
     read = [run.since(0) for run in runs]
     frames = [run.frame() if frame is None else frame for run, (frame, _) in zip(runs, read, strict=True)]
@@ -155,12 +158,12 @@ def _packed(runs: list[Run]) -> dict[str, Any]:
 
 
 async def _events(request: Request) -> Response:
-    """A stream of the rows that are appended to the chosen runs; `again` says that they must be read whole."""
+    """A stream of the rows that are appended to the chosen runs; `again` means that they must be read whole."""
     runs = _chosen(request)
-    given = request.query_params.getlist("position")
-    positions = [int(text) for text in given if text.isascii() and text.isdigit() and len(text) <= _DIGITS]
+    texts = request.query_params.getlist("position")
+    positions = [int(text) for text in texts if text.isascii() and text.isdigit() and len(text) <= _DIGITS]
     if len(positions) != len(runs):
-        raise InputError("events need one position for each run; take them from /api/book")
+        raise InputError("events need one position per run; take them from /api/records")
     stream = _follow(runs, positions)
     return StreamingResponse(stream, media_type="text/event-stream")
 
@@ -169,50 +172,50 @@ async def _follow(runs: list[Run], positions: list[int]) -> AsyncIterator[str]:
     yield "retry: 1000\n\n"
     quiet = 0.0
     while True:
-        grown = [place for place, run in enumerate(runs) if size_of(run) != positions[place]]
+        grown = [i for i, run in enumerate(runs) if size_of(run) != positions[i]]
         try:
             event = await run_in_threadpool(_grown_rows, runs, positions, grown) if grown else None
         except AnisoscopeError:
-            event = {"again": True}  # reading the runs whole will say what is wrong with them
+            event = {"again": True}  # reading the runs whole will report the error
         if event is not None:
             yield f"data: {json.dumps(event)}\n\n"
             quiet = 0.0
         if event is not None and event.get("again"):
             return
-        await asyncio.sleep(_LOOK_EVERY)
-        quiet += _LOOK_EVERY
+        await asyncio.sleep(_POLL_EVERY)
+        quiet += _POLL_EVERY
         if quiet > _ALIVE_EVERY:
             yield ": alive\n\n"
             quiet = 0.0
 
 
 def _grown_rows(runs: list[Run], positions: list[int], grown: Sequence[int]) -> dict[str, Any] | None:
-    """The rows appended since `positions`, which move on; None while only half a line is there."""
-    from anisoscope.report.tidy import late_rows, run_labels
+    """The rows appended since `positions`, which are updated; None if there is no complete line yet."""
+    from anisoscope.report.tables import late_rows, run_labels
 
     labels = run_labels(runs)
     rows: list[dict[str, Any]] = []
-    for place in grown:
-        frame, positions[place] = runs[place].since(positions[place])
+    for i in grown:
+        frame, positions[i] = runs[i].since(positions[i])
         if frame is None:
             return {"again": True}
-        rows += late_rows(frame.assign(run=labels[place]))
+        rows += late_rows(frame.assign(run=labels[i]))
     return {"rows": rows} if rows else None
 
 
 async def _report(request: Request) -> Response:
     from anisoscope.report.page import report_page
 
-    # The report brings its own policy, which allows its own inline scripts and nothing else.
+    # The report has its own policy, which allows only its own inline scripts.
     return HTMLResponse(await run_in_threadpool(report_page, _chosen(request)))
 
 
 def _chosen(request: Request) -> list[Run]:
     names = request.query_params.getlist("run")
     if not names:
-        raise InputError("no run was asked for; add ?run=NAME")
-    shelf: Shelf = request.app.state.shelf
-    return shelf.open(names)
+        raise InputError("no run in the request; add ?run=NAME")
+    index: RunIndex = request.app.state.index
+    return index.open(names)
 
 
 async def _refused(request: Request, error: Exception) -> Response:
@@ -220,7 +223,7 @@ async def _refused(request: Request, error: Exception) -> Response:
 
 
 class _Loopback:
-    """Lets a request through that was sent to a name of this machine: a page elsewhere may point its own name here."""
+    """Accepts only requests to a loopback name: another web page may let its own name point to this machine."""
 
     def __init__(self, app: ASGIApp) -> None:
         self.app = app
@@ -229,12 +232,12 @@ class _Loopback:
         if scope["type"] == "http" and is_loopback(_host(scope)):
             await self.app(scope, receive, _with_headers(send))
         elif scope["type"] == "http":
-            told = "This page answers to 127.0.0.1 and localhost only."
-            await PlainTextResponse(told, status_code=400, headers=_HEADERS)(scope, receive, send)
+            message = "This page answers only to 127.0.0.1 and localhost."
+            await PlainTextResponse(message, status_code=400, headers=_HEADERS)(scope, receive, send)
 
 
 def _with_headers(send: Send) -> Send:
-    """Sends every answer with our headers, those of the framework itself (no such page, no such method) included."""
+    """Add our headers to every response, also to those of the framework itself (404, 405)."""
 
     async def sending(message: Message) -> None:
         if message["type"] == "http.response.start":
@@ -247,20 +250,20 @@ def _with_headers(send: Send) -> Send:
 
 
 def _host(scope: Scope) -> str:
-    """The name that a request was sent to, without the port; empty where there is none or it is no name.
+    """The host name of a request, without the port; empty if it is missing or not valid.
 
-    Read from the header itself: `request.url` takes the server's own address where the header is no proper name, such
-    as one with an underscore in it, which a browser may well be sent to.
+    Read from the header itself: `request.url` uses the server's address if the header is not a proper name, such as
+    one with an underscore, which a browser does accept.
     """
-    given = [value.decode("latin-1") for name, value in scope["headers"] if name.lower() == b"host"]
+    hosts = [value.decode("latin-1") for name, value in scope["headers"] if name.lower() == b"host"]
     try:
-        return urlsplit(f"//{given[0]}").hostname or "" if len(given) == 1 else ""
+        return urlsplit(f"//{hosts[0]}").hostname or "" if len(hosts) == 1 else ""
     except ValueError:
         return ""
 
 
 class _Token:
-    """Lets a request through that carries the token; one that brings it in the address gets it as a cookie."""
+    """Accepts only requests with the token; a token in the address is stored as a cookie."""
 
     def __init__(self, app: ASGIApp, token: str) -> None:
         self.app = app
@@ -277,15 +280,15 @@ class _Token:
             response.set_cookie(_COOKIE, self.token, httponly=True, samesite="strict")
             await response(scope, receive, send)
         else:
-            told = "This page needs its token: open the address that `anisoscope serve` printed."
-            await PlainTextResponse(told, status_code=401, headers=_HEADERS)(scope, receive, send)
+            message = "This page needs its token: open the address that `anisoscope serve` printed."
+            await PlainTextResponse(message, status_code=401, headers=_HEADERS)(scope, receive, send)
 
-    def _equal(self, given: str | None) -> bool:
-        return given is not None and secrets.compare_digest(given.encode(), self.token.encode())
+    def _equal(self, token: str | None) -> bool:
+        return token is not None and secrets.compare_digest(token.encode(), self.token.encode())
 
 
 def _without_token(request: Request) -> str:
     rest = [(key, value) for key, value in request.query_params.multi_items() if key != "token"]
     query = "&".join(f"{quote(key)}={quote(value)}" for key, value in rest)
-    # The path alone: an address that starts with // would lead elsewhere.
+    # Only the path: an address that starts with // would lead to another host.
     return "/" + request.url.path.lstrip("/") + (f"?{query}" if query else "")

@@ -1,4 +1,4 @@
-"""Runs as one HTML file that opens from disk: nothing is loaded from elsewhere, no text in a run becomes markup."""
+"""Runs as one HTML file that opens from disk: nothing is loaded from elsewhere, and no text of a run becomes HTML."""
 
 from __future__ import annotations
 
@@ -6,80 +6,79 @@ import base64
 import hashlib
 from collections.abc import Sequence
 from functools import cache
-from html import escape
-from importlib.resources import files
 from pathlib import Path
-from string import Template
+
+from markupsafe import Markup
 
 from anisoscope.errors import InputError
-from anisoscope.report.book import cards_of, outline_of
-from anisoscope.report.packed import pack
-from anisoscope.report.sections import cards_part, claims_part, measured_part, reading_part
-from anisoscope.report.tidy import by_metric, depths_of, first_and_last, rows_of, run_labels, table_of
-from anisoscope.store.run import Run, write_text
+from anisoscope.report.outline import cards_of, outline_of
+from anisoscope.report.packed_table import pack
+from anisoscope.report.sections import claim_row, metric_cards, run_facts, run_results
+from anisoscope.report.tables import by_metric, depths_of, first_and_last, rows_of, run_labels, table_of
+from anisoscope.report.templates import asset, render
+from anisoscope.store.files import write_text
+from anisoscope.store.run import Run
 
 SCRIPTS = ("table.js", "chart.js", "page.js")
 
 
 def write_report(runs: Sequence[Run], path: str | Path) -> Path:
-    """The report of some runs as a file."""
+    """Write the report of one or more runs to an .html file.
+
+    Raises:
+        InputError: `path` does not end in .html, its folder does not exist, or the runs have no records.
+    """
     target = Path(path)
     if target.suffix.lower() not in (".html", ".htm"):
-        raise InputError(f"a report is an .html file; {target.name!r} is not one")
+        raise InputError(f"The name of a report must end in .html; {target.name!r} does not")
     if not target.parent.is_dir():
-        raise InputError(f"cannot write {target}: there is no folder {target.parent}; make it first")
+        raise InputError(f"cannot write {target}: the folder {target.parent} does not exist; create it first")
     write_text(target, report_page(runs))
     return target
 
 
 def report_page(runs: Sequence[Run]) -> str:
-    """The report of some runs as HTML: sentences, charts, what was measured, cards, and all records inside."""
+    """The report of one or more runs as HTML: sentences, charts, what was measured, metric cards and all records."""
     table = table_of(runs)
     if not len(table):
-        raise InputError(f"{' and '.join(run.name for run in runs)} holds no records yet; measure something first")
+        raise InputError(f"{' and '.join(run.name for run in runs)} has no records yet; measure something first")
     labels, depths, cards = run_labels(runs), depths_of(table), cards_of(runs)
-    ends = first_and_last(table)  # what sentences and tables speak of; charts show the steps between
-    told = [
+    ends = first_and_last(table)  # sentences and tables use only these steps; charts show all
+    parts = [
         (label, run, {name: rows_of(group, depths) for name, group in by_metric(ends[ends["run"] == label]).items()})
         for label, run in zip(labels, runs, strict=True)
     ]
-    verdicts = [row for _, _, rows in told for row in rows.get("verdict", ())]
-    scripts = own_scripts("startReport();")
-    vega = vega_script()
-    return Template(asset("report.html")).substitute(
-        policy=_policy(scripts, vega),
-        title=escape(", ".join(labels)),
-        subtitle=escape(_subtitle(runs, len(table))),
-        style=asset("page.css"),
-        reading=reading_part(told),
-        claims=claims_part(verdicts),
-        explore=asset("explore.html"),
-        measured=measured_part(told),
-        cards=cards_part(cards, list(table["metric"].unique())),
+    scripts, vega = own_scripts("startReport();"), vega_script()
+    # Marked as safe: our own scripts and styles. Texts from the run are not, so the template escapes them.
+    return render(
+        "report.html",
+        policy=Markup(_policy(scripts, vega)),
+        title=", ".join(labels),
+        subtitle=_subtitle(runs, len(table)),
+        style=Markup(asset("page.css")),
+        results=[run_results(*part) for part in parts],
+        claims=[claim_row(row) for _, _, rows in parts for row in rows.get("verdict", ())],
+        measured=[(label, run_facts(run)) for label, run, _ in parts],
+        cards=metric_cards(cards, list(table["metric"].unique())),
         count=f"{len(table):,}",
         records=pack(table, outline_of(table, cards)),
-        vega=vega,
-        scripts=scripts,
+        vega=Markup(vega),
+        scripts=Markup(scripts),
     )
 
 
 def live_page() -> str:
     """The page that `serve` shows; its scripts and records come from the server."""
-    return Template(asset("live.html")).substitute(explore=asset("explore.html"))
-
-
-def asset(name: str) -> str:
-    """One of the package's own page files."""
-    return files("anisoscope.report").joinpath("assets", name).read_text(encoding="utf-8")
+    return render("live.html")
 
 
 def own_scripts(start: str, *more: str) -> str:
-    """The page's own scripts and how they start, in a scope of their own."""
+    """The scripts of our pages and the call that starts them, in one scope."""
     return _scoped("\n".join([*map(asset, (*SCRIPTS, *more)), start]))
 
 
 def _scoped(script: str) -> str:
-    # Vega's bundle declares one-letter names: each script keeps its own to itself.
+    # Vega's bundle declares one-letter names: a scope per script keeps them apart.
     return f"(() => {{\n{script}\n}})();"
 
 
@@ -89,7 +88,7 @@ def vega_script() -> str:
     import vl_convert
 
     bundle = vl_convert.javascript_bundle()  # type: ignore[call-arg]  # its stub forgets the default
-    # A script must not hold its own end, nor the start of a comment; both are legal inside a string as escapes.
+    # A script must contain neither </script nor <!--; both can be written with an escape inside a string.
     return _scoped(bundle.replace("</script", "<\\/script").replace("<!--", "<\\!--"))
 
 

@@ -12,11 +12,20 @@ from typing import Any
 import pandas as pd
 
 from anisoscope.errors import InputError, unknown
-from anisoscope.report.tidy import NONE, Depths, depths_of, parse_site, parse_variant, place_of, stream_of, variant_keys
+from anisoscope.report.tables import (
+    NONE,
+    Depths,
+    depths_of,
+    layer_position,
+    parse_site,
+    parse_variant,
+    stream_of,
+    variant_keys,
+)
 
 _WIDE = 8.0  # steps or indices that span more than this factor are drawn on a log axis
 _STEEP = 100.0  # so are positive values that span more than this
-_FALLS = 0.2  # a share of falling indices that still is a curve
+_FALLS = 0.2  # share of falling indices below which the records still are a curve
 _FEW_POINTS = 3  # an index with fewer values than this is a choice, not an axis
 
 
@@ -30,7 +39,7 @@ class TableShape:
     least: float | None  # smallest positive value
     has_null: bool
     has_x: bool  # whether the records are drawn against another metric
-    rising: bool  # whether indices rise from record to record, as along a curve; a list of the largest jumps about
+    rising: bool  # whether indices rise from record to record, as along a curve; in a list of the largest they do not
 
     @property
     def many(self) -> tuple[str, ...]:
@@ -43,7 +52,7 @@ class TableShape:
 
 @dataclass(frozen=True)
 class ChartKind:
-    """A kind of chart: the fields its axes use up, those that may be its colour, and whether tokens may be its dash."""
+    """A kind of chart: the fields of its axes, those that may be its colour, and whether the dash shows the tokens."""
 
     axes: tuple[str, ...]
     colours: tuple[str, ...] = ()
@@ -53,21 +62,20 @@ class ChartKind:
 _VARIANTS = "v_*"  # stands for every key of the variant
 _SERIES = ("run", "tokens", _VARIANTS, "stream")
 KINDS: Mapping[str, ChartKind] = {
-    "profile": ChartKind(("place", "site"), (*_SERIES, "step", "head", "index"), dash=True),
-    "steps": ChartKind(("step",), ("run", "place", "site", "head", *_SERIES[1:], "index"), dash=True),
-    "map": ChartKind(("place", "site", "step")),
-    "heads": ChartKind(("place", "site", "head")),
+    "profile": ChartKind(("layer", "site"), (*_SERIES, "step", "head", "index"), dash=True),
+    "steps": ChartKind(("step",), ("run", "layer", "site", "head", *_SERIES[1:], "index"), dash=True),
+    "map": ChartKind(("layer", "site", "step")),
+    "heads": ChartKind(("layer", "site", "head")),
     "head_steps": ChartKind(("head", "step")),
-    "curve": ChartKind(("index",), ("run", "place", "site", "step", *_SERIES[1:])),
+    "curve": ChartKind(("index",), ("run", "layer", "site", "step", *_SERIES[1:])),
     "levels": ChartKind(("index", "v_null")),
-    "spikes": ChartKind(("index",), ("place", "site", "step", *_SERIES)),
-    "strata": ChartKind(("v_stratum",), ("run", "place", "site", "step", *_SERIES[1:])),
-    "against": ChartKind(("index",), ("run", "place", "site", "step", *_SERIES[1:])),
-    "plane": ChartKind(("v_axis", "v_of", "place", "site", "step", "index")),
+    "spikes": ChartKind(("index",), ("layer", "site", "step", *_SERIES)),
+    "strata": ChartKind(("v_stratum",), ("run", "layer", "site", "step", *_SERIES[1:])),
+    "against": ChartKind(("index",), ("run", "layer", "site", "step", *_SERIES[1:])),
     "verdicts": ChartKind(("site", "v_claim", "v_line", "v_verdict")),
     "points": ChartKind(("site",), (*_SERIES, "index")),
 }
-ORDERED = ("place", "step", "index", "head")  # fields whose colours form a scale
+ORDERED = ("layer", "step", "index", "head")  # fields whose colours form a scale
 
 
 def shape_of(table: pd.DataFrame, depths: Depths | None = None) -> TableShape:
@@ -75,15 +83,15 @@ def shape_of(table: pd.DataFrame, depths: Depths | None = None) -> TableShape:
     known = depths_of(table) if depths is None else depths
     pairs = [(run, parse_site(text)) for run, text in _unique(table, "run", "site")]
     patterns = [text for text in table["site"].unique() if parse_site(text).kind == "pattern"]
-    heads = table["site"].isin(patterns).astype(bool)  # there the index is a head
+    heads = table["site"].isin(patterns).astype(bool)  # for these sites the index is a head
     texts = table["variant"].unique()
     variants = [parse_variant(text) for text in texts]
-    found = {
+    fields = {
         "run": distinct(table["run"].unique()),
         "tokens": distinct(table["tokens"].unique()),
         "stream": distinct(stream_of(site) for _, site in pairs),
         "site": distinct(str(site) for _, site in sorted(pairs, key=lambda pair: pair[1])),
-        "place": distinct(place_of(site, known.get((run, site.stack))) for run, site in pairs),
+        "layer": distinct(layer_position(site, known.get((run, site.stack))) for run, site in pairs),
         "head": distinct([*table["index"][heads].dropna().unique(), *(site.head for _, site in pairs)]),
         "index": distinct(table["index"][~heads].dropna().unique()),
         "step": distinct(table["step"].unique()),
@@ -92,13 +100,13 @@ def shape_of(table: pd.DataFrame, depths: Depths | None = None) -> TableShape:
     value = table["value"].dropna()
     jumps = table[~heads].groupby(["run", "site", "step", "tokens", "variant"], sort=False)["index"].diff().dropna()
     return TableShape(
-        values={field: values for field, values in found.items() if values},
+        values={field: values for field, values in fields.items() if values},
         low=float(value.min()) if len(value) else None,
         high=float(value.max()) if len(value) else None,
         least=float(value[value > 0].min()) if (value > 0).any() else None,
         has_null=bool(table["null"].notna().any()),
         has_x="x" in table and bool(table["x"].notna().any()),
-        # Some falls are allowed: a metric computed again later stands behind the rest.
+        # Some falls are allowed: records of a metric that was computed again come after the others.
         rising=bool((jumps < 0).sum() <= _FALLS * len(jumps)),
     )
 
@@ -108,7 +116,7 @@ def _unique(table: pd.DataFrame, *columns: str) -> list[tuple[Any, ...]]:
 
 
 def distinct(values: Iterable[Any]) -> tuple[Any, ...]:
-    """The different values that are there: numbers in order, then texts as first seen.
+    """The different values that are not None: numbers in order, then texts as first seen.
 
     >>> distinct([3, None, "b", 1, "a", 3])
     (1, 3, 'b', 'a')
@@ -123,17 +131,15 @@ def _with_none_first(values: Iterable[Any]) -> tuple[Any, ...]:
 
 
 def _plain(value: Any) -> Any:
-    """A number of numpy as one of Python, which JSON can hold."""
+    """A numpy number as a Python number, for JSON."""
     return value.item() if hasattr(value, "item") else value
 
 
 def choose(shape: TableShape) -> tuple[str, ...]:
-    """The kinds of chart that fit records of this shape, the most telling first."""
+    """The kinds of chart that fit records of this shape, the best first."""
     if "v_verdict" in shape.values:
         return ("verdicts",)
-    if {1, 2} <= set(shape.values.get("v_axis", ())):
-        return ("plane",)
-    # An index with few values is picked like a variant; a curve needs more.
+    # An index with few values is a choice, as a variant is; a curve needs more.
     indexed = len(shape.values.get("index", ())) >= _FEW_POINTS
     rules = (
         ("against", indexed and shape.has_x),
@@ -141,65 +147,65 @@ def choose(shape: TableShape) -> tuple[str, ...]:
         ("curve", indexed and shape.rising),
         ("strata", shape.has("v_stratum")),
         ("spikes", indexed and not shape.rising),
-        ("heads", shape.has("head", "place")),
-        ("profile", shape.has("place")),
+        ("heads", shape.has("head", "layer")),
+        ("profile", shape.has("layer")),
         ("steps", shape.has("step")),
-        ("map", shape.has("place", "step")),
+        ("map", shape.has("layer", "step")),
         ("head_steps", shape.has("head", "step")),
     )
     return tuple(kind for kind, fits in rules if fits) or ("points",)
 
 
 def require_kind(kind: str | None, shape: TableShape) -> str:
-    """The kind asked for where it fits, else an error that says which do; the first that fits where none is asked."""
+    """The requested kind if it fits (otherwise an InputError with those that fit); the first that fits if None."""
     fitting = choose(shape)
     if kind is None:
         return fitting[0]
     if kind not in KINDS:
         raise unknown("kind of chart", kind, KINDS)
     if kind not in fitting:
-        raise InputError(f"these records cannot be drawn as {kind!r}; what fits them: {', '.join(fitting)}")
+        raise InputError(f"these records cannot be drawn as {kind!r}; kinds that fit: {', '.join(fitting)}")
     return kind
 
 
 def field_named(name: str, shape: TableShape) -> str:
-    """The field that a user means: by its own name, `layer` for the place, a key of the variant by that key."""
-    for field in (name, {"layer": "place"}.get(name, name), f"v_{name}"):
+    """The field for a user's name: a field itself, or a key of the variant."""
+    for field in (name, f"v_{name}"):
         if field in shape.values:
             return field
-    known = sorted(field.removeprefix("v_").replace("place", "layer") for field in shape.values)
+    known = sorted(field.removeprefix("v_") for field in shape.values)
     raise unknown("field of these records", name, known)
 
 
 def colours_of(kind: str, shape: TableShape) -> tuple[str, ...]:
-    """The fields that a chart of this kind may colour, the best first; empty where its colour is the value."""
+    """The fields that a chart of this kind may colour by, the best first; none if its colour shows the value."""
     variants = tuple(field for field in shape.many if field.startswith("v_") and field not in KINDS[kind].axes)
-    wished: list[str] = []
+    fields: list[str] = []
     for field in KINDS[kind].colours:
-        wished += variants if field == _VARIANTS else [field]
-    # A layer has a place on the axis; sites matter by name only where there is none.
-    there = [f for f in wished if f in shape.many and not (f == "site" and shape.has("place"))]
-    return tuple(dict.fromkeys(there))
+        fields += variants if field == _VARIANTS else [field]
+    # Sites differ in their layer; their names matter only if there are no layers.
+    varying = [f for f in fields if f in shape.many and not (f == "site" and shape.has("layer"))]
+    return tuple(dict.fromkeys(varying))
 
 
 def picks_of(kind: str, shape: TableShape, colour: str | None) -> tuple[str, ...]:
     """The fields of which one value must be chosen, because neither an axis nor the colour shows them."""
     drawn = {*KINDS[kind].axes, colour}
-    if colour == "place" or shape.has("place"):
-        drawn.add("site")  # the place says it
+    if colour == "layer" or shape.has("layer"):
+        drawn.add("site")  # the layer shows it
     if KINDS[kind].dash:
         drawn.add("tokens")
     return tuple(field for field in shape.many if field not in drawn)
 
 
 def default_pick(field: str, values: Sequence[Any]) -> Any:
-    """What is shown first: the last step, the middle of the layers, all tokens, else the first value.
+    """The value that is shown first: the last step, the middle layer, all tokens, otherwise the first value.
 
-    `values` are best those that every run has, so that none is missing from the first sight.
+    Pass values that every run has, so that no run is missing from the first chart.
     """
     if field == "step":
         return values[-1]
-    if field == "place":
+    if field == "layer":
         return values[len(values) // 2]
     if field == "tokens" and "all" in values:
         return "all"
@@ -207,13 +213,13 @@ def default_pick(field: str, values: Sequence[Any]) -> Any:
 
 
 def wide(values: Sequence[Any]) -> bool:
-    """Whether an axis over these whole numbers reads better in logs."""
+    """Whether an axis over these whole numbers should be logarithmic."""
     positive = [value for value in values if value > 0]
     return len(positive) > 1 and max(positive) / min(positive) > _WIDE and min(values) >= 0
 
 
 def steep(shape: TableShape) -> bool:
-    """Whether the numbers themselves read better in logs."""
+    """Whether the axis of the values should be logarithmic."""
     if shape.low is None or shape.high is None or shape.least is None:
         return False
     return shape.low >= 0 and shape.high / shape.least > _STEEP

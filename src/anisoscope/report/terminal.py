@@ -15,8 +15,8 @@ from rich.table import Table
 from rich.text import Text
 
 from anisoscope.records import Record, Site
+from anisoscope.report.checked_info import checked_info
 from anisoscope.report.compare import Difference
-from anisoscope.report.facts import sound
 
 _HIDDEN_CURVES = 3  # a curve with more points than this is shown as one sparkline row
 _BARS = "▁▂▃▄▅▆▇█"
@@ -26,8 +26,8 @@ _CURVES = ("over layers", _BOTH)  # columns of sparklines, which must not break
 
 
 def records_table(records: Sequence[Record], title: str = "") -> Table:
-    """One row a number: value ± one standard error, the null level, the caveat. Curves become one row each."""
-    table = _table(title, "metric", "value", "without structure", "n", "note")
+    """One row per number: value ± one standard error, null value, n, note. A curve by index is one row."""
+    table = _table(title, "metric", "value", "null value", "n", "note")
     for group in _groups(records):
         first, last = group[0], group[-1]
         label = _label(first)
@@ -45,38 +45,40 @@ def records_table(records: Sequence[Record], title: str = "") -> Table:
 
 
 def layers_table(records: Sequence[Record], info: Mapping[str, Any], title: str) -> RenderableType:
-    """One row a metric and token policy: its curve over the layers, the first, the highest and the last value.
+    """One row per metric and token policy: its curve over the layers, the first, highest and last value.
 
-    Below it stand what was left out, the curves, and the metrics that have no value with the reason.
+    Below the table: the tokens left out, the curves by index, and the metrics without a value, with the reason.
     """
     table = _table(title, "metric", "tokens", "over layers", "first", "highest", "last")
-    _give_way(table)
+    _wrap_names_first(table)
     for column in table.columns[3:]:
         column.min_width = 8
-    shown: dict[tuple[str, str], list[Record]] = {}
+    groups: dict[tuple[str, str], list[Record]] = {}
     without: dict[str, list[str]] = {}  # by the reason
     for record in (*(each for each in records if each.index is None), *_over_heads(records)):
-        shown.setdefault((_label(record), record.tokens), []).append(record)
-    for (label, tokens), found in sorted(shown.items(), key=lambda item: _first_seen(item, list(shown))):
-        known = [r for r in found if r.value is not None]
+        groups.setdefault((_label(record), record.tokens), []).append(record)
+    order = {label: position for position, label in enumerate(dict.fromkeys(label for label, _ in groups))}
+    # Metrics in their first-seen order, `all` and `no-sink` of one metric next to each other.
+    for (label, tokens), group in sorted(groups.items(), key=lambda item: (order[item[0][0]], item[0][1])):
+        known = [r for r in group if r.value is not None]
         if not known:
-            without.setdefault(found[0].note or "", []).append(f"{label} ({tokens})")
+            without.setdefault(group[0].note or "", []).append(f"{label} ({tokens})")
             continue
         highest = max(known, key=lambda r: r.value or 0.0)
         table.add_row(
             _stacked(label),
             escape(tokens),
-            sparkline([r.value for r in found]),
+            sparkline([r.value for r in group]),
             _with_error(known[0], 3),
             f"{_number(highest.value, 3)} [dim]{escape(highest.site)}[/]",
             _with_error(known[-1], 3),
         )
-    removed = sound(info)["removed"]
-    gone = removed["tokens"][:12]
-    words = ", ".join(f"{t['text']!r}" if t.get("text") is not None else f"#{t.get('token')}" for t in gone)
+    removed = checked_info(info)["removed"]
+    listed = removed["tokens"][:12]
+    words = ", ".join(f"{t['text']!r}" if t.get("text") is not None else f"#{t.get('token')}" for t in listed)
     note = f"no-sink: without first tokens and {removed['count']} massive tokens" + (f" ({words})" if words else "")
     curves = dict.fromkeys(each.metric for each in records if each.index is not None and not _is_head(each))
-    more = f"\nCurves, which the report draws: {', '.join(curves)}" if curves else ""
+    more = f"\nCurves (see the report): {', '.join(curves)}" if curves else ""
     more += "".join(f"\nNo value of {', '.join(labels)}: {reason}" for reason, labels in without.items())
     return Group(table, Text(note + more, style="dim"))
 
@@ -86,7 +88,7 @@ def _is_head(record: Record) -> bool:
 
 
 def _over_heads(records: Sequence[Record]) -> list[Record]:
-    """The heads of each layer as one number, their mean; the report shows each of them."""
+    """The mean over the heads of each layer; the report shows each head."""
     heads: dict[tuple[str, str, str, int], list[Record]] = {}
     for record in records:
         if _is_head(record) and record.value is not None:
@@ -94,38 +96,33 @@ def _over_heads(records: Sequence[Record]) -> list[Record]:
             heads.setdefault(key, []).append(record)
     return [
         replace(
-            found[0],
-            value=math.fsum(r.value or 0.0 for r in found) / len(found),
-            variant={**found[0].variant, "mean over": "heads"},
+            group[0],
+            value=math.fsum(r.value or 0.0 for r in group) / len(group),
+            variant={**group[0].variant, "mean over": "heads"},
             index=None,
             error=None,
         )
-        for found in heads.values()
+        for group in heads.values()
     ]
 
 
-def _first_seen(item: tuple[tuple[str, str], list[Record]], order: list[tuple[str, str]]) -> tuple[int, str]:
-    """Metrics in their first order, `all` and `no-sink` of one metric side by side."""
-    (label, tokens), _ = item
-    return next(place for place, (each, _) in enumerate(order) if each == label), tokens
-
-
 def cost_table(cost: Any, title: str) -> Table:
-    """What a measurement would cost: one row an item."""
+    """What a measurement would cost, one row per item."""
     table = _table(title, "what", "estimate")
     table.add_row("sites", f"{cost.sites} of width {cost.width}")
     table.add_row("tokens", "all of the data" if cost.tokens is None else f"{cost.tokens:,}")
-    table.add_row("speed of the pass", f"{cost.tokens_per_second:,.0f} tokens a second, statistics included")
+    table.add_row("speed of the pass", f"{cost.tokens_per_second:,.0f} tokens per second, including statistics")
     if cost.pass_seconds is not None:
         table.add_row("the pass", _duration(cost.pass_seconds))
     table.add_row("evaluation, error bars", _duration(cost.evaluation_seconds))
-    table.add_row("memory beside the model", f"{cost.memory / 1e6:,.0f} MB")
+    table.add_row("memory besides the model", f"{cost.memory / 1e6:,.0f} MB")
     table.add_row("scratch disk", f"{cost.scratch / 1e6:,.0f} MB")
     return table
 
 
 def _duration(seconds: float) -> str:
-    """
+    """A duration as text.
+
     >>> _duration(75)
     'about 1 min 15 s'
     """
@@ -137,7 +134,7 @@ def _duration(seconds: float) -> str:
 
 def before_after_table(before: Sequence[Record], after: Sequence[Record], title: str) -> Table:
     """The same numbers of two clouds side by side."""
-    table = _table(title, "metric", "before", "after", "without structure")
+    table = _table(title, "metric", "before", "after", "null value")
     later = {(_label(r), r.index): r for r in after}
     for record in before:
         other = later.get((_label(record), record.index))
@@ -147,21 +144,21 @@ def before_after_table(before: Sequence[Record], after: Sequence[Record], title:
     return table
 
 
-def reading_table(headlines: Sequence[tuple[str, str]], caveats: Sequence[str]) -> RenderableType:
-    """What a run says in sentences, and what to keep in mind."""
-    said = Table.grid(padding=(0, 2))
+def sentences_table(headlines: Sequence[tuple[str, str]], caveats: Sequence[str]) -> RenderableType:
+    """The results of a run in sentences, and the caveats."""
+    sentences = Table.grid(padding=(0, 2))
     for metric, text in headlines:
-        said.add_row(Text(metric, style="bold"), Text(text))
-    kept = [Text(f"· {text}", style="dim") for text in caveats]
-    return Group(said, *([Text(""), Text("Keep in mind", style="bold"), *kept] if kept else []))
+        sentences.add_row(Text(metric, style="bold"), Text(text))
+    notes = [Text(f"· {text}", style="dim") for text in caveats]
+    return Group(sentences, *([Text(""), Text("Caveats", style="bold"), *notes] if notes else []))
 
 
-def differences_table(found: Sequence[Difference], title: str, steps: int = 1) -> RenderableType:
-    """One row a metric and token policy at the last of so many steps: both curves, their largest difference."""
-    last = max(each.first.step for each in found)
-    shown = [each for each in found if each.first.step == last]
+def differences_table(results: Sequence[Difference], title: str, steps: int = 1) -> RenderableType:
+    """One row per metric and token policy at the last of `steps` steps: both curves, their largest difference."""
+    last = max(each.first.step for each in results)
+    shown = [each for each in results if each.first.step == last]
     table = _table(title, "metric", "tokens", _BOTH, "largest difference", "clear")
-    _give_way(table)
+    _wrap_names_first(table)
     for column in table.columns[1:]:
         column.no_wrap = column.header != "largest difference"
     table.columns[3].min_width = 10
@@ -175,35 +172,35 @@ def differences_table(found: Sequence[Difference], title: str, steps: int = 1) -
             _stacked(label),
             escape(tokens),
             "\n".join(map(sparkline, curves)),
-            f"{_signed(largest)}\n[dim]{escape(_place(largest.first))}[/]",
+            f"{_signed(largest)}\n[dim]{escape(_site(largest.first))}[/]",
             f"{sum(each.clear for each in group)} of {len(group)}",
         )
     note = f"at step {last}" if last else ""
     if steps > 1:
-        note = f"at step {last}, the last of {steps:,} that both have; all of them with --sites"
+        note = f"at step {last}, the last of {steps:,} that both have; use --sites for all of them"
     return Group(table, *([Text(note, style="dim")] if note else []), _how_compared(shown))
 
 
-def sites_table(found: Sequence[Difference], title: str) -> RenderableType:
-    """One row a number: both values and their difference with its error; a star where the interval leaves out 0."""
+def sites_table(results: Sequence[Difference], title: str) -> RenderableType:
+    """One row per number: both values, their difference with its error, a star if the interval excludes 0."""
     table = _table(title, "metric", "site", "tokens", "first", "second", "difference", "")
-    for each in found:
-        where = (_label(each.first), escape(_where(each.first)), escape(each.first.tokens))
+    for each in results:
+        where = (_label(each.first), escape(_site_and_step(each.first)), escape(each.first.tokens))
         table.add_row(
             *where, _with_error(each.first), _with_error(each.second), _signed(each), "*" if each.clear else ""
         )
-    return Group(table, _how_compared(found))
+    return Group(table, _how_compared(results))
 
 
-def _how_compared(found: Sequence[Difference]) -> Text:
-    paired = sum(each.paired for each in found)
-    how = "paired by blocks of the same tokens" if paired == len(found) else "taken as independent"
-    if 0 < paired < len(found):
-        how = f"{paired} of {len(found)} paired by blocks of the same tokens, the others taken as independent"
-    steps = {(each.first.step, each.second.step) for each in found if each.first.step != each.second.step}
+def _how_compared(results: Sequence[Difference]) -> Text:
+    paired = sum(each.paired for each in results)
+    how = "paired by blocks of the same tokens" if paired == len(results) else "taken as independent"
+    if 0 < paired < len(results):
+        how = f"{paired} of {len(results)} paired by blocks of the same tokens, the others taken as independent"
+    steps = {(each.first.step, each.second.step) for each in results if each.first.step != each.second.step}
     apart = f" Steps differ: {', '.join(f'{a} and {b}' for a, b in sorted(steps))}." if steps else ""
-    told = f"second − first ± one standard error, {how}; clear: the 95 % interval leaves out 0 (each by itself).{apart}"
-    return Text(told, style="dim")
+    clear = "clear: the 95 % interval excludes 0, not corrected for many comparisons"
+    return Text(f"second − first ± one standard error, {how}; {clear}.{apart}", style="dim")
 
 
 def _signed(each: Difference) -> str:
@@ -212,16 +209,16 @@ def _signed(each: Difference) -> str:
     return f"{sign}{_number(each.value, 3)}{error}"
 
 
-def _place(record: Record) -> str:
+def _site(record: Record) -> str:
     return record.site if record.index is None else f"{record.site} ({record.index})"
 
 
-def _where(record: Record) -> str:
-    return f"{_place(record)}, step {record.step}" if record.step else _place(record)
+def _site_and_step(record: Record) -> str:
+    return f"{_site(record)}, step {record.step}" if record.step else _site(record)
 
 
 def metrics_table(cards: Sequence[Mapping[str, Any]]) -> Table:
-    """The catalogue: one row a metric."""
+    """The catalogue of metrics, one row per metric."""
     table = _table("", "metric", "meaning", "range", "ignores", "paper")
     family = None
     for card in cards:
@@ -254,11 +251,11 @@ def metric_card(card: Mapping[str, Any]) -> RenderableType:
 
 
 def clouds_table(records: Mapping[str, Sequence[Record]], metrics: Sequence[str]) -> Table:
-    """One row a cloud, one column a metric."""
-    title = "What the instrument says of clouds whose answers are known"
+    """One row per cloud, one column per metric."""
+    title = "Results for clouds whose answers are known"
     table = _table(title, "cloud", *(name.replace("_", " ") for name in metrics))
-    for cloud, found in records.items():
-        first = {record.metric: record.value for record in reversed(found)}
+    for cloud, results in records.items():
+        first = {record.metric: record.value for record in reversed(results)}
         table.add_row(cloud, *(_fixed(first.get(name)) for name in metrics))
     return table
 
@@ -275,7 +272,7 @@ def sparkline(values: Sequence[float | None]) -> str:
 
 
 def _binned(values: Sequence[float | None], most: int) -> Sequence[float | None]:
-    """At most that many values: neighbours averaged where there are more."""
+    """At most `most` values; if there are more, neighbours are averaged."""
     if len(values) <= most:
         return values
     edges = [len(values) * k // most for k in range(most + 1)]
@@ -294,8 +291,8 @@ def _groups(records: Sequence[Record]) -> list[list[Record]]:
     return groups
 
 
-def _give_way(table: Table) -> None:
-    """In a narrow terminal a long name breaks before a number does."""
+def _wrap_names_first(table: Table) -> None:
+    """Let long names wrap in a narrow terminal, so that numbers do not."""
     table.columns[0].no_wrap, table.columns[0].min_width, table.columns[0].max_width = False, 20, 28
 
 
@@ -305,7 +302,7 @@ def _label(record: Record) -> str:
 
 
 def _stacked(label: str) -> str:
-    """A label with its variant on a line of its own, which leaves room for the numbers."""
+    """A label with its variant on a second line, which leaves space for the numbers."""
     return label.replace(" [dim]", "\n[dim]", 1)
 
 
@@ -318,7 +315,7 @@ def _with_error(record: Record | None, digits: int = 4) -> str:
 
 
 def _number(value: float | None, digits: int = 4) -> str:
-    """A number to that many significant digits, in plain notation where that stays short."""
+    """A number with `digits` significant digits, in plain notation if that is short."""
     if value is None:
         return "[dim]–[/]"
     if abs(value) < 1e-12:
@@ -328,7 +325,7 @@ def _number(value: float | None, digits: int = 4) -> str:
 
 
 def _fixed(value: float | None) -> str:
-    """A number with as many decimals as its neighbours in a column."""
+    """A number with a fixed number of decimals, for a column."""
     if value is None:
         return "[dim]–[/]"
     return f"{value + 0.0:.4f}" if abs(value) < 2 else f"{value:.2f}"
@@ -352,8 +349,8 @@ def _range(card: Mapping[str, Any]) -> str:
 
 def _table(title: str, *columns: str) -> Table:
     table = Table(title=escape(title) or None, box=box.SIMPLE_HEAD, title_justify="left", title_style="bold")
-    for place, column in enumerate(columns):
-        text = place == 0 or column in ("note", "meaning")
-        whole = place == 0 or column in _CURVES
+    for position, column in enumerate(columns):
+        text = position == 0 or column in ("note", "meaning")
+        whole = position == 0 or column in _CURVES
         table.add_column(column, justify="left" if text else "right", no_wrap=whole, overflow="fold")
     return table

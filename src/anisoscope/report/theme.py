@@ -1,4 +1,4 @@
-"""The look shared by all charts: colours told apart by everybody, light and dark, readable in print."""
+"""The theme of all charts: colours that everybody can distinguish, light and dark, readable in print."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 from anisoscope.errors import InputError
 
-# Okabe and Ito's palette: told apart by everybody, also in grey print. Its black and yellow vanish on one ground each.
+# Okabe and Ito's palette: safe for colour blindness and grey print. Black and yellow vanish on one background each.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#8C7A00")
 _ON_DARK = ("#56B4E9", "#E69F00", "#2FC49A", "#E39AC5", "#FF8A3D", "#8AB8FF", "#FFFFFF", "#F0E442")
 VERDICTS = {"reproduced": "#009E73", "not reproduced": "#D55E00", "inconclusive": "#8A8A8A"}
@@ -16,7 +16,7 @@ _FONT = "system-ui, -apple-system, 'Segoe UI', 'DejaVu Sans', sans-serif"
 
 
 def config(dark: bool = False) -> dict[str, Any]:
-    """The configuration that makes a Vega-Lite specification ours."""
+    """The Vega-Lite configuration of the theme."""
     ink, quiet, grid, ground = (
         ("#e8e8e8", "#a8adb4", "#33383f", "#15181c") if dark else ("#1b1f24", "#57606a", "#e8e8e8", "#ffffff")
     )
@@ -53,7 +53,7 @@ def config(dark: bool = False) -> dict[str, Any]:
         },
         "range": {
             "category": list(_ON_DARK if dark else COLOURS),
-            # Lines need contrast with the ground: the scale's end that would vanish in it is cut off.
+            # Lines need contrast with the background: the end of the scale that would vanish is cut off.
             "ramp": {"scheme": "viridis", "extent": [0.25, 1] if dark else [0, 0.9]},
             "heatmap": {"scheme": "viridis"},
             "diverging": {"scheme": "blueorange"},
@@ -65,19 +65,19 @@ def config(dark: bool = False) -> dict[str, Any]:
 
 
 def themed(chart: Any, dark: bool = False) -> Any:
-    """An Altair chart with our look."""
+    """An Altair chart with our theme."""
     chart = chart.copy()
     chart.config = config(dark)
     return chart
 
 
 def save_chart(chart: Any, path: str | Path, scale: float = 2.0) -> Path:
-    """The chart as .png (in `scale` times its size), .svg, .pdf, .html or .json, by the suffix, without a browser."""
+    """Save a chart as .png (`scale` times its size), .svg, .pdf, .html or .json; needs no browser."""
     target = Path(path)
     if target.suffix.lower() not in _FORMATS:
         raise InputError(f"cannot draw to {target.name!r}; the name must end in {', '.join(_FORMATS)}")
     if not target.parent.is_dir():
-        raise InputError(f"cannot draw to {target}: there is no folder {target.parent}; make it first")
+        raise InputError(f"cannot draw to {target}: the folder {target.parent} does not exist; create it first")
     options: dict[str, dict[str, Any]] = {".html": {"inline": True}, ".png": {"scale_factor": scale}}
     chart.save(str(target), **options.get(target.suffix.lower(), {}))
     return target

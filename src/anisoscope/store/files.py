@@ -1,4 +1,4 @@
-"""Files that survive a kill -9, a full disk and a crafted folder: whole lines, whole files, one writer. Stdlib only."""
+"""Files that survive a kill -9, a full disk and a crafted folder: whole lines, whole files, one writer."""
 
 from __future__ import annotations
 
@@ -9,11 +9,12 @@ import os
 import re
 import shutil
 import stat
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
+
+from filelock import FileLock, Timeout
 
 from anisoscope.errors import AnisoscopeError, InputError, StoreError, first_line
 
@@ -23,7 +24,7 @@ LINE_LIMIT = 16 << 20
 JSON_LIMIT = 64 << 20
 # About a thousand records: large enough to check many at once, small enough to stay in the cache.
 _CHUNK = 1 << 18
-# How libraries written in Rust, safetensors among them, pass on what the system said.
+# How libraries written in Rust, such as safetensors, pass on an error of the system.
 _IN_RUST = re.compile(r"\(os error ([0-9]{1,4})\)")
 _REMEDY = "check the path and the disk"
 _REMEDIES = {
@@ -39,18 +40,18 @@ _REMEDIES = {
 
 @contextmanager
 def explained(action: str, path: Path) -> Iterator[None]:
-    """What the system refuses inside becomes one line: what could not be done, to which file, why, and the remedy."""
+    """Turn an error of the operating system into one line: the action, the file, the reason and the remedy."""
     try:
         yield
     except Exception as error:
-        told = refusal(error)
-        if told is None:
+        reason = refusal(error)
+        if reason is None:
             raise
-        raise StoreError(f"cannot {action} {path}: {told}") from error
+        raise StoreError(f"cannot {action} {path}: {reason}") from error
 
 
 def refusal(error: Exception) -> str | None:
-    """Why the system refused something, and the remedy; None for an error of any other kind.
+    """Why the operating system refused something, and the remedy; None for any other kind of error.
 
     >>> refusal(OSError(errno.ENOSPC, "No space left on device"))
     'No space left on device; free some space; what was stored before is intact'
@@ -64,35 +65,34 @@ def refusal(error: Exception) -> str | None:
 
 
 def given_path(source: str | os.PathLike[str]) -> Path:
-    """The path that a user named, ~ as the home; one that no system could have is an InputError."""
+    """The path that a user typed, with ~ as the home folder; an InputError if no system can have such a path."""
     try:
         path = Path(source).expanduser()
         path.exists()
-    except (OSError, ValueError, RuntimeError) as error:  # too long, not to be looked at, ~ of nobody
+    except (OSError, ValueError, RuntimeError) as error:  # too long, not accessible, ~ of an unknown user
         text = os.fspath(source)
         shown = text if len(text) <= 80 else f"{text[:80]}…"
-        raise InputError(f"{shown!r} is no path ({getattr(error, 'strerror', None) or error}); check it") from error
+        raise InputError(f"{shown!r} is not a path ({getattr(error, 'strerror', None) or error}); check it") from error
     return path
 
 
 @contextmanager
 def understood(path: Path | str, remedy: str, kind: type[AnisoscopeError] = InputError) -> Iterator[None]:
-    """Whatever a parser makes of damaged or crafted bytes becomes one line that names the file.
+    """Turn any error of a parser into one line that names the file.
 
-    Catches every Exception on purpose: the readers of other libraries raise dozens of kinds on bytes that are not
-    theirs.
+    Catches every Exception on purpose: the readers of other libraries raise dozens of kinds on damaged bytes.
     """
     try:
         yield
     except AnisoscopeError:
         raise
     except Exception as error:
-        seen = f"cannot be read, it is damaged or not what its name says ({first_line(error)}); {remedy}"
-        raise kind(f"{path}: {impostor(path) or seen}") from error
+        reason = f"cannot be read, it is damaged or not what its name says ({first_line(error)}); {remedy}"
+        raise kind(f"{path}: {impostor(path) or reason}") from error
 
 
 def impostor(path: Path | str) -> str | None:
-    """What a file really is where a download left something else in its place, and what to do; None where it did not.
+    """What a file really is if a download stored something else under its name, and what to do; None otherwise.
 
     >>> impostor(__file__) is None
     True
@@ -110,7 +110,7 @@ def impostor(path: Path | str) -> str | None:
 
 
 def read_json(path: Path, limit: int = JSON_LIMIT) -> Any:
-    """The value in a JSON file; anything else, one that is too long or too deep included, is a ValueError."""
+    """The value in a JSON file; a ValueError if it is not JSON, too long or nested too deeply."""
     with path.open("rb") as file:
         data = file.read(limit + 1)
     if len(data) > limit:
@@ -119,7 +119,7 @@ def read_json(path: Path, limit: int = JSON_LIMIT) -> Any:
 
 
 def parse_json(data: bytes | str) -> Any:
-    """The value of a JSON text; one that is nested too deeply is a ValueError like all others."""
+    """The value of a JSON text; a ValueError if it is not JSON or nested too deeply."""
     try:
         return json.loads(data)
     except RecursionError as error:
@@ -127,12 +127,12 @@ def parse_json(data: bytes | str) -> Any:
 
 
 def near_paths(path: Path) -> str:
-    """The names most like a missing path's that are there, as the rest of a sentence: ` (did you mean …?)`.
+    """Existing names most similar to a missing path, as the end of a sentence: ` (did you mean …?)`.
 
-    Of names that differ by their last number only, such as checkpoints, the nearest numbers. Where the folder is
-    missing too, what is most like the first part of the path that is not there.
+    Of names that differ only in their last number, such as checkpoints, the nearest numbers. If the folder is missing
+    too, the names most similar to the first missing part of the path.
     """
-    given = path
+    missing = path
     while not path.parent.is_dir() and path.parent != path.parent.parent:
         path = path.parent
     names: list[str] = []
@@ -141,42 +141,43 @@ def near_paths(path: Path) -> str:
     near = _near_numbers(path.name, names) or difflib.get_close_matches(path.name, names, n=3, cutoff=0.5)
     if near:
         return f" (did you mean {' or '.join(str(path.parent / name) for name in near)}?)"
-    return f" (there is no folder {path})" if path != given else ""
+    return f" (there is no folder {path})" if path != missing else ""
 
 
 def _near_numbers(name: str, names: list[str]) -> list[str]:
-    """
+    """Up to two names that differ from `name` only in their last number, the nearest first.
+
     >>> _near_numbers("step-99", ["data", "step-8", "step-64", "step-100"])
     ['step-100', 'step-64']
     """
     numbered = re.compile(r"(.*?)(\d{1,18})")
     wanted = numbered.fullmatch(name)
-    found = [there for each in names if wanted and (there := numbered.fullmatch(each)) and there[1] == wanted[1]]
-    found.sort(key=lambda there: abs(int(there[2]) - int(wanted[2])) if wanted else 0)
-    return [there[0] for there in found[:2]]
+    matches = [match for each in names if wanted and (match := numbered.fullmatch(each)) and match[1] == wanted[1]]
+    matches.sort(key=lambda match: abs(int(match[2]) - int(wanted[2])) if wanted else 0)
+    return [match[0] for match in matches[:2]]
 
 
 def open_plain(path: Path, flags: int) -> int:
-    """A descriptor of a regular file: a link is refused, and a pipe in the file's place cannot block."""
+    """Open a regular file; links are refused, and a pipe under its name cannot block."""
     safe = sum(getattr(os, name, 0) for name in ("O_NOFOLLOW", "O_NONBLOCK", "O_BINARY"))  # each absent somewhere
     descriptor = os.open(path, flags | safe, 0o666)
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)
-        raise StoreError(f"{path} is not a plain file; replace it by the file itself")
+        raise StoreError(f"{path} is not a regular file; replace it by the file itself")
     return descriptor
 
 
 def require_folder(path: Path) -> None:
-    """A real folder, not a link: a folder from elsewhere must not lead a writer out of itself."""
+    """Check that a path is a real folder: a link in an untrusted folder could lead a writer out of it."""
     if not stat.S_ISDIR(path.lstat().st_mode):
         raise StoreError(f"{path} is not a folder; replace it by the folder itself")
 
 
 def read_lines(path: Path, start: int = 0) -> Iterator[tuple[int, list[bytes]]]:
-    """The complete lines of a file in small lots, each with the number of its first line, counted from 1.
+    """The complete lines of a file, many at a time, each time with the number of the first line (from 1).
 
-    `start` is the offset of the line to begin at. What follows the last newline was torn by a kill and is left out; a
-    file that is not there has no lines.
+    `start` is the offset of the line to begin at. An incomplete last line, left by a kill, is left out; a missing file
+    has no lines.
     """
     try:
         descriptor = open_plain(path, os.O_RDONLY)
@@ -197,7 +198,7 @@ def read_lines(path: Path, start: int = 0) -> Iterator[tuple[int, list[bytes]]]:
 
 
 def append_lines(path: Path, data: bytes) -> None:
-    """Add whole lines and bring them to the disk; a torn line is cut off first, a failed append is taken back."""
+    """Append complete lines and sync them; an incomplete last line is removed first, a failed append is undone."""
     descriptor = open_plain(path, os.O_RDWR | os.O_CREAT)
     try:
         end = _end_of_lines(descriptor)
@@ -215,27 +216,33 @@ def append_lines(path: Path, data: bytes) -> None:
 
 
 def _end_of_lines(descriptor: int) -> int:
-    """The offset behind the last newline of a file, looked for from its end."""
+    """The offset after the last newline of a file, searched from its end."""
     end = os.fstat(descriptor).st_size
     while end:
         start = max(0, end - _CHUNK)
         os.lseek(descriptor, start, os.SEEK_SET)
-        found = os.read(descriptor, end - start).rfind(b"\n")
-        if found >= 0:
-            return start + found + 1
+        last = os.read(descriptor, end - start).rfind(b"\n")
+        if last >= 0:
+            return start + last + 1
         end = start
     return 0
 
 
 def _write(descriptor: int, data: bytes) -> None:
     rest = memoryview(data)
-    while rest:  # one call may write less than it was given
+    while rest:  # one call may write only a part
         rest = rest[os.write(descriptor, rest) :]
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write a text file, whole or not at all. A link at `path` is replaced, not followed."""
+    with explained("write", path), replacing(path) as temporary:
+        temporary.write_text(text, encoding="utf-8")
 
 
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """A temporary file beside `path` that takes its place, whole and on the disk, when the block ends well."""
+    """A temporary file next to `path` that replaces it, complete and synced, if the block ends without an error."""
     temporary = path.with_name(f".{path.stem[:180]}.{os.getpid()}{TEMPORARY}")
     temporary.unlink(missing_ok=True)
     os.close(open_plain(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL))
@@ -252,7 +259,7 @@ def replacing(path: Path) -> Iterator[Path]:
 
 
 def sweep_temporaries(folder: Path) -> None:
-    """Remove what `replacing` left in a folder when its process was killed; that of a living process stays."""
+    """Remove temporary files that killed processes left in a folder; those of living processes stay."""
     for path in folder.glob(f".*{TEMPORARY}"):
         owner = path.name.removesuffix(TEMPORARY).rpartition(".")[2]
         if owner.isascii() and owner.isdigit() and not _is_alive(int(owner)):
@@ -261,7 +268,7 @@ def sweep_temporaries(folder: Path) -> None:
 
 
 def _is_alive(process: int) -> bool:
-    if os.name == "nt":  # there a signal of 0 ends the process
+    if os.name == "nt":  # on Windows a signal of 0 ends the process
         return True
     try:
         os.kill(process, 0)
@@ -280,51 +287,59 @@ def _sync(path: Path, flags: int) -> None:
         os.close(descriptor)
 
 
-def acquire(path: Path) -> int:
-    """The descriptor of a lock file, or a StoreError that names the process that holds it.
+class WriterLock:
+    """The exclusive right of this process to write to a folder.
 
-    The lock belongs to the open file: close the descriptor to give it up; the system does so when the process dies,
-    however it dies.
+    The system releases the lock when the process ends, however it ends.
+
+    Raises:
+        StoreError: Another process, or another part of this one, holds the lock; the message names the process.
     """
-    descriptor = open_plain(path, os.O_RDWR | os.O_CREAT)
-    try:
-        if not _try_lock(descriptor):
-            holder = os.read(descriptor, 32).decode("ascii", "replace").strip()
+
+    def __init__(self, path: Path) -> None:
+        # Not per thread: the thread that closes a run need not be the one that opened it.
+        self._lock = FileLock(path, thread_local=False)
+        self._process = os.getpid()
+        try:
+            self._lock.acquire(blocking=False)
+        except Timeout:
             raise StoreError(
-                f"{path.parent} is being written by process {holder if holder.isdigit() else 'unknown'} "
-                "(or a child it left behind); wait until it ends, or write to another folder"
-            )
-        os.ftruncate(descriptor, 0)
-        _write(descriptor, f"{os.getpid()}\n".encode())
-    except BaseException:
+                f"{path.parent} is being written by process {_lock_holder(path)} (or a child process of it). "
+                "Wait until it ends, or write to another folder"
+            ) from None
+        try:
+            _write_lock_holder(path)
+        except BaseException:
+            self.release()
+            raise
+
+    def release(self) -> None:
+        """Release the lock; in a forked child this does nothing, because the lock belongs to the parent."""
+        if os.getpid() == self._process:
+            self._lock.release(force=True)
+
+
+# The process id starts at the second byte of a lock file: Windows locks the first one, which nobody else can read then.
+
+
+def _write_lock_holder(path: Path) -> None:
+    descriptor = open_plain(path, os.O_RDWR)
+    try:
+        data = f"{os.getpid()}\n".encode()
+        os.lseek(descriptor, 1, os.SEEK_SET)
+        _write(descriptor, data)
+        os.ftruncate(descriptor, 1 + len(data))
+    finally:
         os.close(descriptor)
-        raise
-    return descriptor
 
 
-if sys.platform == "win32":
-
-    def _try_lock(descriptor: int) -> bool:
-        import msvcrt
-
-        # Windows locks ranges of bytes and nobody can read a locked range: lock one byte far behind the pid's text.
-        os.lseek(descriptor, 1 << 20, os.SEEK_SET)
-        try:
-            msvcrt.locking(descriptor, msvcrt.LK_NBLCK, 1)
-        except OSError:
-            return False
-        finally:
-            os.lseek(descriptor, 0, os.SEEK_SET)
-        return True
-
-else:
-
-    def _try_lock(descriptor: int) -> bool:
-        import fcntl
-
-        # flock, not lockf: it also keeps out a second writer in the same process.
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return False
-        return True
+def _lock_holder(path: Path) -> str:
+    """The process id in a lock file, or "unknown"."""
+    with suppress(OSError, StoreError):
+        descriptor = open_plain(path, os.O_RDONLY)
+        with os.fdopen(descriptor, "rb") as file:
+            file.seek(1)
+            text = file.read(32).decode("ascii", "replace").strip()
+        if text.isdigit():
+            return text
+    return "unknown"

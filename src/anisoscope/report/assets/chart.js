@@ -1,11 +1,11 @@
 "use strict";
-// Which rows a chart shows and how they become a drawing: the page's twin of shapes.py and charts.py.
+// Which rows a chart shows and how they are drawn: the counterpart of shapes.py and charts.py.
 
-const FIELDS = ["run", "tokens", "stream", "site", "place", "head", "index", "step"];
+const FIELDS = ["run", "tokens", "stream", "site", "layer", "head", "index", "step"];
 const LOG_AXIS = { steps: "step", curve: "index", levels: "index" };
-const MANY_ROWS = 3000; // more marks than this are painted, not built one by one
-const NONE = "–"; // a variant's key that some rows of the metric lack
-const TITLES = { place: "layer", step: "step", stream: "where" };
+const MANY_ROWS = 3000; // more marks than this are drawn on a canvas, not as SVG
+const NONE = "–"; // value of a variant's key that other rows of the metric have and this one lacks
+const TITLES = { step: "step", stream: "stream" };
 
 const titleOf = (field) => TITLES[field] || field.replace(/^v_/, "").replaceAll("_", " ");
 
@@ -17,7 +17,7 @@ function distinct(rows, field) {
   return [...(seen.includes(NONE) ? [NONE] : []), ...numbers, ...texts];
 }
 
-// Everything that can tell two rows of a metric apart.
+// All fields in which two rows of a metric can differ.
 function fieldsOf(rows) {
   const variants = new Set();
   for (const row of rows) for (const key in row) if (key.startsWith("v_")) variants.add(key);
@@ -28,24 +28,24 @@ function fieldsOf(rows) {
 function picksOf(rows, kind, colour) {
   const many = new Map(fieldsOf(rows).map((field) => [field, distinct(rows, field)]));
   const drawn = new Set([...kind.axes, colour]);
-  if (many.get("place").length > 1) drawn.add("site");
+  if (many.get("layer").length > 1) drawn.add("site");
   if (kind.dash) drawn.add("tokens");
   return [...many].filter(([field, values]) => values.length > 1 && !drawn.has(field));
 }
 
-// What is shown first, best of what every run has.
+// The value that is shown first, if possible one that every run has.
 function defaultPick(field, all, rows) {
   const runs = distinct(rows, "run");
   const shared = runs.length < 2 ? [] : all.filter((value) =>
     new Set(rows.filter((row) => row[field] === value).map((row) => row.run)).size === runs.length);
   const values = shared.length ? shared : all;
   if (field === "step") return values[values.length - 1];
-  if (field === "place") return values[Math.floor(values.length / 2)];
+  if (field === "layer") return values[Math.floor(values.length / 2)];
   if (field === "tokens" && values.includes("all")) return "all";
   return values[0];
 }
 
-// Rows at the picked values, with what specifications read.
+// Rows with the picked values, and the fields that specifications use.
 function shownRows(rows, kind, colour, picked) {
   const kept = rows.filter((row) => Object.entries(picked).every(
     ([field, value]) => row[field] === value || row[field] === null || row[field] === undefined));
@@ -67,12 +67,12 @@ function verdictFields(row) {
 }
 
 function heightOf(kind, rows, small) {
-  const lines = { map: "place", heads: "place", head_steps: "head", verdicts: "claim", points: "series" }[kind.kind];
+  const lines = { map: "layer", heads: "layer", head_steps: "head", verdicts: "claim", points: "series" }[kind.kind];
   if (!lines) return small ? 190 : 340;
   return Math.max(small ? 150 : 200, Math.min(620, 22 * distinct(rows, lines).length));
 }
 
-// A chart in an element. Given again with the same specification it only takes the new rows, without a flicker.
+// Draw a chart in an element. With the same specification as before only the rows are replaced, without flicker.
 async function draw(element, outline, kind, colour, rows, small = false) {
   const dark = document.documentElement.dataset.theme === "dark";
   const narrow = element.clientWidth < 620;
@@ -89,7 +89,7 @@ async function draw(element, outline, kind, colour, rows, small = false) {
     ...outline.specs[chosen.spec], width: "container", height, datasets: { rows },
     autosize: { type: "fit-x", contains: "padding" }, config: { ...theme, legend },
   };
-  // ast: expressions are interpreted, so that the page needs no right to make code out of text.
+  // ast: expressions are interpreted, so that the page does not need the right to evaluate code.
   const options = {
     renderer: rows.length > MANY_ROWS ? "canvas" : "svg", ast: true, logLevel: 1, actions: false,
     defaultStyle: false, tooltip: { disableDefaultStyle: true },

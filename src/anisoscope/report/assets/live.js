@@ -1,34 +1,34 @@
 "use strict";
 // The live page: a list of runs, their charts, and the rows that arrive while a run grows.
 
-const LIST_EVERY = 10000; // milliseconds between looks for new runs
+const LIST_EVERY = 10000; // milliseconds between two updates of the list
 
 class Live {
   constructor() {
     this.chosen = JSON.parse(readHash().get("runs") || "[]"); // ids of runs, in the address too
     this.page = null;
     this.figures = [];
-    this.turn = 0; // a choice that was overtaken by the next one must not show
+    this.turn = 0; // results of an earlier choice must not replace those of a later one
     $("filter").oninput = () => this.filter();
     bindTheme(() => this.redraw());
     window.addEventListener("hashchange", () => this.follow(JSON.parse(readHash().get("runs") || "[]")));
   }
 
-  // The list as it is now; gives the runs, the last changed first.
+  // Update the list; returns the runs, the last changed first.
   async list() {
-    const runs = await (await ask("/api/runs")).json();
+    const runs = await (await request("/api/runs")).json();
     $("runs").replaceChildren(...runs.map((run) => this.entry(run)));
     this.filter();
     this.mark();
-    if (!runs.length) this.tell("no runs in this folder yet", false);
+    if (!runs.length) this.setStatus("no runs in this folder yet", false);
     return runs;
   }
 
-  // What the address asks for as far as it is there, else the run that changed last.
+  // Choose the runs in the address that exist, otherwise the run that changed last.
   async start() {
     const ids = (await this.list()).map((run) => run.id);
-    const there = this.chosen.filter((id) => ids.includes(id));
-    if (ids.length) await this.choose(there.length ? there : [ids[0]]);
+    const existing = this.chosen.filter((id) => ids.includes(id));
+    if (ids.length) await this.choose(existing.length ? existing : [ids[0]]);
     setInterval(() => this.list().catch(trouble), LIST_EVERY);
   }
 
@@ -36,9 +36,9 @@ class Live {
     const box = element("input", { type: "checkbox", value: run.id });
     box.onchange = () => this.choose([...$("runs").querySelectorAll("input:checked")].map((each) => each.value));
     const when = run.changed ? new Date(1000 * run.changed).toLocaleString() : "no records yet";
-    const facts = element("small", {}, [run.model, when].filter(Boolean).join(" · "));
+    const details = element("small", {}, [run.model, when].filter(Boolean).join(" · "));
     const title = run.id.split("/").pop() === run.name ? run.id : run.id === "." ? run.name : `${run.id} · ${run.name}`;
-    return element("li", {}, element("label", {}, box, element("span", {}, title, facts)));
+    return element("li", {}, element("label", {}, box, element("span", {}, title, details)));
   }
 
   filter() {
@@ -54,7 +54,7 @@ class Live {
     if (JSON.stringify(ids) !== JSON.stringify(this.chosen) && ids.length) this.choose(ids);
   }
 
-  // Reads the chosen runs whole, shows them, and listens for more.
+  // Read the chosen runs, show them, and listen for new rows.
   async choose(ids) {
     const turn = ++this.turn;
     this.chosen = ids;
@@ -62,10 +62,10 @@ class Live {
     if (this.stream) this.stream.close();
     $("main").hidden = !ids.length;
     $("report").hidden = !ids.length;
-    if (!ids.length) return this.tell("choose a run", false);
+    if (!ids.length) return this.setStatus("choose a run", false);
     const query = new URLSearchParams(ids.map((id) => ["run", id]));
     $("report").setAttribute("href", "/report?" + query);
-    const answer = await (await ask("/api/book?" + query)).json();
+    const answer = await (await request("/api/records?" + query)).json();
     const table = await unpack(answer.packed);
     if (turn !== this.turn) return;
     this.show(table);
@@ -88,10 +88,10 @@ class Live {
     this.stream = new EventSource("/api/events?" + query);
     this.stream.onopen = () => $("pulse").classList.add("live");
     this.stream.onmessage = (event) => this.arrived(JSON.parse(event.data), turn);
-    // Positions in the address would be stale after a break: read the runs whole again.
+    // Positions in the address are out of date after an interruption: read the runs whole again.
     this.stream.onerror = () => {
       this.stream.close();
-      this.tell("connection lost, trying again", false);
+      this.setStatus("connection lost, reconnecting", false);
       setTimeout(() => { if (turn === this.turn) this.choose(this.chosen).catch(trouble); }, 2000);
     };
   }
@@ -102,7 +102,7 @@ class Live {
     const table = this.page.table, metrics = new Set(event.rows.map((row) => row.metric));
     const before = signatureOf(table, metrics);
     table.append(event.rows);
-    // Other charts may fit now (a second step, a new metric): only the server knows which.
+    // Other charts may fit now (a second step, a new metric): ask the server which.
     if (signatureOf(table, metrics) !== before) return this.choose(this.chosen);
     if (metrics.has(this.page.view().metric)) await this.page.show();
     this.figures.filter((figure) => isDrawn(figure) && metrics.has(figure.dataset.metric)).forEach((figure) => figure.draw());
@@ -116,16 +116,16 @@ class Live {
   }
 
   count() {
-    this.tell(`live · ${this.page.table.size().toLocaleString("en")} records`, true);
+    this.setStatus(`live · ${this.page.table.size().toLocaleString("en")} records`, true);
   }
 
-  tell(text, live) {
-    $("told").textContent = text;
+  setStatus(text, live) {
+    $("status").textContent = text;
     $("pulse").classList.toggle("live", live);
   }
 }
 
-// What decides which charts fit: for each metric, the fields that vary, and how many sites there are.
+// What determines which charts fit: for each metric the fields that vary, and the number of sites.
 function signatureOf(table, metrics) {
   return JSON.stringify([...metrics].map((metric) => {
     const { fields, known } = table.varies(metric);
@@ -134,7 +134,7 @@ function signatureOf(table, metrics) {
   }));
 }
 
-async function ask(address) {
+async function request(address) {
   const answer = await fetch(address);
   if (!answer.ok) throw new Error(await answer.text());
   return answer;

@@ -1,12 +1,12 @@
 "use strict";
-// The explorer (pick a metric, a kind of chart, a colour), the gallery, the theme; the address holds the view.
+// The explorer (choose a metric, a kind of chart, a colour), the gallery, the theme; the address contains the view.
 
 const $ = (id) => document.getElementById(id);
 
 function element(tag, attributes = {}, ...children) {
   const made = document.createElement(tag);
   for (const [name, value] of Object.entries(attributes)) made.setAttribute(name, value);
-  made.append(...children); // texts become text nodes: nothing in a run is ever read as HTML
+  made.append(...children); // texts become text nodes: no text of a run is read as HTML
   return made;
 }
 
@@ -37,7 +37,7 @@ class Page {
     return fields.includes(this.state.get("colour")) ? this.state.get("colour") : fields[0];
   }
 
-  // A view that the address does not name is the first one.
+  // If the address names no view, show the first one.
   settle() {
     if (this.views.length && !this.views.some((view) => view.metric === this.state.get("metric"))) {
       this.state.set("metric", this.views[0].metric);
@@ -55,7 +55,7 @@ class Page {
     };
   }
 
-  // Changes the view; what does not fit the new metric or kind falls back to its default.
+  // Change the view; choices that do not fit the new metric or kind get their default.
   choose(changes, keep = []) {
     const kept = new Map([...this.state].filter(([key]) => key === "metric" || key === "runs" || keep.includes(key)));
     if (!changes.metric) for (const [key, value] of this.state) if (key.startsWith("pick.")) kept.set(key, value);
@@ -90,9 +90,9 @@ class Page {
   }
 
   pick(field, values, rows) {
-    const wished = this.state.get("pick." + field);
-    const found = values.find((value) => String(value) === wished);
-    return found === undefined ? defaultPick(field, values, rows) : found;
+    const text = this.state.get("pick." + field);
+    const chosen = values.find((value) => String(value) === text);
+    return chosen === undefined ? defaultPick(field, values, rows) : chosen;
   }
 
   tab(each, current) {
@@ -108,7 +108,7 @@ class Page {
     if (colour !== null) $("colour").value = colour;
   }
 
-  // The controls are made anew only when what can be picked has changed, so that a slider in use stays.
+  // The controls are rebuilt only if the choices have changed, so that a slider in use stays.
   fillPicks(picks, picked) {
     const signature = JSON.stringify(picks);
     if ($("picks").dataset.signature !== signature) {
@@ -117,9 +117,9 @@ class Page {
     }
     for (const [field, values] of picks) {
       const control = $("pick-" + field);
-      const place = values.indexOf(picked[field]);
-      control.value = String(place);
-      if (control.type === "range") control.nextElementSibling.textContent = labelOf(field, values[place]);
+      const position = values.indexOf(picked[field]);
+      control.value = String(position);
+      if (control.type === "range") control.nextElementSibling.textContent = labelOf(field, values[position]);
     }
   }
 
@@ -128,7 +128,7 @@ class Page {
     const slides = typeof values[0] === "number" && values.length > 3;
     const control = slides
       ? element("input", { id, type: "range", min: 0, max: values.length - 1, step: 1 })
-      : element("select", { id }, ...values.map((value, place) => element("option", { value: place }, labelOf(field, value))));
+      : element("select", { id }, ...values.map((value, position) => element("option", { value: position }, labelOf(field, value))));
     control.oninput = () => this.choose({ ["pick." + field]: String(values[Number(control.value)]) }, ["kind", "colour"]);
     return element("label", {}, element("span", {}, titleOf(field)), control, ...(slides ? [element("output")] : []));
   }
@@ -145,7 +145,7 @@ function openCard(metric) {
 }
 
 function labelOf(field, value) {
-  if (field === "place" && value === -1) return "embed";
+  if (field === "layer" && value === -1) return "embed";
   if (value === NONE) return "none";
   return typeof value === "number" ? value.toLocaleString("en") : value;
 }
@@ -158,7 +158,7 @@ function writeHash(state) {
   history.replaceState(null, "", "#" + new URLSearchParams([...state]));
 }
 
-// Every metric once, in its first kind of chart, drawn when it comes into sight.
+// Every metric once, in its first kind of chart, drawn when it becomes visible.
 function fillGallery(page) {
   const outline = page.table.outline;
   const figures = outline.views.filter((view) => view.kinds[0].kind !== "points").map((view) => {
@@ -166,21 +166,21 @@ function fillGallery(page) {
     const chart = element("div", { class: "chart", role: "img", "aria-label": view.metric });
     const figure = element("figure", { "data-metric": view.metric }, element("figcaption", {}, link, element("span", {}, view.meaning)), chart);
     link.onclick = (event) => {
-      event.preventDefault(); // the address holds the view, not a place on the page
+      event.preventDefault(); // the address contains the view, not a position on the page
       page.choose({ metric: view.metric });
       $("explore").scrollIntoView();
     };
     figure.draw = () => {
       const kind = view.kinds[0], colour = kind.colours[0].field, rows = page.table.rows(view.metric);
       const picks = picksOf(rows, kind, colour).map(([field, values]) => [field, defaultPick(field, values, rows)]);
-      const told = picks.filter(([, value]) => value !== NONE);
+      const shown = picks.filter(([, value]) => value !== NONE);
       figure.querySelector("span").textContent =
-        [view.meaning, ...told.map(([field, value]) => `${titleOf(field)} ${labelOf(field, value)}`)].filter(Boolean).join(" · ");
+        [view.meaning, ...shown.map(([field, value]) => `${titleOf(field)} ${labelOf(field, value)}`)].filter(Boolean).join(" · ");
       return draw(chart, outline, kind, colour, shownRows(rows, kind, colour, Object.fromEntries(picks)), true);
     };
     return figure;
   });
-  // a page that is read again for days must let the charts before go
+  // a page that is updated for days must release the earlier charts
   for (const chart of $("gallery").querySelectorAll(".chart")) if (chart.view) chart.view.finalize();
   $("gallery").replaceChildren(...figures);
   const seen = new IntersectionObserver((entries) => {
@@ -190,14 +190,14 @@ function fillGallery(page) {
     }
   }, { rootMargin: "200px" });
   figures.forEach((figure) => seen.observe(figure));
-  window.onbeforeprint = () => figures.forEach((figure) => figure.draw()); // one, however often this is called
+  window.onbeforeprint = () => figures.forEach((figure) => figure.draw()); // one handler, however often this is called
   return figures;
 }
 
-// Whether a figure of the gallery has come into sight: few rows are drawn as svg, many on a canvas.
+// Whether a figure of the gallery has been drawn: few rows as svg, many on a canvas.
 const isDrawn = (figure) => figure.querySelector("svg, canvas") !== null;
 
-// Light or dark: as the system says until the reader chooses.
+// Light or dark: the system's setting until the reader chooses.
 function bindTheme(redraw) {
   const system = matchMedia("(prefers-color-scheme: dark)");
   const set = (dark) => {

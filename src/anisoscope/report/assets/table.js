@@ -1,5 +1,5 @@
 "use strict";
-// Records as columns: unpacks what pack.py packed and gives the rows of a metric as charts read them.
+// Records as columns: unpacks what packed_table.py packed and returns the rows of a metric for charts.
 
 async function unpack(text) {
   if (typeof DecompressionStream === "undefined") {
@@ -13,7 +13,7 @@ async function unpack(text) {
   return new Table(head, bytes.subarray(4 + length));
 }
 
-// Byte planes back to numbers: all first bytes stand before all second ones.
+// Byte planes back to numbers: all first bytes come before all second bytes.
 function column(bytes, offset, rows, kind) {
   const size = Number(kind[1]);
   const plain = new Uint8Array(rows * size);
@@ -35,7 +35,7 @@ class Table {
       this.columns[name] = column(bytes, offset, head.rows, kind);
       offset += head.rows * Number(kind[1]);
     }
-    this.metrics = new Map(); // by name: rows, where each stands by its key, and what varies in them
+    this.metrics = new Map(); // by name: rows, the position of each by its key, and what varies in them
     this.added = 0; // rows that arrived after packing
   }
 
@@ -43,44 +43,44 @@ class Table {
     return this.head.rows + this.added;
   }
 
-  // The rows of one metric, made when first asked for; those that arrive later join them.
+  // The rows of one metric, built on first use; rows that arrive later are added.
   rows(metric) {
     return this.about(metric).rows;
   }
 
   about(metric) {
     if (!this.metrics.has(metric)) {
-      const found = [];
-      this.head.starts.forEach(([name, first], place) => {
-        const next = place + 1 < this.head.starts.length ? this.head.starts[place + 1][1] : this.head.rows;
-        if (name === metric) for (let i = first; i < next; i++) found.push(this.row(i));
+      const rows = [];
+      this.head.starts.forEach(([name, first], position) => {
+        const next = position + 1 < this.head.starts.length ? this.head.starts[position + 1][1] : this.head.rows;
+        if (name === metric) for (let i = first; i < next; i++) rows.push(this.row(i));
       });
-      this.metrics.set(metric, { rows: filledUp(found), places: null, varies: null });
+      this.metrics.set(metric, { rows: withAllKeys(rows), positions: null, varies: null });
     }
     return this.metrics.get(metric);
   }
 
-  // A later row of the same key takes the place of an earlier one, as in a run. What a row costs does not depend on
-  // how many there are: a run may grow for days.
+  // A later row of the same key replaces the earlier one, as in a run. The cost of a row does not depend on the
+  // number of rows: a run may grow for days.
   append(rows) {
     const late = new Map();
     for (const row of rows) late.set(row.metric, [...(late.get(row.metric) || []), row]);
-    late.forEach((some, metric) => this.join(this.about(metric), some, this.places(metric)));
+    late.forEach((some, metric) => this.join(this.about(metric), some, this.positions(metric)));
   }
 
-  join(about, late, places) {
+  join(about, late, positions) {
     for (const row of late) {
-      if (row.behind) row.place += this.head.depths[`${row.run}\n${row.stack}`] || 0;
-      const key = rowKey(row), place = places.get(key);
-      if (place === undefined) {
-        places.set(key, about.rows.length);
+      if (row.behind) row.layer += this.head.depths[`${row.run}\n${row.stack}`] || 0;
+      const key = rowKey(row), position = positions.get(key);
+      if (position === undefined) {
+        positions.set(key, about.rows.length);
         this.added++;
       }
-      about.rows[place === undefined ? about.rows.length : place] = row;
+      about.rows[position === undefined ? about.rows.length : position] = row;
     }
     const keys = variantKeys(about.rows.slice(0, 1));
     if (variantKeys(late).some((key) => !keys.includes(key))) {
-      filledUp(about.rows); // a new key, which all earlier rows lack
+      withAllKeys(about.rows); // a new key, which all earlier rows lack
       about.varies = null;
     } else {
       for (const row of late) for (const key of keys) if (!(key in row)) row[key] = NONE;
@@ -88,13 +88,13 @@ class Table {
     if (about.varies) late.forEach((row) => note(about.varies, row));
   }
 
-  places(metric) {
+  positions(metric) {
     const about = this.about(metric);
-    if (!about.places) about.places = new Map(about.rows.map((row, place) => [rowKey(row), place]));
-    return about.places;
+    if (!about.positions) about.positions = new Map(about.rows.map((row, position) => [rowKey(row), position]));
+    return about.positions;
   }
 
-  // The different values of every field of a metric's rows, and whether any has a number.
+  // The different values of every field of a metric's rows, and whether any row has a value.
   varies(metric) {
     const about = this.about(metric);
     if (!about.varies) {
@@ -118,7 +118,7 @@ class Table {
     const depth = site.behind ? this.head.depths[`${run}\n${site.stack}`] || 0 : 0;
     const row = {
       run, tokens: this.text("tokens", i), stream: site.stream, site: this.text("site", i),
-      place: site.place === null ? null : site.place + depth,
+      layer: site.layer === null ? null : site.layer + depth,
       head: site.heads ? index : site.head, index: site.heads ? null : index,
       step: this.text("step", i), value, error,
       low: value === null || half === null ? null : value - half,
@@ -134,8 +134,8 @@ class Table {
   csv() {
     const names = ["run", "step", "site", "metric", "version", "tokens", "index", "variant", "value", "error", "error_kind", "null", "n", "note"];
     const lines = [names.join(",")];
-    this.head.starts.forEach(([metric, first], place) => {
-      const next = place + 1 < this.head.starts.length ? this.head.starts[place + 1][1] : this.head.rows;
+    this.head.starts.forEach(([metric, first], position) => {
+      const next = position + 1 < this.head.starts.length ? this.head.starts[position + 1][1] : this.head.rows;
       for (let i = first; i < next; i++) {
         lines.push(names.map((name) => cell(
           name === "metric" ? metric : name in this.head.lists ? this.text(name, i) : known(this.columns[name][i]))).join(","));
@@ -145,8 +145,8 @@ class Table {
   }
 }
 
-// A variant's key that only some rows have gets a value in the others, so that they can be told apart.
-function filledUp(rows) {
+// A variant's key that only some rows have gets a value in the others too, so that they differ in it.
+function withAllKeys(rows) {
   const keys = variantKeys(rows);
   for (const row of rows) for (const key of keys) if (!(key in row)) row[key] = NONE;
   return rows;
@@ -165,7 +165,7 @@ function note(varies, row) {
   varies.known ||= row.value !== null;
 }
 
-// What makes two rows the same measurement.
+// Equal for two rows of the same measurement.
 function rowKey(row) {
   const variant = Object.keys(row).filter((key) => key.startsWith("v_") && row[key] !== NONE).sort();
   return JSON.stringify(["run", "step", "site", "tokens", "head", "index", ...variant].map((key) => [key, row[key]]));
@@ -174,7 +174,7 @@ function rowKey(row) {
 function cell(value) {
   if (value === null || value === undefined) return "";
   let text = String(value);
-  // A spreadsheet would run a text that starts like a formula.
+  // A spreadsheet would evaluate a text that starts like a formula.
   if (typeof value === "string" && /^[=+\-@\t]/.test(text)) text = "'" + text;
   return /[",\r\n]/.test(text) ? `"${text.replaceAll('"', '""')}"` : text;
 }

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from anisoscope.errors import InputError, StoreError, first_line
 from anisoscope.schedule import Schedule, any_of, every, log_spaced
-from anisoscope.store.files import acquire, explained, understood
+from anisoscope.store.files import WriterLock, explained, understood
 from anisoscope.store.run import Run
 from anisoscope.studies.lab.bf16 import require_bf16
 from anisoscope.studies.lab.corpora import open_text
@@ -180,7 +180,7 @@ def _run(
     # All randomness is seeded here, and the caller's own random state comes back afterwards.
     with torch.random.fork_rng(devices=devices), ExitStack() as stack:
         with explained("lock", folder):
-            stack.callback(os.close, acquire(folder / _LOCK))
+            stack.callback(WriterLock(folder / _LOCK).release)
         state = load_state(folder) if is_begun(folder) else None
         torch.manual_seed(experiment.recipe.seed)
         parts = _assemble(experiment, folder, open_data(folder / info["data"]["folder"]), place)

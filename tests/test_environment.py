@@ -28,11 +28,11 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(doctor, "_run", run)
 
 
-def found(thorough: bool = False) -> dict[str, doctor.Check]:
+def results(thorough: bool = False) -> dict[str, doctor.Check]:
     return {check.what: check for check in doctor.checks(thorough)}
 
 
-def test_here_the_core_works_and_every_dependency_is_looked_at() -> None:
+def test_the_core_works_and_every_dependency_is_checked() -> None:
     done = CliRunner().invoke(app, ["doctor", "--json"])
     assert done.exit_code == 0, done.stdout
     checks = {check["what"]: check for check in json.loads(done.stdout)}
@@ -52,7 +52,7 @@ def test_here_the_core_works_and_every_dependency_is_looked_at() -> None:
 
 
 @pytest.mark.usefixtures("quick")
-def test_a_dependency_that_is_not_there_breaks_it_and_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_dependency_is_broken_with_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(doctor, "_needed", lambda: {"torch": ">=2.9", "not-a-package": ">=3"})
     done = CliRunner().invoke(app, ["doctor"])
     assert done.exit_code == 1
@@ -62,8 +62,8 @@ def test_a_dependency_that_is_not_there_breaks_it_and_says_what_to_install(monke
 @pytest.mark.usefixtures("quick")
 def test_a_dependency_of_the_wrong_version_breaks_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(doctor, "_needed", lambda: {"numpy": ">=99"})
-    assert found()["numpy"].state == "broken"
-    assert "is not >=99" in found()["numpy"].detail
+    assert results()["numpy"].state == "broken"
+    assert "is not >=99" in results()["numpy"].detail
 
 
 def test_an_import_that_fails_is_named_with_its_reason(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -83,7 +83,9 @@ def test_a_product_that_kills_its_process_does_not_kill_the_doctor(monkeypatch: 
 
 
 def test_half_precision_that_fails_is_no_reason_to_give_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(doctor, "_trial", lambda program, *given: "killed by signal 4" if "bfloat16" in given else None)
+    monkeypatch.setattr(
+        doctor, "_trial", lambda program, *arguments: "killed by signal 4" if "bfloat16" in arguments else None
+    )
     checks = {check.what: check for check in doctor._products()}
     assert checks["float32 on the CPU"].state == "ok"
     assert checks["bfloat16 on the CPU"].state == "limited"
@@ -91,12 +93,12 @@ def test_half_precision_that_fails_is_no_reason_to_give_up(monkeypatch: pytest.M
 
 
 @pytest.mark.usefixtures("quick")
-def test_a_folder_that_cannot_be_written_is_told_with_a_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_folder_that_cannot_be_written_is_reported_with_a_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(dir: Path, **_: Any) -> None:
         raise OSError(errno.EROFS, "Read-only file system")
 
     monkeypatch.setattr(tempfile, "NamedTemporaryFile", refuse)
-    checks = found()
+    checks = results()
     assert checks["scratch folder"].state == "broken"
     assert "TMPDIR" in checks["scratch folder"].detail
     assert checks["this folder"].state == "limited"
@@ -105,22 +107,22 @@ def test_a_folder_that_cannot_be_written_is_told_with_a_remedy(monkeypatch: pyte
 
 
 @pytest.mark.usefixtures("quick")
-def test_offline_mode_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_offline_mode_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
-    assert found()["Hugging Face hub"].state == "limited"
-    assert "HF_HUB_OFFLINE" in found()["Hugging Face hub"].detail
+    assert results()["Hugging Face hub"].state == "limited"
+    assert "HF_HUB_OFFLINE" in results()["Hugging Face hub"].detail
 
 
 @pytest.mark.usefixtures("quick")
 def test_without_a_browser_nothing_is_broken(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("shutil.which", lambda name: None)
-    assert found()["chromium"].state == "missing"
-    assert "any browser" in found()["chromium"].detail
+    assert results()["chromium"].state == "missing"
+    assert "any browser" in results()["chromium"].detail
     assert CliRunner().invoke(app, ["doctor"]).exit_code == 0
 
 
 @pytest.mark.slow
-def test_a_thorough_look_starts_what_there_is() -> None:
-    checks = found(thorough=True)
+def test_a_thorough_check_starts_browser_and_ray() -> None:
+    checks = results(thorough=True)
     assert checks["ray, started"].state == "ok", checks["ray, started"]
     assert checks["chromium"].state in ("ok", "missing"), checks["chromium"]

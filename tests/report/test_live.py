@@ -1,4 +1,4 @@
-"""The live page's server: lists, packs and follows runs; refuses strangers, other names and paths outside."""
+"""The live page: what it serves, to whom, and how it follows a growing run."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from starlette.testclient import TestClient
 from anisoscope.errors import InputError
 from anisoscope.records import Record
 from anisoscope.report.live import _follow, is_loopback, live_app, serve
-from anisoscope.report.shelf import Shelf
+from anisoscope.report.run_index import RunIndex
 from anisoscope.store.run import Run
 from tests import report_runs as runs
 
@@ -37,19 +37,19 @@ def client(root: Path, **options: Any) -> TestClient:
     return TestClient(live_app(str(root), **options), base_url="http://127.0.0.1:8733")
 
 
-def test_the_list_names_every_run_below_the_folder(folder: Path) -> None:
+def test_the_list_has_every_run_in_the_folder(folder: Path) -> None:
     listed = client(folder).get("/api/runs").json()
     assert {run["id"] for run in listed} == {"a", "sweep/b"}
     assert all(run["model"] == "tiny" for run in listed)
 
 
-def test_a_run_may_be_served_by_itself(folder: Path) -> None:
-    assert list(Shelf(folder / "a").ids()) == ["."]
-    assert client(folder / "a").get("/api/book?run=.").status_code == 200
+def test_a_single_run_can_be_served(folder: Path) -> None:
+    assert list(RunIndex(folder / "a").ids()) == ["."]
+    assert client(folder / "a").get("/api/records?run=.").status_code == 200
 
 
-def test_a_book_holds_the_records_of_the_chosen_runs(folder: Path) -> None:
-    answer = client(folder).get("/api/book", params={"run": ["a", "sweep/b"]}).json()
+def test_the_records_of_the_chosen_runs_are_sent(folder: Path) -> None:
+    answer = client(folder).get("/api/records", params={"run": ["a", "sweep/b"]}).json()
     body = zlib.decompress(base64.b64decode(answer["packed"]))
     head = json.loads(body[4 : 4 + int.from_bytes(body[:4], "little")])
     assert head["rows"] == 2 * len(runs.profiles())
@@ -61,7 +61,7 @@ def test_a_book_holds_the_records_of_the_chosen_runs(folder: Path) -> None:
     "name", ["../secret", "a/../../secret", "/etc", "..", "a/", "", "%2e%2e/secret", "..\\secret", "a\0", "sweep"]
 )
 def test_paths_outside_the_folder_are_refused(folder: Path, name: str) -> None:
-    for path in ("/api/book", "/report", "/api/events"):
+    for path in ("/api/records", "/report", "/api/events"):
         answer = client(folder).get(path, params={"run": name, "position": "0"})
         assert answer.status_code == 404
         assert "no run" in answer.text
@@ -69,12 +69,12 @@ def test_paths_outside_the_folder_are_refused(folder: Path, name: str) -> None:
 
 def test_a_link_that_leads_out_of_the_folder_is_not_followed(folder: Path, tmp_path: Path) -> None:
     os.symlink(tmp_path / "secret", folder / "link")
-    assert "link" not in Shelf(folder).ids()
-    assert client(folder).get("/api/book?run=link").status_code == 404
+    assert "link" not in RunIndex(folder).ids()
+    assert client(folder).get("/api/records?run=link").status_code == 404
 
 
 @pytest.mark.parametrize("name", ["../page.py", "..%2fpage.py", "report.html", "%2e%2e"])
-def test_only_the_page_s_own_files_are_served(folder: Path, name: str) -> None:
+def test_only_files_of_the_page_are_served(folder: Path, name: str) -> None:
     assert client(folder).get(f"/assets/{name}").status_code == 404
 
 
@@ -95,11 +95,11 @@ def test_the_page_may_run_only_scripts_of_this_server(folder: Path) -> None:
         ("evil.example", 400), ("127.0.0.1.evil.example", 400),
     ],
 )  # fmt: skip
-def test_a_name_from_elsewhere_does_not_reach_loopback(folder: Path, host: str, status: int) -> None:
+def test_a_request_to_another_host_name_is_refused(folder: Path, host: str, status: int) -> None:
     assert client(folder).get("/api/runs", headers={"host": host}).status_code == status
 
 
-def test_bound_elsewhere_the_page_asks_for_its_token(folder: Path) -> None:
+def test_on_another_address_the_page_needs_its_token(folder: Path) -> None:
     outside = TestClient(live_app(str(folder), token="sesame"), base_url="http://10.0.0.5", follow_redirects=False)
     assert outside.get("/api/runs").status_code == 401
     assert outside.get("/?token=guess").status_code == 401
@@ -107,7 +107,7 @@ def test_bound_elsewhere_the_page_asks_for_its_token(folder: Path) -> None:
     assert "printed" in outside.get("/").text
 
 
-def test_the_token_becomes_a_cookie_and_leaves_the_address(folder: Path) -> None:
+def test_the_token_becomes_a_cookie_and_is_removed_from_the_address(folder: Path) -> None:
     outside = TestClient(live_app(str(folder), token="sesame"), base_url="http://10.0.0.5", follow_redirects=False)
     answer = outside.get("/report?run=a&token=sesame")
     assert answer.status_code == 303
@@ -118,17 +118,17 @@ def test_the_token_becomes_a_cookie_and_leaves_the_address(folder: Path) -> None
     assert outside.get("/api/runs").status_code == 200  # the client keeps the cookie
 
 
-def test_a_token_cannot_send_a_reader_elsewhere(folder: Path) -> None:
+def test_the_redirect_after_a_token_stays_on_this_host(folder: Path) -> None:
     outside = TestClient(live_app(str(folder), token="sesame"), base_url="http://10.0.0.5", follow_redirects=False)
     location = outside.get("http://10.0.0.5//evil.example/?token=sesame").headers["location"]
     assert location.startswith("/")
     assert not location.startswith("//")
 
 
-def test_events_need_a_position_for_each_run(folder: Path) -> None:
+def test_events_need_one_position_per_run(folder: Path) -> None:
     answer = client(folder).get("/api/events?run=a")
     assert answer.status_code == 404
-    assert "one position for each run" in answer.text
+    assert "one position per run" in answer.text
 
 
 def followed(run: Run, position: int, change: Any) -> dict[str, Any]:
@@ -162,7 +162,7 @@ def test_an_appended_record_arrives_as_a_row(folder: Path) -> None:
     assert row["high"] == pytest.approx(9.5 + 2.131 * 0.5, rel=1e-3)
 
 
-def test_a_rewound_run_is_read_whole_again(folder: Path) -> None:
+def test_a_rewound_run_is_read_whole(folder: Path) -> None:
     run = Run.open(folder / "a")
     _, end = run.since(0)
 
@@ -198,16 +198,16 @@ def test_since_the_beginning_is_the_whole_run(folder: Path) -> None:
     assert frame.equals(run.frame())
 
 
-def test_a_run_begun_anew_is_read_whole_again(folder: Path) -> None:
+def test_a_run_that_was_started_again_is_read_whole(folder: Path) -> None:
     run = Run.open(folder / "a")
     assert run.since(10**9) == (None, 0)
 
 
-def test_a_broken_run_does_not_hide_the_others(folder: Path) -> None:
+def test_a_damaged_run_does_not_hide_the_others(folder: Path) -> None:
     (folder / "broken").mkdir()
     (folder / "broken" / "run.json").write_text("{")
     assert {run["id"] for run in client(folder).get("/api/runs").json()} == {"a", "broken", "sweep/b"}
-    assert client(folder).get("/api/book?run=broken").status_code == 404
+    assert client(folder).get("/api/records?run=broken").status_code == 404
 
 
 def test_the_report_of_chosen_runs_is_served_with_its_own_policy(folder: Path) -> None:
@@ -221,16 +221,16 @@ def test_the_report_of_chosen_runs_is_served_with_its_own_policy(folder: Path) -
     ("host", "own"),
     [("127.0.0.1", True), ("::1", True), ("localhost", True), ("0.0.0.0", False), ("example.org", False)],
 )
-def test_loopback_is_told_from_elsewhere(host: str, own: bool) -> None:
+def test_loopback_addresses_are_recognised(host: str, own: bool) -> None:
     assert is_loopback(host) is own
 
 
-def test_a_folder_that_is_not_there_is_explained(tmp_path: Path) -> None:
+def test_a_missing_folder_is_refused(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="not a folder"):
         live_app(str(tmp_path / "none"))
 
 
-def test_a_port_in_use_is_explained(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_port_in_use_is_refused(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
@@ -242,15 +242,17 @@ def test_the_server_starts_without_reading_records_or_loading_tables(folder: Pat
     code = (
         "import sys\n"
         "from anisoscope.report.live import live_app\n"
-        f"app = live_app({str(folder)!r}); app.state.shelf.listing()\n"
+        f"app = live_app({str(folder)!r}); app.state.index.listing()\n"
         "print(sorted({'torch', 'pandas', 'altair', 'vl_convert'} & set(sys.modules)))"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
 
 
-@pytest.mark.parametrize("path", ["/", "/assets/page.js", "/assets/nope", "/nowhere", "/api/runs", "/api/book?run=x"])
-def test_every_answer_keeps_other_pages_out(folder: Path, path: str) -> None:
+@pytest.mark.parametrize(
+    "path", ["/", "/assets/page.js", "/assets/nope", "/nowhere", "/api/runs", "/api/records?run=x"]
+)
+def test_every_response_has_the_protective_headers(folder: Path, path: str) -> None:
     headers = TestClient(live_app(str(folder)), base_url="http://127.0.0.1").get(path).headers
     assert headers["x-content-type-options"] == "nosniff"
     assert headers["referrer-policy"] == "no-referrer"
@@ -260,7 +262,7 @@ def test_every_answer_keeps_other_pages_out(folder: Path, path: str) -> None:
 
 @pytest.mark.parametrize(
     "path",
-    ["/", "/assets/page.js", "/api/runs", "/api/book?run=a", "/api/events?run=a&position=0", "/report?run=a", "/x"],
+    ["/", "/assets/page.js", "/api/runs", "/api/records?run=a", "/api/events?run=a&position=0", "/report?run=a", "/x"],
 )
 @pytest.mark.parametrize("given", ["", "wrong", "\u00e9", "secre", "secrett"])
 def test_no_route_answers_without_the_token(folder: Path, path: str, given: str) -> None:
@@ -274,13 +276,13 @@ def test_no_route_answers_without_the_token(folder: Path, path: str, given: str)
 @pytest.mark.parametrize(
     "host", ["[", "[::1", "evil.example", "127.0.0.1.evil.example", "an_evil.example", "", "0.0.0.0"]
 )
-def test_a_host_that_is_none_of_ours_is_refused(folder: Path, host: str) -> None:
+def test_an_unknown_host_is_refused(folder: Path, host: str) -> None:
     client = TestClient(live_app(str(folder)), base_url="http://127.0.0.1", raise_server_exceptions=True)
     assert client.get("/api/runs", headers={"host": host}).status_code == 400
 
 
 @pytest.mark.parametrize("position", ["9" * 30, "9" * 5000, "-1", "1e3", "x"])
-def test_a_position_that_is_none_is_refused(folder: Path, position: str) -> None:
+def test_an_invalid_position_is_refused(folder: Path, position: str) -> None:
     client = TestClient(live_app(str(folder)), base_url="http://127.0.0.1")
     name = client.get("/api/runs").json()[0]["id"]
     assert client.get("/api/events", params={"run": name, "position": position}).status_code == 404

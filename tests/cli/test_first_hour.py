@@ -1,4 +1,4 @@
-"""The mistakes of a first hour: each message says what was seen and leads back to the path."""
+"""Mistakes of a first hour: each message says what is wrong and what to do."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ MEASURE = [
 
 @pytest.fixture(scope="module")
 def started(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder as it is some way into the tour: a training, a text, vectors, two runs."""
+    """A folder as in the middle of the tour: a training, a text, vectors, two runs."""
     folder = tmp_path_factory.mktemp("tour")
     np.save(folder / "vectors.npy", np.random.default_rng(0).standard_normal((200, 8)) + 1)
     texts = ["Some words, and some more of them. " * 4] * 12
@@ -49,7 +49,7 @@ def started(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def run(words: Sequence[str]) -> tuple[int, str]:
-    """How a command ends, and what it says when it is an error."""
+    """The exit code of a command, and its error message."""
     done = CliRunner().invoke(app, list(words))
     if isinstance(done.exception, AnisoscopeError):
         return 1, str(done.exception)
@@ -74,36 +74,36 @@ MISTAKES = {
     "a typo in a site": (["measure", STEP, "--text", "corpus.jsonl", "--sites", "resdi"], "Did you mean 'resid"),
     "vectors twice": (
         ["measure", "vectors.npy", "-m", "isoscore", "--out", "runs/v"],
-        "look at it with `anisoscope show`",
+        "show it with `anisoscope show`",
     ),
     "another measurement in a run": ([*MEASURE, "--tokens", "128"], "different: tokens"),
     "training twice": (["lab", "train", "--out", "runs/decoder"], "go on with it (--resume)"),
     "a switch that is none": (["lab", "train", "--set", "atention=sigmoid"], "Did you mean 'attention"),
     "a text of the lab": (["lab", "train", "--text", "corpus.json", "--out", "runs/k"], "did you mean corpus.jsonl"),
-    "all runs at once": (["report", "runs"], "holds runs; give one or more: decoder, measured, v"),
+    "all runs at once": (["report", "runs"], "contains runs. Choose one or more of them: decoder, measured, v"),
     "a typo in a run": (["show", "runs/decoderr"], "runs/decoder?)"),
     "a run that is not here": (["report", "elsewhere/exp1"], "there is no folder"),
     "a metric that was not measured": (["figure", "runs/v", "-m", "two_nn", "--save", "a.png"], "Known: isoscore"),
     "a picture of another kind": (["figure", "runs/v", "-m", "isoscore", "--save", "a.xls"], "must end in .png"),
     "runs that share nothing": (["compare", "runs/v", "runs/measured"], "share no number"),
     "a metric that needs more": (["recompute", "runs/v", "-m", "two_nn"], "measure again with this metric"),
-    "nothing to serve": (["serve", "nowhere"], "give the folder that holds your runs"),
+    "nothing to serve": (["serve", "nowhere"], "choose the folder that contains your runs"),
     "a claim that is none": (["claims", "run", "S11"], "Did you mean 'S1'?"),
 }
 
 
 @pytest.mark.parametrize("mistake", MISTAKES)
-def test_a_mistake_leads_back(mistake: str, started: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_mistake_is_explained_with_what_to_do(mistake: str, started: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(started)
-    words, told = MISTAKES[mistake]
-    code, said = run(words)
+    words, expected = MISTAKES[mistake]
+    code, message = run(words)
     assert code == 1
-    assert told in said
-    assert "\n" not in said
+    assert expected in message
+    assert "\n" not in message
 
 
 @pytest.mark.parametrize(
-    ("words", "told"),
+    ("words", "expected"),
     [
         (["measur", "vectors.npy"], "Did you mean 'measure'?"),
         (["measure", "vectors.npy", "--metric", "isoscore"], "--metrics"),
@@ -112,13 +112,13 @@ def test_a_mistake_leads_back(mistake: str, started: Path, monkeypatch: pytest.M
         (["tangent", STEP], "Missing option '--text'"),
     ],
 )
-def test_a_command_that_is_not_understood_says_what_is(words: list[str], told: str) -> None:
-    code, said = run(words)
+def test_an_unknown_command_or_option_is_refused_with_similar_ones(words: list[str], expected: str) -> None:
+    code, message = run(words)
     assert code == 2
-    assert told in said
+    assert expected in message
 
 
-def test_measuring_twice_reads_what_is_there(started: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_measuring_twice_reads_the_stored_results(started: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(started)
     before = (started / "runs" / "measured" / "records.jsonl").read_bytes()
     assert run(MEASURE)[0] == 0
@@ -134,18 +134,18 @@ def test_a_report_and_a_figure_need_no_browser(started: Path, monkeypatch: pytes
     assert (started / "figure.png").read_bytes().startswith(b"\x89PNG")
 
 
-def test_in_another_folder_the_message_says_where_it_looked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_in_another_folder_the_message_has_the_full_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    code, said = run(["show", "runs/decoder"])
+    code, message = run(["show", "runs/decoder"])
     assert code == 1
-    assert str(tmp_path.resolve() / "runs" / "decoder") in said
-    assert f"there is no folder {tmp_path.resolve() / 'runs'}" in said
+    assert str(tmp_path.resolve() / "runs" / "decoder") in message
+    assert f"there is no folder {tmp_path.resolve() / 'runs'}" in message
 
 
 # --- in Python ----------------------------------------------------------------------------------------------------
 
 
-def test_mistakes_in_python_lead_back(started: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_mistakes_in_python_are_explained(started: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(started)
     rows = np.eye(5)
     with pytest.raises(InputError, match=r"such as \['isoscore'\], not a text"):
@@ -172,7 +172,7 @@ def test_a_file_of_vectors_can_be_measured_by_its_path(started: Path) -> None:
     ("module", "name", "meant"),
     [(anisoscope, "mesure_rows", "measure_rows"), (anisoscope.metrics, "isoscor", "isoscore")],
 )
-def test_python_can_suggest_the_name_that_was_meant(module: ModuleType, name: str, meant: str) -> None:
+def test_python_suggests_similar_names(module: ModuleType, name: str, meant: str) -> None:
     """An interpreter looks for near names among those of the error's object."""
     with pytest.raises(AttributeError, match=name) as caught:
         getattr(module, name)

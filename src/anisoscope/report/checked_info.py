@@ -1,4 +1,4 @@
-"""What a run says of itself, as pages and tables may rely on it: the run may be a stranger's, or of another time."""
+"""The info of a run with known types, for pages and tables: the run may be untrusted, or from another version."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ _NUMBERS = ("low", "high")
 _LISTS = ("ignores", "needs")
 
 
-def sound(info: Mapping[str, Any]) -> dict[str, Any]:
-    """The info of a run with its known parts of the kinds they are meant to be; what is of another is left out.
+def checked_info(info: Mapping[str, Any]) -> dict[str, Any]:
+    """The info of a run in which the known entries have the right type; entries of another type are left out.
 
-    >>> sound({"metrics": {"a": {"low": "x", "high": 1}}, "removed": 5, "model": "m"})
+    >>> checked_info({"metrics": {"a": {"low": "x", "high": 1}}, "removed": 5, "model": "m"})
     {'metrics': {'a': {'high': 1}}, 'removed': {'count': 0, 'tokens': []}, 'model': 'm'}
     """
     metrics, removed, model = info.get("metrics"), info.get("removed"), info.get("model")

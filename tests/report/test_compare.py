@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 
 from anisoscope.cli import app
 from anisoscope.errors import InputError
-from anisoscope.records import Record
+from anisoscope.records import Record, Replicates
 from anisoscope.report.compare import compare
 from anisoscope.report.terminal import differences_table, sites_table
 from anisoscope.store.run import Run
@@ -112,3 +112,19 @@ def test_the_command_prints_a_table(tmp_path: Path) -> None:
     result = CliRunner().invoke(app, ["compare", str(a.path), str(b.path), "--sites"])
     assert result.exit_code == 0
     assert "paired by blocks of the same tokens" in " ".join(result.stdout.split())
+
+
+def test_compare_gives_the_error_bar_of_measure_for_blocks_of_unequal_size(tmp_path: Path) -> None:
+    """A run minus one whose numbers are all 0 is the run itself, so its error bar must be that of `measure`."""
+    from anisoscope.stats.inference import jackknife
+
+    values, sizes = [0.9, 1.3, 0.7, 1.1], [100, 10, 55, 70]
+    error = jackknife(1.0, values, sizes)
+    for name, factor in (("zero", 0.0), ("one", 1.0)):
+        with Run.create(tmp_path / name, runs.info()) as run:
+            record = Record("embed", "isoscore", factor, error=factor * error, error_kind="jackknife-4-documents")
+            run.append([record], [Replicates([factor * x for x in values], sizes)])
+    [difference] = compare(Run.open(tmp_path / "zero"), Run.open(tmp_path / "one"))
+    assert difference.paired
+    assert difference.error == pytest.approx(error)
+    assert difference.error != pytest.approx(jackknife(1.0, values, [1] * 4), rel=0.01)  # the sizes matter here

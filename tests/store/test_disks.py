@@ -1,4 +1,4 @@
-"""Full and read-only disks, torn lines, two writers, a clock that goes back: one clear line, and the run goes on."""
+"""Full and read-only disks, incomplete lines, two writers, a clock that goes back: one clear line, and work resumes."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ import pytest
 import anisoscope
 from anisoscope import Record, Run, Tracker
 from anisoscope.errors import StoreError
-from anisoscope.report.shelf import Shelf
-from anisoscope.store import run as store
-from anisoscope.store.files import acquire, refusal
+from anisoscope.report.run_index import RunIndex
+from anisoscope.store import run_header
+from anisoscope.store.files import WriterLock, refusal
 from anisoscope.studies.lab.losses import add_losses, read_losses
 from anisoscope.sweep.ledger import Ledger
 from tests import training
 from tests.killed_work import lab, make_material, measure, sweep, track
 from tests.kills import Operation, Refusal, Work, failure, run
-from tests.test_kills import require_readable, require_same
+from tests.store.test_kills import require_readable, require_same
 
 COMMANDS = (measure, sweep, lab)
 
@@ -45,25 +45,25 @@ def whole(
     return request.param, folder, operations
 
 
-def require_one_line(told: str, reason: str, remedy: str) -> None:
+def require_one_line(output: str, reason: str, remedy: str) -> None:
     """What a user sees: a single line with the reason and what to do."""
-    lines = [line for line in told.splitlines() if "anisoscope:" in line]
-    assert len(lines) == 1, told
+    lines = [line for line in output.splitlines() if "anisoscope:" in line]
+    assert len(lines) == 1, output
     assert reason in lines[0]
     assert remedy in lines[0]
-    assert "Traceback" not in told
+    assert "Traceback" not in output
 
 
 # --- full and read-only disks -------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("share", [0.15, 0.5, 0.9])
-def test_a_disk_that_fills_up_is_one_line_and_the_command_goes_on_when_there_is_space(
+def test_a_full_disk_is_one_line_and_the_command_resumes_when_there_is_space(
     whole: tuple[Work, Path, list[Operation]], share: float, material: Path, tmp_path: Path
 ) -> None:
     work, folder, operations = whole
-    told = failure(work, material, tmp_path, Refusal(int(share * len(operations)), errno.ENOSPC))
-    require_one_line(told, "No space left on device", "free some space")
+    output = failure(work, material, tmp_path, Refusal(int(share * len(operations)), errno.ENOSPC))
+    require_one_line(output, "No space left on device", "free some space")
     require_readable(tmp_path)
     run(work, material, tmp_path)
     require_same(tmp_path, folder)
@@ -74,21 +74,21 @@ def test_a_disk_that_fills_up_at_any_operation(
     whole: tuple[Work, Path, list[Operation]], material: Path, tmp_path: Path
 ) -> None:
     work, folder, operations = whole
-    for place in range(0, len(operations), max(1, len(operations) // 20)):
-        here = tmp_path / str(place)
-        told = failure(work, material, here, Refusal(place, errno.ENOSPC))
-        require_one_line(told, "No space left on device", "free some space")
+    for operation in range(0, len(operations), max(1, len(operations) // 20)):
+        here = tmp_path / str(operation)
+        output = failure(work, material, here, Refusal(operation, errno.ENOSPC))
+        require_one_line(output, "No space left on device", "free some space")
         require_readable(here)
         run(work, material, here)
         require_same(here, folder)
 
 
-def test_a_read_only_disk_is_one_line_and_what_is_there_can_be_read(
+def test_a_read_only_disk_is_one_line_and_what_is_stored_can_be_read(
     whole: tuple[Work, Path, list[Operation]], material: Path, tmp_path: Path
 ) -> None:
     work, folder, _ = whole
-    told = failure(work, material, tmp_path, Refusal(0, errno.EROFS))
-    require_one_line(told, "Read-only file system", "choose a folder on another disk")
+    output = failure(work, material, tmp_path, Refusal(0, errno.EROFS))
+    require_one_line(output, "Read-only file system", "choose a folder on another disk")
     run(work, material, tmp_path)
     require_same(tmp_path, folder)
 
@@ -105,39 +105,39 @@ def test_a_full_disk_does_not_end_a_training_that_is_tracked(material: Path, tmp
 
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Any]:
-    """Makes a disk of so many bytes: a tmpfs, which only root may mount."""
-    place = tmp_path / "disk"
-    place.mkdir()
+    """Mounts a disk of a given size in bytes: a tmpfs; only root may mount one."""
+    point = tmp_path / "disk"
+    point.mkdir()
     mounted: list[Path] = []
 
     def mount(size: int, *options: str) -> Path:
         chosen = ",".join([f"size={size}", *options])
-        command = ["mount", "-t", "tmpfs", "-o", chosen, "tmpfs", str(place)]
+        command = ["mount", "-t", "tmpfs", "-o", chosen, "tmpfs", str(point)]
         if mounted:
-            command = ["mount", "-o", f"remount,{chosen}", str(place)]
+            command = ["mount", "-o", f"remount,{chosen}", str(point)]
         done = subprocess.run(command, capture_output=True, text=True)
         if done.returncode:
             pytest.skip(f"a disk can be mounted only by root where mounting is allowed: {done.stderr.strip()}")
-        mounted.append(place)
-        return place
+        mounted.append(point)
+        return point
 
     if shutil.which("mount") is None:
         pytest.skip("there is no mount command here")
     yield mount
     if mounted:
-        subprocess.run(["umount", str(place)], check=True)
+        subprocess.run(["umount", str(point)], check=True)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("share", [0.1, 0.4, 0.7])
-def test_a_real_disk_that_is_full_says_so_and_a_larger_one_goes_on(
+def test_a_real_disk_that_is_full_is_reported_and_work_resumes_on_a_larger_one(
     whole: tuple[Work, Path, list[Operation]], share: float, material: Path, small_disk: Any
 ) -> None:
     work, folder, _ = whole
     need = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
     disk = small_disk(max(4096 * 4, int(share * need)))
-    told = failure(work, material, disk / "here")
-    require_one_line(told, "No space left on device", "free some space")
+    output = failure(work, material, disk / "here")
+    require_one_line(output, "No space left on device", "free some space")
     require_readable(disk / "here")
     small_disk(64 << 20)
     run(work, material, disk / "here")
@@ -145,7 +145,7 @@ def test_a_real_disk_that_is_full_says_so_and_a_larger_one_goes_on(
 
 
 @pytest.mark.slow
-def test_a_real_read_only_disk_is_readable_and_refused(
+def test_a_real_read_only_disk_can_be_read_and_writing_is_refused(
     whole: tuple[Work, Path, list[Operation]], material: Path, small_disk: Any
 ) -> None:
     work, folder, _ = whole
@@ -158,7 +158,7 @@ def test_a_real_read_only_disk_is_readable_and_refused(
     small_disk(64 << 20, "rw")  # or it could not be unmounted cleanly everywhere
 
 
-def test_what_libraries_in_rust_report_is_understood() -> None:
+def test_errors_of_libraries_in_rust_are_recognised() -> None:
     from safetensors import SafetensorError
 
     error = SafetensorError("Error while serializing: I/O error: No space left on device (os error 28)")
@@ -169,7 +169,7 @@ def test_what_libraries_in_rust_report_is_understood() -> None:
 # --- torn lines ---------------------------------------------------------------------------------------------------
 
 
-def test_a_ledger_cut_at_any_byte_gives_its_whole_lines_and_takes_the_next(tmp_path: Path) -> None:
+def test_a_ledger_cut_at_any_byte_has_its_complete_lines_and_accepts_the_next(tmp_path: Path) -> None:
     ledger = Ledger(tmp_path)
     for step in range(3):
         ledger.add(f"key{step}", step=step, sketch=[0.5 * step])
@@ -183,14 +183,14 @@ def test_a_ledger_cut_at_any_byte_gives_its_whole_lines_and_takes_the_next(tmp_p
         assert list(Ledger(tmp_path).done) == [*(f"key{step}" for step in range(there)), "new"]
 
 
-def test_a_line_of_a_ledger_that_is_no_task_is_named(tmp_path: Path) -> None:
+def test_a_damaged_line_of_a_ledger_is_reported_with_its_number(tmp_path: Path) -> None:
     for line in ("nonsense", "{}", "[]", '{"key": 1}'):
         (tmp_path / "tasks.jsonl").write_text(f'{{"key": "a"}}\n{line}\n')
         with pytest.raises(StoreError, match="line 2: cannot be read"):
             Ledger(tmp_path)
 
 
-def test_replicates_and_losses_cut_at_any_byte_give_their_whole_lines(tmp_path: Path) -> None:
+def test_replicates_and_losses_cut_at_any_byte_have_their_complete_lines(tmp_path: Path) -> None:
     with Run.create(tmp_path / "r") as opened:
         opened.append([Record("embed", "isoscore", 0.5, step=step) for step in range(3)], [[0.1, 0.2]] * 3)
     file = tmp_path / "r" / "replicates.jsonl"
@@ -207,7 +207,7 @@ def test_replicates_and_losses_cut_at_any_byte_give_their_whole_lines(tmp_path: 
         assert [row["step"] for row in read_losses(tmp_path)] == list(range(data[:cut].count(b"\n")))
 
 
-def test_what_a_killed_process_left_beside_a_run_goes_and_that_of_a_living_one_stays(tmp_path: Path) -> None:
+def test_temporary_files_of_killed_processes_are_removed_and_those_of_living_ones_stay(tmp_path: Path) -> None:
     Run.create(tmp_path / "r").close()
     gone = subprocess.Popen(["true"])
     gone.wait()
@@ -221,27 +221,27 @@ def test_what_a_killed_process_left_beside_a_run_goes_and_that_of_a_living_one_s
 # --- two writers --------------------------------------------------------------------------------------------------
 
 
-def test_a_second_writer_is_refused_and_told_who_writes(
+def test_a_second_writer_is_refused_with_the_id_of_the_first(
     whole: tuple[Work, Path, list[Operation]], material: Path, tmp_path: Path
 ) -> None:
     work, folder, _ = whole
     shutil.copytree(folder / "run", tmp_path / "run")
     before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file() and "lock" not in path.name}
     with Run.create(tmp_path / "run", resume=True):
-        told = failure(work, material, tmp_path)
-    require_one_line(told, f"is being written by process {os.getpid()}", "wait until it ends")
+        output = failure(work, material, tmp_path)
+    require_one_line(output, f"is being written by process {os.getpid()}", "Wait until it ends")
     changed = [path for path, data in before.items() if path.read_bytes() != data and path.name != "run.json"]
     assert not changed
 
 
 def test_a_second_training_of_the_lab_is_refused_without_a_tracker_too(material: Path, tmp_path: Path) -> None:
     run(lab, material, tmp_path)
-    lock = acquire(tmp_path / "run" / "training.lock")
+    lock = WriterLock(tmp_path / "run" / "training.lock")
     try:
-        told = failure(lab, material, tmp_path)
+        output = failure(lab, material, tmp_path)
     finally:
-        os.close(lock)
-    require_one_line(told, f"is being written by process {os.getpid()}", "wait until it ends")
+        lock.release()
+    require_one_line(output, f"is being written by process {os.getpid()}", "Wait until it ends")
     run(lab, material, tmp_path)
 
 
@@ -255,18 +255,18 @@ def test_a_second_tracker_is_refused(tmp_path: Path) -> None:
 
 
 class Backwards(datetime):
-    """A clock that loses a day each time it is looked at."""
+    """A clock that loses a day each time it is read."""
 
-    looks = 0
+    reads = 0
 
     @classmethod
     def now(cls, tz: Any = None) -> Any:
-        Backwards.looks += 1
-        return datetime(2030, 1, 1, tzinfo=UTC) - timedelta(days=Backwards.looks)
+        Backwards.reads += 1
+        return datetime(2030, 1, 1, tzinfo=UTC) - timedelta(days=Backwards.reads)
 
 
-def test_runs_do_not_mind_a_clock_that_goes_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(store, "datetime", Backwards)
+def test_a_clock_that_goes_back_does_not_affect_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(run_header, "datetime", Backwards)
     for name in ("first", "second"):
         with Run.create(tmp_path / name) as opened:
             opened.append([Record("embed", "isoscore", 0.5, step=step) for step in range(3)])
@@ -283,7 +283,7 @@ def test_the_list_of_runs_is_in_order_whatever_times_the_files_have(tmp_path: Pa
         with Run.create(tmp_path / name) as opened:
             opened.append([Record("embed", "isoscore", 0.5)])
         os.utime(tmp_path / name / "records.jsonl", (changed, changed))
-    assert [entry["id"] for entry in Shelf(tmp_path).listing()] == ["b", "a", "c", "d"]
+    assert [entry["id"] for entry in RunIndex(tmp_path).listing()] == ["b", "a", "c", "d"]
 
 
 def test_a_growing_run_is_followed_by_its_size_not_by_its_time(tmp_path: Path) -> None:
@@ -299,11 +299,11 @@ def test_a_growing_run_is_followed_by_its_size_not_by_its_time(tmp_path: Path) -
 
 def test_durations_come_from_clocks_that_cannot_go_back() -> None:
     """The time of day is written down in a few places, and never subtracted or compared."""
-    looks = {"time.time", "datetime.now", "datetime.utcnow", "datetime.today", "time.time_ns"}
+    clocks = {"time.time", "datetime.now", "datetime.utcnow", "datetime.today", "time.time_ns"}
     found = set()
     root = Path(anisoscope.__file__).parent
     for path in root.rglob("*.py"):
         for node in ast.walk(ast.parse(path.read_text())):
-            if isinstance(node, ast.Attribute) and ast.unparse(node) in looks:
+            if isinstance(node, ast.Attribute) and ast.unparse(node) in clocks:
                 found.add(str(path.relative_to(root)))
-    assert found <= {"store/run.py", "cli/claims_page.py"}
+    assert found <= {"store/run_header.py", "cli/claims_page.py"}

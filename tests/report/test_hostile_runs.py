@@ -1,4 +1,4 @@
-"""Run folders from strangers: whatever their files hold, a page, a table or one clear error; never a crash."""
+"""Untrusted run folders: whatever their files contain, the result is a page, a table or one clear error."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ HOSTILE = "</script><script>window.taken=1</script>[/red]\x1b]0;taken\x07"
 
 
 def used(path: Path) -> None:
-    """All that is made of a run: tables, sentences, a page, what the live page sends."""
+    """Everything that reads a run: tables, sentences, a page, the live page."""
     with suppress(AnisoscopeError):
         report_page([Run.open(path)])
     with suppress(AnisoscopeError), redirect_stdout(io.StringIO()):
@@ -43,7 +43,7 @@ def used(path: Path) -> None:
         commands.compare(path, path, metrics=None, sites=True, as_json=False)
     client = TestClient(live_app(str(path.parent)), base_url="http://127.0.0.1")
     assert client.get("/api/runs").status_code == 200
-    assert client.get("/api/book", params={"run": path.name}).status_code in (200, 404)
+    assert client.get("/api/records", params={"run": path.name}).status_code in (200, 404)
 
 
 json_values = st.recursive(
@@ -52,7 +52,7 @@ json_values = st.recursive(
     max_leaves=6,
 )
 # The parts of a run's info that pages and tables read.
-PLACES = (
+INFO_PATHS = (
     ("metrics",),
     ("metrics", "two_nn"),
     ("metrics", "two_nn", "low"),
@@ -72,16 +72,16 @@ PLACES = (
 )
 
 
-def check_info(folder: Path, places: Iterable[tuple[str, ...]], value: Any) -> None:
+def check_info(folder: Path, paths: Iterable[tuple[str, ...]], value: Any) -> None:
     path = folder / "r"
     runs.make_run(path, runs.profiles((0, 10)))
-    head = json.loads((path / "run.json").read_text())
-    for place in places:
-        part = head["info"]
-        for name in place[:-1]:
+    header = json.loads((path / "run.json").read_text())
+    for *outer, last in paths:
+        part = header["info"]
+        for name in outer:
             part = part.setdefault(name, {})
-        part[place[-1]] = value
-    (path / "run.json").write_text(json.dumps(head))
+        part[last] = value
+    (path / "run.json").write_text(json.dumps(header))
     used(path)
     shutil.rmtree(folder)
 
@@ -89,16 +89,16 @@ def check_info(folder: Path, places: Iterable[tuple[str, ...]], value: Any) -> N
 @pytest.mark.parametrize("value", [5, "x", [5], {"a": 5}, [HOSTILE]])
 def test_any_plain_value_in_the_info_gives_a_page_or_an_error(tmp_path: Path, value: Any) -> None:
     for depth in (1, 2, 3):
-        check_info(tmp_path / str(depth), [place for place in PLACES if len(place) == depth], value)
+        check_info(tmp_path / str(depth), [path for path in INFO_PATHS if len(path) == depth], value)
 
 
 @pytest.mark.slow
-@given(st.sampled_from(PLACES), json_values)
+@given(st.sampled_from(INFO_PATHS), json_values)
 @settings(LONG, max_examples=100, suppress_health_check=[HealthCheck.too_slow])
 def test_any_json_in_the_info_gives_a_page_or_an_error(
-    tmp_path_factory: pytest.TempPathFactory, place: tuple[str, ...], value: Any
+    tmp_path_factory: pytest.TempPathFactory, path: tuple[str, ...], value: Any
 ) -> None:
-    check_info(tmp_path_factory.mktemp("info"), [place], value)
+    check_info(tmp_path_factory.mktemp("info"), [path], value)
 
 
 extreme = st.sampled_from([0.0, -0.0, 1e-320, 1e308, -1e308, 3.5, -2.0])
@@ -131,8 +131,8 @@ records = st.builds(
 )
 
 
-def check_records(folder: Path, found: list[Record]) -> None:
-    runs.make_run(folder / "r", found)
+def check_records(folder: Path, records: list[Record]) -> None:
+    runs.make_run(folder / "r", records)
     used(folder / "r")
     shutil.rmtree(folder)
 
@@ -205,7 +205,7 @@ def test_much_damage_to_the_files_of_a_run_gives_a_page_or_an_error(
     "line",
     [b"{", b"[]", b"5", b'{"key": 5}', b'{"step": 1}', b"[" * 100_000, b'{"key": "a", "sketch": ["x"]}', b"\xff"],
 )
-def test_a_ledger_that_is_damaged_names_its_line(tmp_path: Path, line: bytes) -> None:
+def test_a_damaged_ledger_is_reported_with_its_line(tmp_path: Path, line: bytes) -> None:
     (tmp_path / "tasks.jsonl").write_bytes(b'{"key": "a", "step": 1}\n' + line + b"\n")
     with pytest.raises(StoreError, match=r"tasks\.jsonl, line 2"):
         Ledger(tmp_path)
@@ -215,7 +215,7 @@ def test_a_ledger_that_is_damaged_names_its_line(tmp_path: Path, line: bytes) ->
 
 
 def test_a_report_is_not_written_through_a_link(tmp_path: Path) -> None:
-    """The folder of a stranger may hold a report.html that points at a file of ours."""
+    """An untrusted folder may contain a report.html that is a link to a file of the user."""
     mine = tmp_path / "mine"
     mine.write_text("precious")
     run = runs.make_run(tmp_path / "r", runs.profiles())
@@ -225,7 +225,7 @@ def test_a_report_is_not_written_through_a_link(tmp_path: Path) -> None:
     assert not (run.path / "report.html").is_symlink()
 
 
-def test_a_pipe_in_place_of_a_head_does_not_hang_the_list_of_runs(tmp_path: Path) -> None:
+def test_a_pipe_named_run_json_does_not_hang_the_list_of_runs(tmp_path: Path) -> None:
     (tmp_path / "bad").mkdir()
     os.mkfifo(tmp_path / "bad" / "run.json")
     runs.make_run(tmp_path / "good", runs.profiles())
@@ -233,7 +233,7 @@ def test_a_pipe_in_place_of_a_head_does_not_hang_the_list_of_runs(tmp_path: Path
     assert {entry["name"] for entry in client.get("/api/runs").json()} == {"good", "bad"}
 
 
-def test_a_head_nested_without_end_does_not_hide_the_other_runs(tmp_path: Path) -> None:
+def test_a_deeply_nested_run_json_does_not_hide_the_other_runs(tmp_path: Path) -> None:
     (tmp_path / "bad").mkdir()
     (tmp_path / "bad" / "run.json").write_text("[" * 200_000)
     runs.make_run(tmp_path / "good", runs.profiles())
@@ -241,7 +241,7 @@ def test_a_head_nested_without_end_does_not_hide_the_other_runs(tmp_path: Path) 
     assert {entry["name"] for entry in client.get("/api/runs").json()} == {"good", "bad"}
 
 
-def test_a_folder_whose_name_is_no_text_does_not_break_the_list(tmp_path: Path) -> None:
+def test_a_folder_whose_name_is_not_unicode_does_not_break_the_list(tmp_path: Path) -> None:
     runs.make_run(tmp_path / "good", runs.profiles())
     shutil.copytree(tmp_path / "good", os.fsdecode(os.fsencode(tmp_path) + b"/bad\xff"))
     client = TestClient(live_app(str(tmp_path)), base_url="http://127.0.0.1")

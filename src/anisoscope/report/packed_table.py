@@ -1,8 +1,8 @@
 """Records as compressed columns: small enough for a page, exact to seven digits, unpacked by the page itself.
 
-The bytes are zlib's: a head (its length as four bytes, then JSON) and the columns one after the other. Texts and whole
-numbers are codes into lists of the head; numbers are float32, NaN where missing. Every column is stored byte plane by
-byte plane (all first bytes, then all second bytes), which compresses better.
+The bytes are compressed by zlib: a header (its length in four bytes, then JSON), then one column after the other.
+Texts and whole numbers are codes into lists of the header; numbers are float32, NaN if missing. Every column is stored
+by byte plane (all first bytes, then all second bytes), which compresses better.
 """
 
 from __future__ import annotations
@@ -17,17 +17,17 @@ import numpy as np
 import pandas as pd
 
 from anisoscope.report.interval import t_factor
-from anisoscope.report.tidy import BEHIND, depths_of, parse_site, parse_variant, place_of, stream_of
+from anisoscope.report.tables import BEHIND, depths_of, layer_position, parse_site, parse_variant, stream_of
 
 _CODED = ("run", "site", "tokens", "variant", "index", "step", "n", "note", "error_kind", "version")
-# A bar or a level needs no more than four digits: the rest would be noise that does not compress.
+# An error or a null value needs only four digits; more would be noise that does not compress.
 _BITS = {"value": 23, "error": 12, "null": 12, "x": 23}
 _LARGEST = float(np.finfo(np.float32).max)
-_ORDER = ["metric", "run", "variant", "tokens", "index", "site", "step"]  # so that neighbours in a column are alike
+_ORDER = ["metric", "run", "variant", "tokens", "index", "site", "step"]  # so that neighbours in a column are similar
 
 
 def pack(table: pd.DataFrame, outline: Mapping[str, Any]) -> str:
-    """A table and what else a page needs (any JSON), as text for the page's `unpack`."""
+    """A table and an outline (any JSON) as text, for `unpack` in table.js."""
     rows, starts = _by_metric(table)
     head: dict[str, Any] = {"outline": outline, "rows": len(rows), "starts": starts, "columns": [], "lists": {}}
     planes: list[bytes] = []
@@ -51,28 +51,28 @@ def pack(table: pd.DataFrame, outline: Mapping[str, Any]) -> str:
 
 
 def _by_metric(table: pd.DataFrame) -> tuple[pd.DataFrame, list[list[Any]]]:
-    """The rows with each metric's in one piece, and where each piece starts: [[metric, first row], …]."""
+    """The rows sorted by metric, and the first row of each metric: [[metric, first row], …]."""
     rows = table.iloc[np.lexsort([_ranks(table[name]) for name in reversed(_ORDER)])]
     first = np.flatnonzero(~rows["metric"].duplicated())
-    return rows, [[rows["metric"].iloc[place], int(place)] for place in first]
+    return rows, [[rows["metric"].iloc[row], int(row)] for row in first]
 
 
 def _ranks(column: pd.Series[Any]) -> np.ndarray[Any, Any]:
-    """Each value's place in the order of a column: sites as in a forward pass, metrics as first seen; missing last."""
+    """The rank of each value in its column: sites as in a forward pass, metrics as first seen, missing values last."""
     values: Any
     codes, values = pd.factorize(column, use_na_sentinel=False)  # by distinct values: a million rows repeat a few
     if column.name == "metric":
         return codes
     key = parse_site if column.name == "site" else None
-    known = [place for place, missing in enumerate(pd.isna(values)) if not missing]
-    order = sorted(known, key=lambda place: values[place] if key is None else key(values[place]))
+    known = [code for code, missing in enumerate(pd.isna(values)) if not missing]
+    order = sorted(known, key=lambda code: values[code] if key is None else key(values[code]))
     ranks = np.full(len(values), len(values))
     ranks[order] = np.arange(len(order))
     return ranks[codes]
 
 
 def rounded(values: np.ndarray[Any, Any], bits: int) -> np.ndarray[Any, Any]:
-    """Float32 numbers to that many bits after the leading one, (n,) -> (n,).
+    """Float32 numbers rounded to `bits` bits after the leading one, (n,) -> (n,).
 
     >>> float(rounded(np.array([1.0001], "<f4"), 12)[0])
     1.0
@@ -86,22 +86,22 @@ def rounded(values: np.ndarray[Any, Any], bits: int) -> np.ndarray[Any, Any]:
 
 
 def _planes(column: np.ndarray[Any, Any]) -> bytes:
-    """The bytes of a column plane by plane: all first bytes, then all second ones."""
+    """The bytes of a column by plane: all first bytes, then all second bytes."""
     return column.view(np.uint8).reshape(len(column), column.itemsize).T.tobytes()
 
 
 def _site_facts(sites: Sequence[str]) -> list[dict[str, Any]]:
-    """What the page must know of each site; the place of `final` depends on the run, so the page adds the depth."""
+    """What the page needs to know about each site; it adds the run's number of layers to the position of `final`."""
     facts = []
     for text in sites:
         site = parse_site(text)
-        # Behind a stack of no layers, so that the page only has to add the depth of the run's own.
-        place = place_of(site, 0)
+        # As in a model without layers, so that the page only has to add the number of layers.
+        layer = layer_position(site, 0)
         facts.append(
             {
                 "stream": stream_of(site),
                 "stack": site.stack,
-                "place": place,
+                "layer": layer,
                 "behind": site.kind in BEHIND,
                 "head": site.head,
                 "heads": site.kind == "pattern",
@@ -111,7 +111,7 @@ def _site_facts(sites: Sequence[str]) -> list[dict[str, Any]]:
 
 
 def _plain(value: Any) -> Any:
-    """A value as JSON holds it: None where it is missing, Python's numbers."""
+    """A value for JSON: None if missing, Python numbers."""
     if pd.isna(value):
         return None
     return value.item() if hasattr(value, "item") else value

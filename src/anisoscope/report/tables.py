@@ -1,4 +1,4 @@
-"""Runs as one tidy table, and its rows as charts read them: a layer, a head, an interval beside every number."""
+"""Runs as one table, and its rows as charts need them: with a layer, a head and an interval for every number."""
 
 from __future__ import annotations
 
@@ -15,29 +15,29 @@ from anisoscope.records import COLUMNS, Record, Site
 from anisoscope.report.interval import t_factor
 from anisoscope.store.run import Run
 
-Row = dict[str, Any]  # one record as charts read it; with one `v_<key>` for each key of its variant
+Row = dict[str, Any]  # one record for a chart, with one `v_<key>` for each key of its variant
 Depths = Mapping[tuple[str, str], int]  # the number of layers by (run, stack)
 
-NONE = "–"  # the value of a variant's key in records that lack it while others of the metric have it
+NONE = "–"  # the value of a variant's key that other records of the metric have and this one lacks
 # Curves whose x is another metric's value at the same site, step and index: energy against variance, axis by axis.
 _X = {"gradient_along_axis": "variance_along_axis"}
-_STREAM = {"embed": "resid", "final.in": "resid", "final": "resid"}  # stations of the residual stream
-BEHIND = ("final.in", "final")  # stations whose place depends on how many layers there are
+_STREAM = {"embed": "resid", "final.in": "resid", "final": "resid"}  # sites of the residual stream
+BEHIND = ("final.in", "final")  # sites whose position depends on the number of layers
 
 
 def table_of(runs: Sequence[Run]) -> pd.DataFrame:
-    """The records of runs below each other; where two runs share a name, the column `run` tells them apart."""
+    """The records of one or more runs as one table; the column `run` is different for every run."""
     return joined([run.frame() for run in runs], run_labels(runs))
 
 
 def joined(frames: Sequence[pd.DataFrame], labels: Sequence[str]) -> pd.DataFrame:
-    """Tables of runs below each other, under these names."""
+    """The tables of several runs as one, with these labels in the column `run`."""
     named = [frame.assign(run=label) for frame, label in zip(frames, labels, strict=True)]
     return with_x(pd.concat([frame for frame in named if len(frame)] or named[:1], ignore_index=True))
 
 
 def with_x(table: pd.DataFrame) -> pd.DataFrame:
-    """The table with a column `x` where some curve is drawn against another metric."""
+    """The table with a column `x` if some curve is drawn against another metric."""
     same = ["run", "step", "site", "tokens", "index", "variant"]
     for metric, against in _X.items():
         curve, other = table[table["metric"] == metric], table[table["metric"] == against]
@@ -48,7 +48,7 @@ def with_x(table: pd.DataFrame) -> pd.DataFrame:
 
 
 def run_labels(runs: Sequence[Run]) -> list[str]:
-    """A name for each run that no other has: its own, then with its folder, then with a number.
+    """A unique label for each run: its name, if necessary with its folder, or with a number.
 
     Two runs `a/exp` and `b/exp` are called `a/exp` and `b/exp`.
     """
@@ -56,13 +56,13 @@ def run_labels(runs: Sequence[Run]) -> list[str]:
     shared = {name for name in names if names.count(name) > 1}
     names = [f"{run.path.parent.name}/{run.name}" if run.name in shared else run.name for run in runs]
     return [
-        name if names.count(name) == 1 else f"{name} ({names[: place + 1].count(name)})"
-        for place, name in enumerate(names)
+        name if names.count(name) == 1 else f"{name} ({names[: position + 1].count(name)})"
+        for position, name in enumerate(names)
     ]
 
 
 def of_metric(table: pd.DataFrame, metric: str) -> pd.DataFrame:
-    """The part of a table that is about one metric; a name that is not there is an error with its neighbours."""
+    """The rows of one metric; an unknown name is an InputError with similar names."""
     known = list(table["metric"].unique())
     if metric not in known:
         raise unknown("metric of this run", metric, known)
@@ -91,14 +91,15 @@ def _record(values: Row) -> Record:
 
 
 def _objects(column: pd.Series[Any]) -> pd.Series[Any]:
-    """A column as Python's values, None where one is missing."""
+    """A column as Python values, None if missing."""
     return column.astype(object).where(column.notna(), None)
 
 
 def rows_of(table: pd.DataFrame, depths: Depths | None = None) -> list[Row]:
-    """The rows of a table of one metric as charts read them.
+    """The rows of a table of one metric as charts need them.
 
-    `depths` gives the number of layers by (run, stack), which says where `final` stands; by default the table tells.
+    `depths` is the number of layers by (run, stack), which gives the position of `final`; by default it comes from
+    the table.
     """
     known = depths_of(table) if depths is None else depths
     names = [*COLUMNS, *(["x"] if "x" in table else [])]
@@ -113,7 +114,7 @@ def variant_keys(texts: Iterable[str]) -> list[str]:
 
 
 def late_rows(table: pd.DataFrame) -> list[Row]:
-    """Rows for a page that is open already: with their metric, and what the page needs to find their place itself."""
+    """Rows for a page that is already open: with their metric, and what the page needs to find their position."""
     late = []
     for metric, group in by_metric(with_x(table)).items():
         for row in rows_of(group, {}):
@@ -123,7 +124,7 @@ def late_rows(table: pd.DataFrame) -> list[Row]:
 
 
 def depths_of(table: pd.DataFrame) -> dict[tuple[str, str], int]:
-    """How many layers each run has, by (run, stack)."""
+    """The number of layers by (run, stack)."""
     depths: dict[tuple[str, str], int] = {}
     for run, text in table[["run", "site"]].drop_duplicates().itertuples(index=False):
         site = parse_site(text)
@@ -143,7 +144,7 @@ def _row(values: Row, depths: Depths, keys: Sequence[str]) -> Row:
         "tokens": values["tokens"],
         "stream": stream_of(site),
         "site": values["site"],
-        "place": place_of(site, depths.get((values["run"], site.stack))),
+        "layer": layer_position(site, depths.get((values["run"], site.stack))),
         "head": values["index"] if heads else site.head,
         "index": None if heads else values["index"],
         "step": values["step"],
@@ -160,9 +161,9 @@ def _row(values: Row, depths: Depths, keys: Sequence[str]) -> Row:
 
 
 def claim_of(row: Row) -> str:
-    """The claim's id: the variant's `claim`, or what the site is named after."""
-    named = row.get("v_claim", NONE)
-    return str(named) if named != NONE else parse_site(row["site"]).name or str(row["site"])
+    """The claim's id: the variant's `claim`, or the name in the site."""
+    claim = row.get("v_claim", NONE)
+    return str(claim) if claim != NONE else parse_site(row["site"]).name or str(row["site"])
 
 
 def stream_of(site: Site) -> str:
@@ -172,11 +173,11 @@ def stream_of(site: Site) -> str:
     return ".".join([*parts, _STREAM.get(site.kind, site.kind)])
 
 
-def place_of(site: Site, depth: int | None) -> float | None:
-    """Where a site stands on the axis of layers: embed −1, layer i at i, final behind the last; None off that axis.
+def layer_position(site: Site, depth: int | None) -> float | None:
+    """The position of a site on the axis of layers: embed −1, layer i at i, final after the last; None if it has none.
 
-    >>> place_of(Site.parse("resid.3"), 12), place_of(Site.parse("final"), 12), place_of(Site.parse("vectors"), None)
-    (3.0, 12.0, None)
+    >>> [layer_position(Site.parse(text), 12) for text in ("resid.3", "final", "vectors")]
+    [3.0, 12.0, None]
     """
     if site.layer is not None:
         return float(site.layer)
@@ -184,13 +185,13 @@ def place_of(site: Site, depth: int | None) -> float | None:
     return {"embed": -1.0, "final.in": last - 0.5, "final": float(last)}.get(site.kind)
 
 
-# Pure functions of few texts that many records repeat.
+# Cached: many records repeat few texts.
 parse_site = lru_cache(maxsize=4096)(Site.parse)
 
 
 @lru_cache(maxsize=4096)
 def parse_variant(text: str) -> Mapping[str, Any]:
-    """A variant's keys and plain values; what is not a plain value stands as its JSON text."""
+    """A variant's keys and plain values; other values as their JSON text."""
     plain = (str, int, float, bool)
     return {
         key: value if isinstance(value, plain) else json.dumps(value)

@@ -15,7 +15,7 @@ from anisoscope.errors import StoreError
 from anisoscope.records import COLUMNS, Record
 from anisoscope.store.columns import Columns
 from anisoscope.store.run import Run, record_key
-from tests.test_store import any_record
+from tests.run_samples import any_record
 
 
 def spaced(line: bytes) -> bytes:
@@ -25,7 +25,7 @@ def spaced(line: bytes) -> bytes:
 
 @given(st.lists(any_record | st.integers(-3, 3), max_size=12))
 @settings(max_examples=80, deadline=None)
-def test_lines_of_a_run_and_lines_of_others_are_read_alike(
+def test_lines_of_a_run_and_reformatted_lines_give_the_same_records(
     tmp_path_factory: pytest.TempPathFactory, events: list[Record | int]
 ) -> None:
     path = tmp_path_factory.mktemp("runs") / "r"
@@ -47,7 +47,7 @@ def test_lines_of_a_run_and_lines_of_others_are_read_alike(
     assert run.frame().equals(frame)
 
 
-def test_what_a_run_writes_takes_the_quick_way(tmp_path: Path) -> None:
+def test_lines_that_a_run_writes_are_read_by_the_regular_expression(tmp_path: Path) -> None:
     variant = {"basis": "frozen", "rank": 8, "share": 0.25, "ends": [1, 2]}
     with Run.create(tmp_path / "r") as run:
         run.append(
@@ -84,9 +84,7 @@ LINE = json.dumps(Record("embed", "isoscore", 0.5, run="r", n=3).to_json(), sepa
         (',"note":null', ""),
     ],
 )
-def test_a_line_that_is_no_record_is_refused_among_good_ones_with_its_number(
-    tmp_path: Path, old: str, new: str
-) -> None:
+def test_a_line_that_is_not_a_record_is_reported_with_its_number(tmp_path: Path, old: str, new: str) -> None:
     assert old in LINE
     with Run.create(tmp_path / "r"):
         pass
@@ -95,7 +93,7 @@ def test_a_line_that_is_no_record_is_refused_among_good_ones_with_its_number(
         Run.open(tmp_path / "r").frame()
 
 
-def test_numbers_that_are_written_otherwise_are_the_same_numbers(tmp_path: Path) -> None:
+def test_numbers_in_another_notation_are_the_same_numbers(tmp_path: Path) -> None:
     with Run.create(tmp_path / "r") as run:
         pass
     others = [LINE.replace('"step":0', '"step":-0'), LINE.replace('"value":0.5', '"value":5E-1')]
@@ -104,7 +102,7 @@ def test_numbers_that_are_written_otherwise_are_the_same_numbers(tmp_path: Path)
     assert (record.step, record.value) == (0, 0.5)
 
 
-def test_many_different_keys_are_told_apart(tmp_path: Path) -> None:
+def test_many_different_keys_stay_different(tmp_path: Path) -> None:
     """As many values in every column as would overflow one number for all of them."""
     count = 3000
     records = [

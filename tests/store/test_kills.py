@@ -1,4 +1,4 @@
-"""kill -9 at any moment of measure, track, sweep and lab training: the run is readable, and goes on to the same end."""
+"""kill -9 at any moment of measure, track, sweep and lab training: the run can be read and resumes to the same end."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from anisoscope.report.tidy import table_of
+from anisoscope.report.tables import table_of
 from anisoscope.store.run import Run, record_key
 from anisoscope.studies.lab.losses import read_losses
 from tests.killed_work import WORKS, lab, make_material
 from tests.kills import Kill, Operation, Work, run, spread
 
-FEW, MANY = 4, 25  # kills of each work: always, and in the slow form, where they are a hundred
+FEW, MANY = 4, 25  # kills of each task: always, and in the slow test, which makes a hundred
 
 
 @pytest.fixture(scope="module")
@@ -27,7 +27,7 @@ def material(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def whole(
     request: pytest.FixtureRequest, material: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> tuple[Work, Path, list[Operation]]:
-    """A work that nothing interrupts, its run, and what it did to files."""
+    """A task without interruption, its folder, and its operations on files."""
     folder = tmp_path_factory.mktemp("whole")
     operations = run(request.param, material, folder)
     assert operations
@@ -35,7 +35,7 @@ def whole(
 
 
 def facts(folder: Path) -> dict[str, Any]:
-    """All that two runs must have in common: records in their order, replicates, statistics, losses, weights."""
+    """Everything that must be equal in two runs: records in order, replicates, statistics, losses, weights."""
     opened = Run.open(folder / "run")
     checkpoints = sorted((folder / "run" / "checkpoints").glob("step-*"))
     return {
@@ -50,7 +50,7 @@ def facts(folder: Path) -> dict[str, Any]:
 
 
 def require_readable(folder: Path) -> None:
-    """What a kill left opens and reads, each record once; a run without run.json has not begun."""
+    """Check that a killed run can be read, each record once; a folder without run.json is not a run yet."""
     if not (folder / "run" / "run.json").exists():
         return
     opened = Run.open(folder / "run")
@@ -74,8 +74,8 @@ def require_same(folder: Path, whole: Path) -> None:
     assert not list((folder / "run").glob("partial*"))
 
 
-def break_and_go_on(work: Work, material: Path, whole: Path, folder: Path, kills: list[Kill]) -> None:
-    """Killed once for each of the kills, then left alone."""
+def kill_and_resume(work: Work, material: Path, whole: Path, folder: Path, kills: list[Kill]) -> None:
+    """Kill the task once per kill, then let it finish."""
     for kill in kills:
         run(work, material, folder, kill)
         require_readable(folder)
@@ -84,11 +84,11 @@ def break_and_go_on(work: Work, material: Path, whole: Path, folder: Path, kills
 
 
 @pytest.mark.parametrize("turn", range(FEW))
-def test_a_killed_run_is_readable_and_goes_on_to_the_same_end(
+def test_a_killed_run_can_be_read_and_resumes_to_the_same_end(
     whole: tuple[Work, Path, list[Operation]], turn: int, material: Path, tmp_path: Path
 ) -> None:
     work, folder, operations = whole
-    break_and_go_on(work, material, folder, tmp_path, [spread(operations, FEW, seed=1)[turn]])
+    kill_and_resume(work, material, folder, tmp_path, [spread(operations, FEW, seed=1)[turn]])
 
 
 @pytest.mark.slow
@@ -97,23 +97,23 @@ def test_a_hundred_kills_lose_and_repeat_nothing(
 ) -> None:
     work, folder, operations = whole
     for number, kill in enumerate(spread(operations, MANY, seed=2)):
-        break_and_go_on(work, material, folder, tmp_path / str(number), [kill])
+        kill_and_resume(work, material, folder, tmp_path / str(number), [kill])
 
 
 @pytest.mark.slow
-def test_kill_after_kill_before_anything_is_whole(
+def test_repeated_kills_before_the_first_result(
     whole: tuple[Work, Path, list[Operation]], material: Path, tmp_path: Path
 ) -> None:
     work, folder, operations = whole
-    break_and_go_on(work, material, folder, tmp_path, spread(operations, 6, seed=3))
+    kill_and_resume(work, material, folder, tmp_path, spread(operations, 6, seed=3))
 
 
-def test_the_harness_kills_where_it_says(material: Path, tmp_path: Path) -> None:
-    """Without this, works that end before their kill would pass for kills that do no harm."""
+def test_the_harness_kills_at_the_chosen_operation(material: Path, tmp_path: Path) -> None:
+    """Otherwise a task that ends before its kill would look like a kill without harm."""
     operations = run(lab, material, tmp_path / "whole")
     assert operations
-    place = next(i for i, each in enumerate(operations) if (each.kind, each.name) == ("write", "records.jsonl"))
-    assert run(lab, material, tmp_path / "killed", Kill(place)) is None
+    position = next(i for i, each in enumerate(operations) if (each.kind, each.name) == ("write", "records.jsonl"))
+    assert run(lab, material, tmp_path / "killed", Kill(position)) is None
     torn = (tmp_path / "killed" / "run" / "records.jsonl").read_bytes()
     assert torn
     assert not torn.endswith(b"\n")

@@ -1,4 +1,4 @@
-"""All that a page shows of some runs: which charts fit which metric, and their specifications, as plain JSON."""
+"""The outline of a page: which charts fit which metric, and their specifications, as plain JSON."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from typing import Any
 
 import pandas as pd
 
-from anisoscope.report.charts import look_of, spec_of
-from anisoscope.report.facts import sound
+from anisoscope.report.charts import spec_of, style_of
+from anisoscope.report.checked_info import checked_info
 from anisoscope.report.lines import title_of
-from anisoscope.report.reading import PHRASES
+from anisoscope.report.sentences import PHRASES
 from anisoscope.report.shapes import KINDS, TableShape, choose, colours_of, shape_of
+from anisoscope.report.tables import Depths, by_metric, depths_of
 from anisoscope.report.theme import config
-from anisoscope.report.tidy import Depths, by_metric, depths_of
 from anisoscope.store.run import Run
 
 KIND_TITLES = {
@@ -28,15 +28,14 @@ KIND_TITLES = {
     "spikes": "by index",
     "strata": "by stratum",
     "against": "against eigenvalue",
-    "plane": "in the plane",
     "verdicts": "verdicts",
     "points": "numbers",
 }
-_UNCHARTED = ("alert",)  # told in words
+_UNCHARTED = ("alert",)  # shown as text
 
 
 def outline_of(table: pd.DataFrame, cards: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
-    """The charts of every metric of a table; metrics whose charts look alike share one specification."""
+    """The charts of every metric of a table; metrics with charts of the same style share one specification."""
     depths = depths_of(table)
     specs: dict[str, Any] = {}
     charted = {
@@ -44,7 +43,7 @@ def outline_of(table: pd.DataFrame, cards: Mapping[str, Mapping[str, Any]]) -> d
         for name, group in by_metric(table).items()
         if name not in _UNCHARTED and group["value"].notna().any()
     }
-    # What a reader asks first stands first.
+    # The most important metrics come first.
     order = [*(name for name in PHRASES if name in charted), *(name for name in charted if name not in PHRASES)]
     views = [
         {
@@ -74,16 +73,16 @@ def kinds_of(group: pd.DataFrame, depths: Depths, specs: dict[str, Any]) -> list
 
 
 def cards_of(runs: Sequence[Run]) -> dict[str, Mapping[str, Any]]:
-    """The cards of all metrics of some runs, the first run's where several have one."""
-    found: dict[str, Mapping[str, Any]] = {}
+    """The metric cards of several runs; of several cards of one metric the first."""
+    cards: dict[str, Mapping[str, Any]] = {}
     for run in runs:
-        for name, card in sound(run.info)["metrics"].items():
-            found.setdefault(name, card)
-    return found
+        for name, card in checked_info(run.info)["metrics"].items():
+            cards.setdefault(name, card)
+    return cards
 
 
 def _colour(kind: str, shape: TableShape, field: str | None, specs: dict[str, Any]) -> dict[str, Any]:
-    look = look_of(kind, shape, field)
-    key = ",".join(f"{name}={value}" for name, value in asdict(look).items() if value not in (None, False))
-    specs.setdefault(key, spec_of(look))
+    style = style_of(kind, shape, field)
+    key = ",".join(f"{name}={value}" for name, value in asdict(style).items() if value not in (None, False))
+    specs.setdefault(key, spec_of(style))
     return {"field": field, "title": None if field is None else title_of(field), "spec": key}

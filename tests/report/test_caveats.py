@@ -1,0 +1,61 @@
+"""Caveats of a run: which problem gives which caveat."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from anisoscope.records import Record
+from anisoscope.report.caveats import caveats
+from tests.report_rows import profile, rows
+
+
+def caveats_of(records: list[Record], **info: Any) -> str:
+    return "\n".join(caveats(rows(records), info))
+
+
+def test_a_sample_too_small_for_its_dimension_has_a_caveat() -> None:
+    records = [Record("vectors", "isoscore", 0.3, n=384, null=0.33)]
+    assert "would have an IsoScore of 0.33, not 1" in caveats_of(records, data={"d": 768})
+    assert "few for" not in caveats_of([Record("vectors", "isoscore", 0.9, n=100_000, null=0.99)], data={"d": 768})
+
+
+def test_the_width_comes_from_a_spectrum_if_the_info_lacks_it() -> None:
+    records = [Record("vectors", "spectral_anisotropy", 0.3, n=500)]
+    records += [Record("vectors", "spectrum", 0.1, index=j) for j in (1, 2, 100)]
+    assert "500 tokens are few for 100 dimensions" in caveats_of(records)
+
+
+def test_equal_notes_are_one_caveat_for_all_sites() -> None:
+    notes = [Record(f"resid.{i}", "two_nn", 5.0, error=0.1, note=f"{i + 1} duplicate rows removed") for i in range(3)]
+    assert caveats_of(notes) == "two_nn: 1 duplicate rows removed (at 3 sites, first one quoted)."
+
+
+def test_one_massive_token_has_a_caveat() -> None:
+    assert "A few tokens dominate" in caveats_of([Record("resid.1", "tokens_to_halve", 1 / 4096, n=4096)])
+    assert "1 massive token ('x') is left out" in caveats_of([], removed={"count": 1, "tokens": [{"text": "x"}]})
+
+
+def test_a_curve_dominated_by_sinks_has_a_caveat() -> None:
+    assert "loses up to 85 % of the variance" in caveats_of(profile([0.1, 0.95], [0.1, 0.1]))
+
+
+def test_a_saturated_dimension_has_a_caveat() -> None:
+    assert "underestimated" in caveats_of([Record("resid.0", "two_nn", 32.0, error=1.0)])
+
+
+def test_a_metric_without_a_value_is_a_caveat_with_the_reason() -> None:
+    assert "No value: tyler_share (too few rows)." in caveats_of(
+        [Record("vectors", "tyler_share", None, note="too few rows")]
+    )
+
+
+def test_interruption_random_weights_and_alerts_are_caveats() -> None:
+    alert = Record("resid.3", "alert", 0.99, step=40, variant={"rule": "collapse"}, note="mean cosine over 0.98")
+    text = caveats_of([alert], interrupted=True, model={"random_weights": ["pooler"]})
+    assert "interrupted" in text
+    assert "pooler" in text
+    assert "Alert at step 40, resid.3: mean cosine over 0.98." in text
+
+
+def test_a_run_without_problems_has_no_caveats() -> None:
+    assert caveats_of([Record("resid.0", "isoscore", 0.9, error=0.01, n=100_000, null=0.99)], data={"d": 64}) == ""

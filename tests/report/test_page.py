@@ -1,0 +1,163 @@
+"""The report page: self-contained, complete, and safe against text from a run."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import html
+import json
+import re
+import subprocess
+import sys
+import zlib
+from pathlib import Path
+from typing import Any
+
+import markupsafe
+import numpy as np
+import pandas as pd
+import pytest
+
+from anisoscope.errors import InputError
+from anisoscope.records import Record
+from anisoscope.report.page import report_page, write_report
+from anisoscope.store.run import Run
+from tests import report_runs as runs
+
+
+@pytest.fixture(scope="module")
+def page(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return report_page([runs.make_run(tmp_path_factory.mktemp("report") / "exp", runs.every_shape())])
+
+
+def unpacked(page: str) -> tuple[dict[str, Any], bytes]:
+    """What the page's own script unpacks, here in Python."""
+    text = re.search(r'id="records">([^<]+)<', page)
+    assert text is not None
+    body = zlib.decompress(base64.b64decode(text[1]))
+    length = int.from_bytes(body[:4], "little")
+    return json.loads(body[4 : 4 + length]), body[4 + length :]
+
+
+def test_the_page_loads_nothing_from_elsewhere(page: str) -> None:
+    own = page.split("<script>")[0]
+    assert not re.search(r"""(src|href)\s*=\s*["']?(https?:)?//""", own)
+    assert "default-src 'none'" in own
+
+
+def test_only_the_scripts_of_the_page_may_run(page: str) -> None:
+    policy = html.unescape(re.search(r'Content-Security-Policy" content="([^"]+)"', page)[1])  # type: ignore[index]
+    scripts = re.findall(r"<script>(.*?)</script>", page, flags=re.S)
+    assert len(scripts) == 2
+    for script in scripts:
+        assert base64.b64encode(hashlib.sha256(script.encode()).digest()).decode() in policy
+    assert "unsafe-eval" not in policy
+    assert "'unsafe-inline'" not in policy.split("script-src")[1].split(";")[0]
+
+
+def test_the_page_shows_what_was_measured_and_how(page: str) -> None:
+    for text in ("anisoscope measure tiny --text book.txt", "model: revision", "data: source", "token policy", "0.1.0"):
+        assert text in page
+    assert "Razzhigaev 2023" in page
+    assert "A formula: λ1/Σλ &lt; 1." in page
+
+
+def test_the_page_contains_every_record(page: str, tmp_path: Path) -> None:
+    head, body = unpacked(page)
+    run = runs.make_run(tmp_path / "exp", runs.every_shape())
+    frame = run.frame()
+    assert head["rows"] == len(frame)
+    sizes = {name: int(kind[1]) * head["rows"] for name, kind in head["columns"]}
+    offset = sum(size for name, size in list(sizes.items())[: list(sizes).index("value")])
+    planes = np.frombuffer(body[offset : offset + sizes["value"]], np.uint8).reshape(4, -1)
+    values = np.ascontiguousarray(planes.T).view("<f4")[:, 0]
+    assert np.allclose(np.sort(values), np.sort(frame["value"].to_numpy(np.float32)), rtol=1e-7)
+
+
+def test_hostile_texts_stay_text(tmp_path: Path) -> None:
+    hostile = runs.HOSTILE.replace("/", "")  # a run's name is no path
+    variant = {"of": "</script><script>alert(1)</script>"}
+    records = [
+        Record("resid.0", "two_nn", 5.0, variant=variant, note="<img src=x onerror=alert(1)>; more"),
+        Record("resid.1", "<b>metric</b>", 0.5, tokens='"><script>'),
+        *runs.verdicts(),
+    ]
+    run = runs.make_run(tmp_path / "exp", records, name=hostile, model={"source": "<script>alert(1)</script>"})
+    text = report_page([run])
+    markup = re.sub(r"<script.*?</script>", "", text, flags=re.S)
+    assert len(re.findall(r"<script", text.split("<script>")[0])) == 1  # the records' own
+    assert "<script" not in markup
+    assert "<img" not in markup
+    assert markupsafe.escape(hostile) in markup
+
+
+def test_two_runs_are_shown_in_one_report(tmp_path: Path) -> None:
+    pair = [runs.make_run(tmp_path / name, runs.profiles(scale=s)) for name, s in (("a", 1.0), ("b", 0.5))]
+    head, _ = unpacked(text := report_page(pair))
+    assert head["lists"]["run"] == ["a", "b"]
+    assert "<h3>a</h3>" in text
+    assert "<h3>b</h3>" in text
+
+
+def test_a_run_without_records_is_refused(tmp_path: Path) -> None:
+    run = runs.make_run(tmp_path / "empty", [])
+    with pytest.raises(InputError, match="has no records yet"):
+        report_page([run])
+
+
+def test_a_report_needs_a_folder_and_an_html_name(tmp_path: Path) -> None:
+    run = runs.make_run(tmp_path / "exp", runs.profiles())
+    with pytest.raises(InputError, match=r"must end in \.html"):
+        write_report([run], tmp_path / "report.pdf")
+    with pytest.raises(InputError, match="create it first"):
+        write_report([run], tmp_path / "none" / "report.html")
+
+
+def test_a_report_can_be_written_without_torch(tmp_path: Path) -> None:
+    runs.make_run(tmp_path / "exp", runs.profiles())
+    code = (
+        "import sys; sys.modules['torch'] = None\n"
+        "from anisoscope.store.run import Run\n"
+        "from anisoscope.report.page import write_report\n"
+        "from anisoscope.report import live, compare, terminal\n"
+        f"run = Run.open({str(tmp_path / 'exp')!r})\n"
+        "write_report([run], run.path / 'report.html'); run.plot('two_nn')\n"
+        "assert not any(name.startswith('anisoscope.metrics') for name in sys.modules)"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
+    assert (tmp_path / "exp" / "report.html").stat().st_size > 500_000
+
+
+def big_table(steps: int, layers: int, metrics: int) -> pd.DataFrame:
+    """Records without any pattern to compress: the worst case."""
+    rng = np.random.default_rng(0)
+    n = steps * layers * metrics * 2
+    return pd.DataFrame(
+        {
+            "run": "exp",
+            "step": np.repeat(np.arange(steps) ** 2, layers * metrics * 2),
+            "site": np.tile(np.repeat([f"resid.{i}" for i in range(layers)], metrics * 2), steps),
+            "metric": np.tile(np.repeat([f"metric_{i}" for i in range(metrics)], 2), steps * layers),
+            "version": 1,
+            "tokens": np.tile(["all", "no-sink"], steps * layers * metrics),
+            "index": pd.array([None] * n, dtype="Int64"),
+            "variant": "{}",
+            "value": rng.random(n),
+            "error": rng.random(n) / 10,
+            "error_kind": "jackknife-16-documents",
+            "null": rng.random(n) / 100,
+            "n": 8192,
+            "note": None,
+        }
+    )
+
+
+@pytest.mark.slow
+def test_a_report_of_150_steps_32_layers_30_metrics_and_two_policies_is_under_6_mb(tmp_path: Path) -> None:
+    table = big_table(steps=150, layers=32, metrics=30)
+    names = [name for name in table.columns if name not in ("index", "note", "variant", "run")]
+    columns = [table[name].tolist() for name in names]
+    with Run.create(tmp_path / "exp", runs.info()) as run:
+        run.append(Record(**dict(zip(names, values, strict=True))) for values in zip(*columns, strict=True))
+    written = write_report([Run.open(tmp_path / "exp")], tmp_path / "report.html")
+    assert written.stat().st_size < 6_000_000

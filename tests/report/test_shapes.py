@@ -1,0 +1,82 @@
+"""The shape of records chooses the chart."""
+
+from __future__ import annotations
+
+import pytest
+
+from anisoscope.records import Record
+from anisoscope.report.shapes import KINDS, choose, colours_of, distinct, picks_of, shape_of
+from anisoscope.report.tables import depths_of, of_metric, table_of
+from anisoscope.store.run import Run
+from tests import report_runs as runs
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    return runs.make_run(tmp_path_factory.mktemp("charts") / "exp", runs.every_shape())
+
+
+def kinds_of(records: list[Record]) -> tuple[str, ...]:
+    return choose(shape_of(runs.frame_of(records)))
+
+
+def test_layers_alone_are_a_profile() -> None:
+    assert kinds_of([r for r in runs.profiles() if r.metric == "two_nn"]) == ("profile",)
+
+
+def test_layers_and_steps_are_a_profile_a_line_over_steps_and_a_map() -> None:
+    records = [r for r in runs.profiles((0, 10)) if r.metric == "two_nn"]
+    assert kinds_of(records) == ("profile", "steps", "map")
+
+
+def test_heads_are_a_heat_map_for_any_metric() -> None:
+    records = [Record(f"pattern.{i}", "never_seen_before", 0.5, index=h) for i in range(2) for h in range(3)]
+    assert kinds_of(records)[0] == "heads"
+
+
+def test_heads_of_q_sites_are_heads_too() -> None:
+    records = [Record(f"q.{i}.{h}", "mean_cosine", 0.5) for i in range(2) for h in range(3)]
+    assert kinds_of(records)[0] == "heads"
+
+
+@pytest.mark.parametrize(
+    ("metric", "kind"),
+    [
+        ("spectrum", "curve"),
+        ("gride", "curve"),
+        ("removal_curve", "curve"),
+        ("cosine_contribution", "spikes"),
+        ("gradient_energy", "levels"),
+        ("gradient_along_axis", "against"),
+        ("mean_direction_drift", "profile"),
+        ("verdict", "verdicts"),
+    ],
+)
+def test_the_shape_of_the_records_chooses_the_chart(run: Run, metric: str, kind: str) -> None:
+    table = table_of([run])
+    assert choose(shape_of(of_metric(table, metric), depths_of(table)))[0] == kind
+
+
+def test_two_indices_are_a_choice_and_not_a_curve() -> None:
+    records = [Record(f"resid.{i}", "m", 1.0, index=k) for i in range(3) for k in (8, 16)]
+    assert kinds_of(records) == ("profile",)
+
+
+def test_a_single_number_is_a_point() -> None:
+    assert kinds_of([Record("vectors", "isoscore", 0.5)]) == ("points",)
+
+
+def test_every_field_that_varies_is_an_axis_a_colour_or_picked(run: Run) -> None:
+    table = table_of([run])
+    for metric in run.metrics():
+        shape = shape_of(of_metric(table, metric), depths_of(table))
+        for kind in choose(shape):
+            colour = next(iter(colours_of(kind, shape)), None)
+            shown = {*KINDS[kind].axes, colour, *picks_of(kind, shape, colour)}
+            shown |= {"site"} if shape.has("layer") else set()
+            shown |= {"tokens"} if KINDS[kind].dash else set()
+            assert set(shape.many) <= shown, (metric, kind)
+
+
+def test_distinct_sorts_numbers_before_texts() -> None:
+    assert distinct([3, None, "b", 1.5, "a", 3]) == (1.5, 3, "b", "a")
