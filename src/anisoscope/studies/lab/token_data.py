@@ -1,4 +1,4 @@
-"""A text as token ids on disk: windows to train on, windows to judge by, and baselines for the loss."""
+"""A text as token ids on disk: training windows, held-out windows, and baselines for the loss."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ Ids = np.ndarray[Any, Any]
 
 @dataclass(frozen=True)
 class Data:
-    """Token ids of a text in a folder; files of any size are mapped, not read."""
+    """The token ids of a text in a folder; files are memory-mapped."""
 
     folder: Path
     tokenizer: Tokenizer
@@ -41,65 +41,83 @@ class Data:
 
     @property
     def vocabulary(self) -> int:
+        """The number of tokens of the tokenizer."""
         return int(self.tokenizer.get_vocab_size())
 
     @property
     def mask_id(self) -> int:
+        """The id of the mask token."""
         return self.vocabulary - 1  # it was added last
 
     def windows(self, batch: int, context: int, *seed: int) -> Tensor:
-        """Training windows (batch, context) that are a function of the seeds alone: any step can be made again."""
-        places = np.random.default_rng(seed).integers(0, len(self.train) - context + 1, batch)
-        return _windows(self.train, places, context)
+        """Return training windows (batch, context), a function of the seeds alone, so that any step can be repeated."""
+        starts = np.random.default_rng(seed).integers(0, len(self.train) - context + 1, batch)
+        return _windows(self.train, starts, context)
 
     def held_out(self, batch: int, context: int) -> Tensor:
-        """Validation windows (≤ batch, context), evenly spaced, never overlapping, always the same.
+        """Return validation windows (≤ batch, context), evenly spaced, without overlap, always the same.
 
-        A window that the training text holds word for word (a rule of dashes, a licence) is no test of anything: the
-        next one that it does not hold stands in.
+        A window that also occurs in the training text (a line of dashes, a licence) tests nothing, so the next window
+        that does not occur there is used.
         """
-        room = len(self.validation) // context
-        slots = np.linspace(0, room, min(batch, room) + 1).round().astype(np.int64)  # in windows
+        windows = len(self.validation) // context
+        slots = np.linspace(0, windows, min(batch, windows) + 1).round().astype(np.int64)  # in windows
         known, size = self.train.tobytes(), self.train.itemsize
         fresh = [
-            next((place for place in range(low, high) if not _holds(known, self._window(place, context), size)), None)
+            next(
+                (index for index in range(low, high) if not _contains(known, self._window(index, context), size)), None
+            )
             for low, high in pairwise(slots.tolist())
         ]
-        places = [place for place in fresh if place is not None]
-        return _windows(self.validation, np.array(places or slots[:-1]) * context, context)
+        chosen = [index for index in fresh if index is not None]
+        return _windows(self.validation, np.array(chosen or slots[:-1]) * context, context)
 
-    def _window(self, place: int, context: int) -> bytes:
-        return self.validation[place * context : (place + 1) * context].tobytes()
+    def _window(self, index: int, context: int) -> bytes:
+        return self.validation[index * context : (index + 1) * context].tobytes()
 
     @cached_property
     def baselines(self) -> dict[str, float]:
-        """The validation loss, nats a token, of counting tokens (`unigram`) and pairs of tokens (`bigram`)."""
+        """The validation loss in nats per token of unigram and bigram counts."""
         return {"unigram": unigram_loss(self), "bigram": bigram_loss(self)}
 
 
 def prepare(text: Text, folder: Path, *, tokens: str = "char", symbols: int | None = None, context: int = 1) -> Data:
-    """Tokenise a text into a folder, one document at a time; a folder that holds this very text is opened.
+    """Tokenise a text into a folder, or open the folder if it already holds the same text.
 
-    Whole documents, a tenth of the text, are held out for validation; the tokenizer is made from the others alone.
+    A tenth of the text, in whole documents, is held out for validation; the tokenizer sees only the rest.
+
+    Args:
+        text: The text.
+        folder: Where the tokens are stored.
+        tokens: Kind of tokenizer: `char`, `byte` or `bpe`.
+        symbols: Largest number of tokens of the tokenizer.
+        context: Length of a window; both parts of the text must hold at least one.
+
+    Raises:
+        InputError: The folder holds another text, or the text is too short.
     """
-    wish = {"text": text.name, "tokens": tokens, "symbols": symbols, "digest": _digest(text)}
+    source = {"text": text.name, "tokens": tokens, "symbols": symbols, "digest": _digest(text)}
     if (folder / _HEAD).is_file():
         data = open_data(folder)
-        if {name: data.info.get(name) for name in wish} != wish:
-            raise InputError(f"{folder} holds another text, {data.info['text']}; choose another folder")
+        if {name: data.info.get(name) for name in source} != source:
+            raise InputError(f"{folder} holds another text, {data.info['text']}. Choose another folder.")
         return _long_enough(data, context)
     tokenizer = make_tokenizer(tokens, (document for held_out, document in _split(text) if not held_out), symbols)
     with explained("create", folder):
         folder.mkdir(parents=True, exist_ok=True)
         save_tokenizer(tokenizer, folder)
-    info = wish | _write(text, tokenizer, folder)
-    with explained("write", folder / _HEAD), replacing(folder / _HEAD) as temporary:  # last: it says that all is there
+    info = source | _write(text, tokenizer, folder)
+    with explained("write", folder / _HEAD), replacing(folder / _HEAD) as temporary:  # last: it marks completion
         temporary.write_text(json.dumps(info, indent=2) + "\n")
     return _long_enough(open_data(folder), context)
 
 
 def open_data(folder: Path) -> Data:
-    """What `prepare` left in a folder."""
+    """Open a folder that `prepare` has filled.
+
+    Raises:
+        StoreError: The folder is damaged.
+    """
     with explained("read", folder), understood(folder, "delete it, and the text is tokenised again", StoreError):
         info = dict(read_json(folder / _HEAD))
         tokenizer = load_tokenizer(folder)
@@ -112,35 +130,35 @@ def open_data(folder: Path) -> Data:
 
 
 def unigram_loss(data: Data) -> float:
-    """−mean ln p(b) over the validation text, p the training text's frequencies with one more count of each token."""
+    """Return −mean ln p(b) over the validation text; p are training frequencies with one extra count per token."""
     return float(-np.log(_unigram(data)[data.validation]).mean())
 
 
 def bigram_loss(data: Data) -> float:
-    """−mean ln p(b | a) over the pairs of the validation text, p(b | a) = (n_ab + t_a·p(b)) / (n_a + t_a).
+    """Return −mean ln p(b | a) over the pairs of the validation text, p(b | a) = (n_ab + t_a·p(b)) / (n_a + t_a).
 
-    n_ab counts the pair in the training text, t_a how many different tokens follow a there (Witten and Bell).
+    n_ab counts the pair in the training text; t_a is the number of different tokens after a (Witten and Bell).
     """
     size, p = data.vocabulary, _unigram(data)
     pairs, together = _pair_counts(data)  # (distinct pairs,) each
     alone = np.bincount(pairs // size, together, minlength=size)  # n_a
     followers = np.bincount(pairs // size, minlength=size)  # t_a
-    asked = _pairs(data.validation, size)
-    place = np.searchsorted(pairs, asked).clip(max=len(pairs) - 1)
-    n_ab = np.where(pairs[place] == asked, together[place], 0)
-    a, b = asked // size, asked % size
-    trust = np.maximum(followers[a], 1)  # a token that was never followed has its followers' plain frequencies
-    return float(-np.log((n_ab + trust * p[b]) / (alone[a] + trust)).mean())
+    wanted = _pairs(data.validation, size)
+    index = np.searchsorted(pairs, wanted).clip(max=len(pairs) - 1)
+    n_ab = np.where(pairs[index] == wanted, together[index], 0)
+    a, b = wanted // size, wanted % size
+    weight = np.maximum(followers[a], 1)  # after a token without followers, plain frequencies are used
+    return float(-np.log((n_ab + weight * p[b]) / (alone[a] + weight)).mean())
 
 
 def _pair_counts(data: Data) -> tuple[Ids, Ids]:
-    """The distinct pairs of the training text, as a·size + b in order, and how often each occurs."""
+    """The distinct pairs of the training text, as sorted a·size + b, and their counts."""
     pairs: Ids = np.zeros(0, np.int64)
     counts: Ids = np.zeros(0)
     for chunk in _chunks(data.train):
         new, times = np.unique(_pairs(chunk, data.vocabulary), return_counts=True)
-        pairs, place = np.unique(np.concatenate((pairs, new)), return_inverse=True)
-        counts = np.bincount(place, np.concatenate((counts, times)))
+        pairs, index = np.unique(np.concatenate((pairs, new)), return_inverse=True)
+        counts = np.bincount(index, np.concatenate((counts, times)))
     return pairs, counts
 
 
@@ -159,7 +177,7 @@ def _pairs(ids: Ids, size: int) -> Ids:
 
 
 def _chunks(ids: Ids, overlap: int = 1) -> Iterator[Ids]:
-    """Parts of a long array that share their ends, so that no pair is lost."""
+    """Parts of a long array that overlap by one, so that no pair is lost."""
     for start in range(0, max(1, len(ids) - overlap), _CHUNK):
         yield ids[start : start + _CHUNK + overlap]
 
@@ -168,7 +186,7 @@ def _chunks(ids: Ids, overlap: int = 1) -> Iterator[Ids]:
 
 
 def _split(text: Text) -> Iterator[tuple[bool, str]]:
-    """Every document, and whether it is held out: it is where that keeps the held-out part within its share so far."""
+    """Each document, and whether it is held out: it is if the held-out share so far stays within the limit."""
     total = kept = 0
     for document in text:
         total += len(document)
@@ -178,7 +196,7 @@ def _split(text: Text) -> Iterator[tuple[bool, str]]:
 
 
 def _write(text: Text, tokenizer: Tokenizer, folder: Path) -> dict[str, int]:
-    """Write the ids of both parts, a document at a time; how many tokens there are of each, and how many unknown."""
+    """Write the ids of both parts, one document at a time; return the numbers of tokens and of unknown tokens."""
     dtype, unknown_id = _dtype(tokenizer), tokenizer.token_to_id(UNKNOWN)
     counts = {"train": 0, "validation": 0, "unknown": 0}
     with explained("write", folder), ExitStack() as stack:
@@ -196,8 +214,8 @@ def _long_enough(data: Data, context: int) -> Data:
     for name, ids in (("training", data.train), ("validation", data.validation)):
         if len(ids) < context + 1:
             raise InputError(
-                f"{data.info['text']} has {len(ids):,} {name} tokens, fewer than one context of {context}; "
-                "give a longer text or a smaller context"
+                f"{data.info['text']} has {len(ids):,} {name} tokens, fewer than one context of {context}. "
+                "Give a longer text or a smaller context."
             )
     return data
 
@@ -221,13 +239,13 @@ def _mapped(path: Path, dtype: np.dtype[Any]) -> Ids:
         return np.memmap(path, dtype, mode="r")
 
 
-def _holds(text: bytes, part: bytes, size: int) -> bool:
-    """Whether a text of ids of so many bytes holds another, at the beginning of an id."""
-    at = text.find(part)
-    while at >= 0 and at % size:
-        at = text.find(part, at + 1)
-    return at >= 0
+def _contains(text: bytes, part: bytes, size: int) -> bool:
+    """Whether `part` occurs in `text` at the start of an id of `size` bytes."""
+    position = text.find(part)
+    while position >= 0 and position % size:
+        position = text.find(part, position + 1)
+    return position >= 0
 
 
-def _windows(ids: Ids, places: Ids, context: int) -> Tensor:
-    return torch.from_numpy(np.stack([ids[place : place + context] for place in places]).astype(np.int64))
+def _windows(ids: Ids, starts: Ids, context: int) -> Tensor:
+    return torch.from_numpy(np.stack([ids[start : start + context] for start in starts]).astype(np.int64))

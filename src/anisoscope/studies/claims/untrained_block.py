@@ -1,4 +1,4 @@
-"""One transformer block as it is before training, fed with tokens that share a bias: what it makes of them."""
+"""One untrained transformer layer whose input tokens share a bias: cosine, norm and attention."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ import torch
 from torch import Tensor, nn
 
 from anisoscope.stats.head_scores import Attention, Heads
-from anisoscope.studies.claims.states import mean_cosine
+from anisoscope.studies.claims.hidden_states import mean_cosine
 from anisoscope.studies.lab.transformer import Config, TransformerBlock, initialise
 
 BIASES = (0.1, 0.3, 1.0, 3.0, 10.0, 30.0)  # norms N of the bias, in norms of a token
-_TYPES = 4096  # rows of an embedding table
+_TYPES = 4096  # rows of the random embeddings
 _STD, _WIDTH = 0.02, 768  # of BERT's first weights, and the width that they are meant for
 
 
 @dataclass(frozen=True)
-class Setting:
-    """What the sources leave open: where the norm stands, and whether inputs are normalised, as after BERT's table."""
+class BlockSetting:
+    """What the paper leaves open: where the norm is, and whether inputs are normalised as after BERT's embeddings."""
 
     norm_at: str = "post"
     normalised: bool = True
@@ -28,13 +28,13 @@ class Setting:
         return f"{self.norm_at}-norm, {'normalised' if self.normalised else 'raw'} inputs"
 
 
-PUBLISHED = Setting()
-SETTINGS = tuple(Setting(norm_at, normalised) for norm_at in ("post", "pre") for normalised in (True, False))
+PUBLISHED = BlockSetting()
+SETTINGS = tuple(BlockSetting(norm_at, normalised) for norm_at in ("post", "pre") for normalised in (True, False))
 
 
 @dataclass(frozen=True)
-class Passed:
-    """What went in and what came out at one bias."""
+class BlockPass:
+    """What enters and leaves the block at one bias."""
 
     cosine_in: float
     cosine_out: float
@@ -45,12 +45,17 @@ class Passed:
     largest: float  # attention weight, mean over rows
 
 
-def passed(
-    shape: tuple[int, int, int], bias: float, setting: Setting, seed: int, table: Tensor | None = None
-) -> Passed:
-    """A batch of tokens with a common bias through an untrained block of BERT's initialisation.
+def pass_through_block(
+    shape: tuple[int, int, int], bias: float, setting: BlockSetting, seed: int, table: Tensor | None = None
+) -> BlockPass:
+    """Pass a batch of tokens with a common bias through an untrained block with BERT's initialisation.
 
-    `shape` is (width, sequences, length); `table` another embedding table to draw the tokens from, (types, width).
+    Args:
+        shape: (width, sequences, length).
+        bias: Norm of the bias in units of a token's norm.
+        setting: Position of the norm, and whether inputs are normalised.
+        seed: Seed of tokens, bias and weights.
+        table: Embeddings (types, width) to draw the tokens from; None for random ones.
     """
     x = _tokens(shape, bias, setting, seed, table)  # (sequences, length, width)
     block = _block(x.shape[-1], x.shape[1], setting, seed)
@@ -58,7 +63,7 @@ def passed(
         y = block(x, None, None)
         pattern = _pattern(block, x, setting)
     rows = float(pattern.rows.sum())
-    return Passed(
+    return BlockPass(
         cosine_in=mean_cosine(x.flatten(0, 1)),
         cosine_out=mean_cosine(y.flatten(0, 1)),
         norm_in=float(x.mean((0, 1)).norm()),
@@ -69,7 +74,7 @@ def passed(
     )
 
 
-def _tokens(shape: tuple[int, int, int], bias: float, setting: Setting, seed: int, table: Tensor | None) -> Tensor:
+def _tokens(shape: tuple[int, int, int], bias: float, setting: BlockSetting, seed: int, table: Tensor | None) -> Tensor:
     width, sequences, length = shape
     draw = torch.Generator().manual_seed(seed)
     rows = torch.randn(_TYPES, width, generator=draw) * _STD * _gain(width) if table is None else table.float()
@@ -81,12 +86,12 @@ def _tokens(shape: tuple[int, int, int], bias: float, setting: Setting, seed: in
 
 
 def _gain(width: int) -> float:
-    """What weights of another width are multiplied by, so that a matrix stretches a vector as BERT's does."""
+    """Factor for weights of another width, so that a matrix stretches a vector as in BERT."""
     return math.sqrt(_WIDTH / width)
 
 
-def _block(width: int, length: int, setting: Setting, seed: int) -> TransformerBlock:
-    """A bidirectional block with heads of 64, or as few as fit."""
+def _block(width: int, length: int, setting: BlockSetting, seed: int) -> TransformerBlock:
+    """A bidirectional block with heads of width 64, or as few heads as fit."""
     heads = max(1, width // 64)
     config = Config(
         context=length,
@@ -104,12 +109,12 @@ def _block(width: int, length: int, setting: Setting, seed: int) -> TransformerB
     return block
 
 
-def _pattern(block: TransformerBlock, x: Tensor, setting: Setting) -> Attention:
-    """The attention that the block's first half pays."""
+def _pattern(block: TransformerBlock, x: Tensor, setting: BlockSetting) -> Attention:
+    """The attention statistics of the block."""
     attn, norm = block.attn, block.norm_attn
     assert attn is not None
     assert norm is not None
-    seen = norm(x) if setting.norm_at == "pre" else x
-    b, t, _ = seen.shape
-    q, k = (f(seen).view(b, t, attn.num_heads, attn.head_dim).transpose(1, 2) for f in (attn.q_proj, attn.k_proj))
+    inputs = norm(x) if setting.norm_at == "pre" else x
+    b, t, _ = inputs.shape
+    q, k = (f(inputs).view(b, t, attn.num_heads, attn.head_dim).transpose(1, 2) for f in (attn.q_proj, attn.k_proj))
     return Attention.of(Heads(q, k, 1 / math.sqrt(attn.head_dim)), torch.ones(b, t, dtype=torch.bool))

@@ -13,14 +13,13 @@ import torch
 from anisoscope.errors import InputError
 from anisoscope.records import Record, Site
 from anisoscope.store.run import Run
-from anisoscope.studies.claims import modalities, razzhigaev2023
-from anisoscope.studies.claims.bench import Bench, Lab
+from anisoscope.studies.claims import modality_evidence, razzhigaev2023
 from anisoscope.studies.claims.claim import CONTROL, LAB, PUBLISHED, Estimate, Evidence, judge
-from anisoscope.studies.claims.given import GROUPS, groups_of, thinned
-from anisoscope.studies.claims.listing import verdicts_summary, verdicts_table
-from anisoscope.studies.claims.machina2024 import isotropic_reading
-from anisoscope.studies.claims.panel import AUDIO, CHARACTER, CONVOLUTION, IMAGE, TEXT, Member
-from anisoscope.studies.claims.readings import (
+from anisoscope.studies.claims.claim_tables import verdicts_summary, verdicts_table
+from anisoscope.studies.claims.given_models import GROUPS, groups_of, thinned
+from anisoscope.studies.claims.machina2024 import isotropic_level
+from anisoscope.studies.claims.modality_panel import AUDIO, CHARACTER, CONVOLUTION, IMAGE, TEXT, PanelMember
+from anisoscope.studies.claims.run_view import (
     Missing,
     RunView,
     Units,
@@ -30,8 +29,9 @@ from anisoscope.studies.claims.readings import (
     least_favourable,
 )
 from anisoscope.studies.claims.runner import CLAIMS, ClaimsRequest, find_claims, find_size, run_claims
+from anisoscope.studies.claims.subjects import Lab, LabModel, Subjects
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[3]
 
 
 def reading(values: list[float], metric: str = "isoscore", **more: Any) -> RunView:
@@ -111,7 +111,7 @@ def test_groups_of_documents_are_runs_of_the_text() -> None:
     groups = groups_of(batches)
     assert len(groups) == GROUPS
     assert [each for group in groups for each in group] == batches
-    with pytest.raises(Missing, match="3 batches; 4 are needed"):
+    with pytest.raises(Missing, match="3 batches, but 4 are needed"):
         groups_of(batches[:3])
 
 
@@ -131,7 +131,7 @@ def test_of_several_models_the_least_favourable_speaks() -> None:
 # --- what may decide ----------------------------------------------------------------------------------------------
 
 
-def member(modality: str, cosine: float, *, drift: list[float], random: bool = False) -> Member:
+def member(modality: str, cosine: float, *, drift: list[float], random: bool = False) -> PanelMember:
     parts = []
     for seed in range(5):
         records = []
@@ -146,39 +146,39 @@ def member(modality: str, cosine: float, *, drift: list[float], random: bool = F
             ]
         parts.append(RunView.of(records))
     units = Units(tuple(parts))
-    return Member(modality, modality, units, None if random else units, random)
+    return PanelMember(modality, modality, units, None if random else units, random)
 
 
-def panel_of(members: list[Member], monkeypatch: pytest.MonkeyPatch) -> Bench:
-    monkeypatch.setattr(modalities, "members", lambda bench: list(members))
-    monkeypatch.setattr(modalities, "_records", lambda bench, panel: [])
-    bench = Bench(find_size("tiny"), Lab(Path("nowhere"), find_size("tiny"), 5, lambda _: None))
+def panel_of(members: list[PanelMember], monkeypatch: pytest.MonkeyPatch) -> Subjects:
+    monkeypatch.setattr(modality_evidence, "members", lambda subjects: list(members))
+    monkeypatch.setattr(modality_evidence, "_records", lambda subjects, panel: [])
+    subjects = Subjects(find_size("tiny"), Lab(Path("nowhere"), find_size("tiny"), 5, lambda _: None))
     encoder = member(CHARACTER, 0.5, drift=[1, 2, 3, 4, 5, 6, 7])
-    monkeypatch.setattr(Lab, "last", lambda self, cell, kind: encoder.look)
-    return bench
+    monkeypatch.setattr(LabModel, "measure", lambda self, kind, half=None: encoder.measured)
+    return subjects
 
 
 def test_networks_of_random_weights_are_shown_and_decide_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     rising = [1.0, 2, 3, 4, 5, 6, 7]
     trained = [member(kind, 0.5, drift=rising) for kind in (TEXT, CHARACTER)]
     random = [member(kind, 0.0, drift=rising[::-1], random=True) for kind in (IMAGE, AUDIO, CONVOLUTION)]
-    bench = panel_of([*trained, *random], monkeypatch)
-    found = modalities.cosine_evidence(bench)
+    subjects = panel_of([*trained, *random], monkeypatch)
+    found = modality_evidence.cosine_evidence(subjects)
     assert set(found.estimates) >= {"share_text", "share_character", "risen_text"}
     assert not {"share_image", "share_audio", "cnn_lower", "cnn_lower_risen"} & set(found.estimates)
     assert "not judged" in found.ran
-    assert modalities.drift_evidence(bench).estimates["significant"].value == 1
+    assert modality_evidence.drift_evidence(subjects).estimates["significant"].value == 1
 
 
 def test_drift_that_falls_where_the_cosine_rises_explains_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     falling = [7.0, 6, 5, 4, 3, 2, 1]
-    bench = panel_of([member(kind, 0.5, drift=falling) for kind in (TEXT, CHARACTER)], monkeypatch)
-    assert modalities.drift_evidence(bench).estimates["significant"].value == 0.5  # the lab's other two rise
+    subjects = panel_of([member(kind, 0.5, drift=falling) for kind in (TEXT, CHARACTER)], monkeypatch)
+    assert modality_evidence.drift_evidence(subjects).estimates["significant"].value == 0.5  # the lab's other two rise
 
 
 def test_few_rows_look_anisotropic_and_many_do_not() -> None:
-    assert isotropic_reading(96, 64).interval[1] < 0.5
-    assert isotropic_reading(20_000, 64).interval[0] > 0.7
+    assert isotropic_level(96, 64).interval[1] < 0.5
+    assert isotropic_level(20_000, 64).interval[0] > 0.7
 
 
 def test_published_profiles_have_the_values_that_sources_give_and_no_others() -> None:

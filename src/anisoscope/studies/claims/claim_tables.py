@@ -1,4 +1,4 @@
-"""The claims, their rules and the verdicts of a run as tables: what docs/claims.md shows."""
+"""Markdown tables of claims, rules and verdicts, as in docs/claims.md."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from anisoscope.studies.claims.claim import CONTROL, PUBLISHED, Claim, Condition
 
 
 def rules_table(claims: Sequence[Claim]) -> str:
-    """A Markdown table: each claim, both of its rules, and what it is run on."""
+    """Return a Markdown table with both rules of each claim and what it needs."""
     head = ("| id | claim | as published | strongest control | needs |", "|---|---|---|---|---|")
     rows = (" | ".join(map(_cell, _cells(claim))) for claim in claims)
     return "\n".join([*head, *(f"| {row} |" for row in rows)])
@@ -32,19 +32,23 @@ def _rule(rule: Rule) -> str:
 
 def _condition(condition: Condition) -> str:
     if condition.gate:
-        return f"only where {condition.says} > {condition.threshold:g}"
-    return f"{condition.says} {condition.asked}"
+        return f"only if {condition.description} > {condition.threshold:g}"
+    return f"{condition.description} {condition.requirement}"
 
 
 # --- verdicts -----------------------------------------------------------------------------------------------------
 
 
 def verdicts_summary(folder: str | Path, claims: Sequence[Claim]) -> dict[str, Any]:
-    """What a run of claims was asked, what it took, and every verdict with its effect and reason, in their order."""
+    """Return the request of a run of claims, its duration, and every verdict with its effect and reason.
+
+    Raises:
+        InputError: The folder is a run of something else.
+    """
     run = Run.open(folder)
     info = run.info
     if info.get("kind") != "claims":
-        raise InputError(f"{folder} is a run, but not of claims")
+        raise InputError(f"{folder} is a run, but not of claims.")
     verdicts = [
         {
             **{name: record.variant[name] for name in ("claim", "line", "verdict", "quantity")},
@@ -57,24 +61,26 @@ def verdicts_summary(folder: str | Path, claims: Sequence[Claim]) -> dict[str, A
         for record in run.records()
         if record.metric == "verdict"
     ]
-    order = [(claim.id, line) for claim in claims for line in (PUBLISHED, CONTROL)]  # a run may have been in pieces
+    order = [
+        (claim.id, line) for claim in claims for line in (PUBLISHED, CONTROL)
+    ]  # an interrupted run has its verdicts in another order
     verdicts.sort(key=lambda each: order.index((each["claim"], each["line"])))
     return {**{name: info.get(name) for name in ("asked", "versions", "machine", "minutes")}, "verdicts": verdicts}
 
 
 def verdicts_table(summary: Mapping[str, Any], claims: Sequence[Claim]) -> str:
-    """A Markdown table of a summary: a row a claim, each line's outcome with the quantity that decided it.
+    """Return a Markdown table of a summary: one row per claim, with the outcome of each line and what decided it.
 
-    Below it stands what the run took.
+    The duration of the run follows the table.
     """
     head = ("| id | as published | strongest control |", "|---|---|---|")
-    told = {(each["claim"], each["line"]): _outcome(each) for each in summary["verdicts"]}
-    rows = ([told.get((claim.id, line), "not run") for line in (PUBLISHED, CONTROL)] for claim in claims)
+    outcomes = {(each["claim"], each["line"]): _outcome(each) for each in summary["verdicts"]}
+    rows = ([outcomes.get((claim.id, line), "not run") for line in (PUBLISHED, CONTROL)] for claim in claims)
     lines = [*head, *(f"| {claim.id} | {' | '.join(row)} |" for claim, row in zip(claims, rows, strict=True))]
-    return "\n".join([*lines, "", _took(summary)])
+    return "\n".join([*lines, "", _duration(summary)])
 
 
-def _took(summary: Mapping[str, Any]) -> str:
+def _duration(summary: Mapping[str, Any]) -> str:
     minutes, versions = summary["minutes"], summary["versions"]
     return (
         f"It took {minutes['clock']:.0f} minutes by the clock and {minutes['processor']:.0f} of processor "
@@ -83,10 +89,10 @@ def _took(summary: Mapping[str, Any]) -> str:
 
 
 def _outcome(verdict: Mapping[str, Any]) -> str:
-    told = f"**{verdict['verdict']}**"
+    text = f"**{verdict['verdict']}**"
     if not verdict["quantity"]:
-        return told
+        return text
     if verdict["effect"] is None:
-        return _cell(f"{told}: {verdict['quantity']} was not measured")
+        return _cell(f"{text}: {verdict['quantity']} was not measured")
     effect = Estimate(verdict["effect"], verdict["error"], verdict["n"], verdict["unit"] or "units")
-    return _cell(f"{told}: {verdict['quantity']}: {effect}")
+    return _cell(f"{text}: {verdict['quantity']}: {effect}")

@@ -1,4 +1,4 @@
-"""How large the runs of the claims are, and the trainings of the lab that they share."""
+"""Sizes of the runs of claims, and the lab trainings that claims share."""
 
 from __future__ import annotations
 
@@ -9,46 +9,48 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Size:
-    """Everything that may be smaller or larger; `train_seconds` is what one training of the lab takes."""
+    """All numbers that depend on the size of a run."""
 
     name: str
-    seeds: int  # trainings of each cell, the units of the lab
+    seeds: int  # trainings per cell, the units of the lab
     switches: Mapping[str, Any]  # of every training
-    windows: int  # held-out windows that a look reads
-    sample: int  # rows of them for neighbours and shapes
-    draws: int  # seeds of what needs no training
-    block: tuple[int, int, int]  # width of an untrained block, its sequences and their length
-    blocks: int  # seeds of it: 80 that agree put a share of 95 % beyond doubt
-    train_seconds: float
-    tokens: int = 65_536  # of a text that a model given is measured on
-    batch_tokens: int = 4096  # a batch, over which papers report the spread
+    windows: int  # held-out windows per measurement
+    sample: int  # rows kept for neighbour metrics and shapes
+    draws: int  # seeds of simulations
+    block: tuple[int, int, int]  # width of an untrained block, number and length of its sequences
+    blocks: int  # seeds of it: 80 that agree put a share above 95 %
+    train_seconds: float  # of one lab training
+    tokens: int = 65_536  # on which a model of the user is measured
+    batch_tokens: int = 4096  # per batch; papers report the spread over batches
 
     def with_seeds(self, seeds: int | None) -> Size:
-        """The same with another number of seeds, where one is given."""
+        """Return the same size with another number of seeds, unless it is None."""
         return self if seeds is None else replace(self, seeds=seeds)
 
     @property
     def steps(self) -> int:
+        """Steps of a lab training."""
         return int(self.switches["steps"])
 
     @property
-    def looks(self) -> tuple[int, ...]:
-        """The steps at which a training is looked at: close together early, where everything moves."""
+    def measured_steps(self) -> tuple[int, ...]:
+        """The steps at which a training is measured: close together early, when most changes."""
         shares = (0, 1 / 32, 1 / 8, EARLY, 0.5, 0.75, 1)
         return tuple(sorted({round(share * self.steps) for share in shares}))
 
     @property
     def early(self) -> tuple[int, ...]:
-        """The looks of early training, after the first step and up to where the published bases are frozen."""
-        return tuple(step for step in self.looks if 0 < step <= self.frozen)
+        """Measured steps of early training: after step 0, up to the step at which the published bases are frozen."""
+        return tuple(step for step in self.measured_steps if 0 < step <= self.frozen)
 
     @property
     def late(self) -> tuple[int, ...]:
-        return tuple(step for step in self.looks if step > self.steps / 2)
+        """Measured steps of the second half of training."""
+        return tuple(step for step in self.measured_steps if step > self.steps / 2)
 
     @property
     def frozen(self) -> int:
-        """The look at which the published bases are frozen."""
+        """The measured step at which the published bases are frozen."""
         return round(EARLY * self.steps)
 
 
@@ -99,12 +101,12 @@ SIZES: Mapping[str, Size] = {
 }
 
 
-# Trainings that a figure shows and no rule judges, or none on the lab: as few seeds as make an interval.
+# Trainings that figures show and no rule uses: only as many seeds as an interval needs.
 SHOWN = ("normal-only", "uniform", "no-attention", "untied-sgd", "narrow", "wide")
 
 
 def cells(size: Size) -> dict[str, dict[str, Any]]:
-    """The trainings by name: the three kinds, and decoders of which one thing is changed.
+    """Return the switches of each lab training by name: the three kinds, and decoders with one change.
 
     `isoscore-*`, `centring-*` and `temperature-*` are doses, in rising order.
     """
@@ -133,5 +135,5 @@ def cells(size: Size) -> dict[str, dict[str, Any]]:
 
 
 ISOSCORE = (0.1, 1.0)  # weights of the regulariser; the decoder has 0
-CENTRING = (0.5, 1.0)  # shares of the mean taken out; the decoder has 0
+CENTRING = (0.5, 1.0)  # shares of the mean that are removed; the decoder has 0
 TEMPERATURE = (0.5, 2.0)  # of attention; the decoder has 1

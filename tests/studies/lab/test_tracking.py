@@ -11,7 +11,7 @@ import torch
 from anisoscope.store.run import Run
 from anisoscope.studies.lab.experiment import Experiment, changed
 from anisoscope.studies.lab.losses import read_losses
-from anisoscope.studies.lab.observing import tracked
+from anisoscope.studies.lab.tracking import tracked
 from anisoscope.studies.lab.train import Observe, Observer, resume_training, train
 from anisoscope.studies.lab.training_state import load_state
 from anisoscope.studies.lab.transformer import CHOICES, Transformer

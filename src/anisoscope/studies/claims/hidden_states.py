@@ -1,4 +1,4 @@
-"""Hidden states and attention of a model on a few windows, in memory: for what no statistic of a stream can say."""
+"""Hidden states and attention of a model on a few windows, kept in memory for what no streamed statistic gives."""
 
 from __future__ import annotations
 
@@ -21,42 +21,47 @@ Batches = Sequence[Batch | Mapping[str, Tensor]]
 
 
 def states(model: nn.Module, batches: Batches, sites: Sequence[str]) -> dict[str, Tensor]:
-    """The rows (tokens, d) at each of the sites, in the order of the tokens; padding is left out."""
-    found: dict[str, list[Tensor]] = {}
-    for given, seen in _seen(model, batches, sites):
-        counts = _counts(given)
-        for site, x in seen.items():
+    """Return the rows (tokens, d) at each site, in the order of the tokens, without padding."""
+    parts: dict[str, list[Tensor]] = {}
+    for batch, captured in _captured(model, batches, sites):
+        counts = _counts(batch)
+        for site, x in captured.items():
             rows = x[counts.to(x.device)] if counts is not None and counts.shape == x.shape[:2] else x.flatten(0, 1)
-            found.setdefault(str(site), []).append(rows.float().cpu())
-    return {site: torch.cat(parts) for site, parts in found.items()}
+            parts.setdefault(str(site), []).append(rows.float().cpu())
+    return {site: torch.cat(each) for site, each in parts.items()}
 
 
 def entropies(model: nn.Module, batches: Batches, *, centred: bool = False) -> dict[tuple[int, int], float]:
-    """Mean entropy by (layer, head), 1 where attention is even; `centred` takes the mean query out first.
+    """Return the mean attention entropy by (layer, head), divided by that of even attention.
 
-    The mean query is taken at each place of the window over the windows: rotary embedding turns it from place to
-    place. A model is run as it is either way: only the pattern of each layer is computed anew.
+    Args:
+        model: The model.
+        batches: Its inputs.
+        centred: Subtract the mean query first. The mean is over windows, separately at each position, because rotary
+            embedding turns it with the position. Only the pattern is recomputed; the model runs unchanged.
     """
-    held: dict[int, list[tuple[Heads, Tensor]]] = {}
-    for given, seen in _seen(model, batches, ["pattern"]):
-        for site, heads in seen.items():
+    by_layer: dict[int, list[tuple[Heads, Tensor]]] = {}
+    for batch, captured in _captured(model, batches, ["pattern"]):
+        for site, heads in captured.items():
             if isinstance(heads, Heads):
-                counts = _counts(given)
+                counts = _counts(batch)
                 b, _, t, _ = heads.q.shape
-                held.setdefault(site.layer or 0, []).append(
+                by_layer.setdefault(site.layer or 0, []).append(
                     (heads, torch.ones(b, t, dtype=torch.bool) if counts is None else counts)
                 )
-    found = {}
-    for layer, parts in held.items():
+    entropy_of = {}
+    for layer, parts in by_layer.items():
         total = _pattern(parts, centred)
         for head, (entropy, rows) in enumerate(zip(total.entropy.tolist(), total.rows.tolist(), strict=True)):
-            found[layer, head] = entropy / rows
-    return found
+            entropy_of[layer, head] = entropy / rows
+    return entropy_of
 
 
 def _pattern(parts: list[tuple[Heads, Tensor]], centred: bool) -> Attention:
     longest = max(heads.q.shape[2] for heads, _ in parts)
-    whole = [(heads, counts) for heads, counts in parts if heads.q.shape[2] == longest]  # a cut window has no mean
+    whole = [
+        (heads, counts) for heads, counts in parts if heads.q.shape[2] == longest
+    ]  # a shorter window has no mean at its last positions
     mean = torch.cat([heads.q for heads, _ in whole]).mean(0) if centred else None  # (h, t, d)
     total: Attention | None = None
     for heads, counts in whole:
@@ -68,23 +73,23 @@ def _pattern(parts: list[tuple[Heads, Tensor]], centred: bool) -> Attention:
 
 
 def cosines_before_rotation(model: nn.Module, batches: Batches) -> dict[tuple[int, int], float]:
-    """cos(q̄, k̄) by (layer, head) of queries and keys as they are before rotary embedding, with its sign."""
+    """Return cos(q̄, k̄) by (layer, head), with its sign, of queries and keys before rotary embedding."""
     sums: dict[Site, Tensor] = {}
-    for _, seen in _seen(model, batches, ["q.pre", "k.pre"]):
-        for site, x in seen.items():  # (b, heads, T, head width)
+    for _, captured in _captured(model, batches, ["q.pre", "k.pre"]):
+        for site, x in captured.items():  # (b, heads, T, head width)
             sums[site] = sums.get(site, torch.zeros(())) + x.double().sum((0, 2)).cpu()
-    found = {}
+    cosines = {}
     for site, q in sums.items():
         if site.kind == "q.pre":
             k = sums[replace(site, kind="k.pre")]
             k = k.repeat_interleave(len(q) // len(k), 0)  # key heads that several query heads share
             for head, value in enumerate(nn.functional.cosine_similarity(q, k).tolist()):
-                found[site.layer or 0, head] = value
-    return found
+                cosines[site.layer or 0, head] = value
+    return cosines
 
 
 def gaussian_dimension(rows: Tensor, seed: int) -> float:
-    """What TwoNN reads of as many Gaussian rows with the covariance of these, (n, d)."""
+    """Return the TwoNN dimension of as many Gaussian rows (n, d) with the covariance of these."""
     x = rows.double()
     values, axes = torch.linalg.eigh(torch.cov(x.T))
     noise = torch.randn(x.shape, generator=torch.Generator().manual_seed(seed), dtype=x.dtype)
@@ -92,7 +97,7 @@ def gaussian_dimension(rows: Tensor, seed: int) -> float:
 
 
 def two_nn(rows: Tensor) -> float:
-    """Intrinsic dimension of rows (n, d), duplicates removed."""
+    """Return the TwoNN dimension of rows (n, d), without duplicates."""
     metric = find(["two_nn"])[0]
     value = metric.values(cloud_of(rows, metric.sources, sample=len(rows)))[0].value
     assert value is not None
@@ -100,29 +105,29 @@ def two_nn(rows: Tensor) -> float:
 
 
 def mean_cosine(rows: Tensor) -> float:
-    """(‖Σu‖² − n)/(n(n − 1)) of rows (n, d)."""
+    """Return the mean cosine over pairs of rows (n, d): (‖Σu‖² − n)/(n(n − 1))."""
     u = torch.nn.functional.normalize(rows.double(), dim=1)
     n = len(u)
     return float((u.sum(0).square().sum() - n) / (n * (n - 1)))
 
 
-def _seen(model: nn.Module, batches: Batches, sites: Sequence[str]) -> Any:
-    """Every batch with what was seen of it: tensors by site, copied, for the model may use their memory again."""
+def _captured(model: nn.Module, batches: Batches, sites: Sequence[str]) -> Any:
+    """Yield every batch with its tensors by site; they are copies, because the model may reuse the memory."""
     device = device_of(model)
     layout = find_layout(model, first_item(batches[0], device))
-    seen: dict[Site, Any] = {}
+    captured: dict[Site, Any] = {}
 
     def sink(site: Site, x: Any) -> None:
-        seen[site] = replace(x, q=x.q.clone(), k=x.k.clone()) if isinstance(x, Heads) else x.clone()
+        captured[site] = replace(x, q=x.q.clone(), k=x.k.clone()) if isinstance(x, Heads) else x.clone()
 
     wanted = expand(layout, list(sites))
     with torch.inference_mode(), capture(model, wanted, sink, layout=layout):
-        for given in batches:
-            seen.clear()
-            inputs = given.inputs if isinstance(given, Batch) else given
+        for batch in batches:
+            captured.clear()
+            inputs = batch.inputs if isinstance(batch, Batch) else batch
             model(**{name: x.to(device) if isinstance(x, Tensor) else x for name, x in inputs.items()})
-            yield given, dict(seen)
+            yield batch, dict(captured)
 
 
-def _counts(given: Batch | Mapping[str, Tensor]) -> Tensor | None:
-    return given.counts if isinstance(given, Batch) else None
+def _counts(batch: Batch | Mapping[str, Tensor]) -> Tensor | None:
+    return batch.counts if isinstance(batch, Batch) else None

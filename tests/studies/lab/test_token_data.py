@@ -11,9 +11,9 @@ import torch
 
 from anisoscope.errors import InputError
 from anisoscope.studies.lab.corpora import Text, open_text, zipf_entropy, zipf_law
-from anisoscope.studies.lab.data import Data, _holds, open_data, prepare
 from anisoscope.studies.lab.enwik8 import articles, plain_text
 from anisoscope.studies.lab.targets import isoscore_star, masked_token
+from anisoscope.studies.lab.token_data import Data, _contains, open_data, prepare
 from anisoscope.studies.lab.tokens import encode, make_tokenizer
 from tests.oracles import lab as slow
 
@@ -64,7 +64,7 @@ def test_baselines_agree_with_counting_one_by_one(tmp_path: Path) -> None:
 def test_pairs_across_chunks_are_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     data = prepare(small(), tmp_path / "data")
     whole = data.baselines
-    monkeypatch.setattr("anisoscope.studies.lab.data._CHUNK", 7)
+    monkeypatch.setattr("anisoscope.studies.lab.token_data._CHUNK", 7)
     assert open_data(tmp_path / "data").baselines == pytest.approx(whole)
 
 
@@ -122,8 +122,8 @@ def test_ids_of_two_bytes_are_compared_from_their_first_byte(tmp_path: Path) -> 
     text = "".join(chr(0x4E00 + i % 300) for i in range(8000))
     data = prepare(Text("wide", lambda: iter([text[i : i + 200] for i in range(0, 8000, 200)])), tmp_path / "data")
     assert data.train.dtype == np.uint16
-    assert _holds(data.train.tobytes(), data.train[5:9].tobytes(), 2)
-    assert not _holds(data.train.tobytes(), data.train.tobytes()[1:5], 2)
+    assert _contains(data.train.tobytes(), data.train[5:9].tobytes(), 2)
+    assert not _contains(data.train.tobytes(), data.train.tobytes()[1:5], 2)
 
 
 def test_the_last_token_can_be_drawn(tmp_path: Path) -> None:
@@ -144,7 +144,7 @@ def test_a_folder_is_opened_again_and_refused_to_another_text(tmp_path: Path) ->
 @pytest.mark.parametrize(
     ("source", "content", "words"),
     [
-        ("nowhere.txt", None, "no text at"),
+        ("nowhere.txt", None, "No text at"),
         ("latin.txt", "caf\xe9".encode("latin-1") * 100, "not UTF-8"),
         ("short.txt", b"too short", "fewer than one context"),
         ("empty.txt", b"", "fewer than one context"),

@@ -1,4 +1,4 @@
-"""The demo: the instrument looks at clouds whose answers are known."""
+"""The demo on synthetic rows: metrics of built-in clouds whose true values are known."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from anisoscope.records import Record
 from anisoscope.synthetic import CLOUDS, cloud
 
 METRICS = ("mean_cosine", "spectral_anisotropy", "isoscore", "effective_rank", "two_nn", "tokens_to_halve")
-_DRAWN = 600  # points of each cloud in the picture
+_POINTS = 600  # points per cloud in the picture
 
 
 @dataclass(frozen=True)
-class Demo:
+class CloudDemo:
     """Records by cloud, and points for the picture: each cloud on its two strongest axes."""
 
     metrics: tuple[str, ...]
@@ -24,17 +24,17 @@ class Demo:
     points: list[dict[str, float | str]]
 
 
-def measure_clouds(told: Callable[[int], None]) -> Demo:
-    """Measures every built-in cloud; `told` hears of each one done."""
+def measure_clouds(on_progress: Callable[[int], None]) -> CloudDemo:
+    """Measure every built-in cloud; `on_progress` is called with 1 after each of them."""
     records: dict[str, list[Record]] = {}
     points: list[dict[str, float | str]] = []
     for name in CLOUDS:
-        rows = cloud(name)
+        rows = cloud(name)  # (n, d)
         records[name] = measure_rows(rows, METRICS)
-        shown = rows[:: max(1, len(rows) // _DRAWN)]
-        axes = torch.linalg.svd(rows - rows.mean(0), full_matrices=False).Vh[:2]
+        shown = rows[:: max(1, len(rows) // _POINTS)]
+        axes = torch.linalg.svd(rows - rows.mean(0), full_matrices=False).Vh[:2]  # (2, d)
         flat = (shown - rows.mean(0)) @ axes.T
         flat = flat / flat.abs().quantile(0.98).clamp(min=1e-12)
         points += [{"cloud": name, "x": x, "y": y} for x, y in flat.clamp(-1.6, 1.6).tolist()]
-        told(1)
-    return Demo(METRICS, records, points)
+        on_progress(1)
+    return CloudDemo(METRICS, records, points)

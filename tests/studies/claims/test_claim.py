@@ -15,6 +15,7 @@ import torch
 
 from anisoscope.errors import InputError
 from anisoscope.records import Record
+from anisoscope.stats.inference import bell, spearman, spearman_p
 from anisoscope.store.run import Run
 from anisoscope.studies.claims.claim import (
     CONTROL,
@@ -38,12 +39,7 @@ from anisoscope.studies.claims.claim import (
     judge,
     unjudged,
 )
-from anisoscope.studies.claims.readings import Missing, RunView, Units, by_documents, difference, estimate, estimates
-from anisoscope.studies.claims.runner import CLAIMS, cost, find_claims, find_size
-from anisoscope.studies.claims.sizes import SIZES, cells
-from anisoscope.studies.claims.states import cosines_before_rotation, entropies, mean_cosine
-from anisoscope.studies.claims.statistics import (
-    bell,
+from anisoscope.studies.claims.curve_shapes import (
     fall,
     half_time,
     parallel_drift,
@@ -52,11 +48,13 @@ from anisoscope.studies.claims.statistics import (
     rise,
     slope,
     span,
-    spearman,
-    spearman_p,
 )
-from anisoscope.studies.claims.untrained import PUBLISHED as BERT
-from anisoscope.studies.claims.untrained import Setting, passed
+from anisoscope.studies.claims.hidden_states import cosines_before_rotation, entropies, mean_cosine
+from anisoscope.studies.claims.run_sizes import SIZES, cells
+from anisoscope.studies.claims.run_view import Missing, RunView, Units, by_documents, difference, estimate, estimates
+from anisoscope.studies.claims.runner import CLAIMS, cost, find_claims, find_size
+from anisoscope.studies.claims.untrained_block import PUBLISHED as BERT
+from anisoscope.studies.claims.untrained_block import BlockSetting, pass_through_block
 from anisoscope.studies.lab.transformer import Config, Transformer
 from tests.oracles.metrics import mean_cosine as slow_cosine
 
@@ -133,7 +131,7 @@ def test_turning_any_one_quantity_around_turns_the_verdict(claim: Claim, line: s
         values = completed(rule, place, turned, wanted, claim, line)
         found = verdict_of(claim, line, values)
         assert found.outcome == wanted
-        assert condition.says in found.reason
+        assert condition.description in found.reason
 
 
 @pytest.mark.parametrize(("claim", "line", "place"), EVERY)
@@ -237,7 +235,7 @@ def test_what_cannot_be_there_is_left_out_and_said() -> None:
     claim = Claim("X", "p", "s", {}, rule, (), "", ())
     found = judge(claim, Evidence("r", MODEL, {"x": Estimate(1, 0.1, 5)}, {"y": "nobody gave one"}))[0]
     assert found.outcome == REPRODUCED
-    assert found.reason.startswith("As far as was given")
+    assert found.reason.startswith("only part of the claim was tested")
     assert "nobody gave one" in found.reason
     nothing = judge(claim, Evidence("r", MODEL, {}, {"x": "none", "y": "none"}))[0]
     assert nothing.outcome == INCONCLUSIVE
@@ -250,7 +248,7 @@ def test_a_verdict_is_a_record_that_pages_know() -> None:
     assert record.error_kind == "spread-10-seeds"
     missing = unjudged(TOY, "no weights")[0].to_record()
     assert missing.value is None
-    assert "no weights; measure x" in str(missing.note)
+    assert "no weights. To settle it: measure x" in str(missing.note)
 
 
 def test_evidence_survives_the_disk() -> None:
@@ -372,14 +370,14 @@ def test_documents_give_the_error_of_a_statistic_of_several_numbers(tmp_path: Pa
 
 
 def test_a_bias_makes_the_cosine_that_it_must() -> None:
-    seen = passed((64, 4, 64), 1.0, BERT, seed=0)
+    seen = pass_through_block((64, 4, 64), 1.0, BERT, seed=0)
     assert seen.cosine_in == pytest.approx(0.5, abs=0.03)  # N = ‖x‖: N²/(N² + ‖x‖²)
-    assert passed((64, 4, 64), 1e-6, BERT, seed=0).cosine_in == pytest.approx(0, abs=0.02)
+    assert pass_through_block((64, 4, 64), 1e-6, BERT, seed=0).cosine_in == pytest.approx(0, abs=0.02)
 
 
 def test_a_bias_sharpens_attention_after_and_evens_it_before_a_norm() -> None:
-    after = [passed((64, 2, 32), bias, Setting("post"), seed=1).entropy for bias in (0.1, 30.0)]
-    before = [passed((64, 2, 32), bias, Setting("pre"), seed=1).entropy for bias in (0.1, 30.0)]
+    after = [pass_through_block((64, 2, 32), bias, BlockSetting("post"), seed=1).entropy for bias in (0.1, 30.0)]
+    before = [pass_through_block((64, 2, 32), bias, BlockSetting("pre"), seed=1).entropy for bias in (0.1, 30.0)]
     assert after[1] < after[0] - 0.05
     assert before[1] > before[0]
 
@@ -432,9 +430,9 @@ def test_trainings_that_claims_share_are_paid_once() -> None:
 
 def test_looks_are_early_and_late_and_include_the_ends() -> None:
     for size in SIZES.values():
-        assert size.looks[0] == 0
-        assert size.looks[-1] == size.steps
-        assert size.frozen in size.looks
+        assert size.measured_steps[0] == 0
+        assert size.measured_steps[-1] == size.steps
+        assert size.frozen in size.measured_steps
         assert size.early
         assert size.late
         assert max(size.early) == size.frozen < min(size.late)

@@ -15,7 +15,7 @@ from anisoscope.cli import app
 from anisoscope.errors import InputError, StoreError
 from anisoscope.store.run import Run
 from anisoscope.studies.claims.claim import CONTROL, PUBLISHED, Claim, Verdict
-from anisoscope.studies.claims.panel import images, members, sounds
+from anisoscope.studies.claims.modality_panel import images, members, sounds
 from anisoscope.studies.claims.runner import (
     CLAIMS,
     ClaimsRequest,
@@ -35,10 +35,10 @@ SOME = ["T2", "T5", "T6", "S1", "S3", "S4", "A3", "A4", "N3", "N4", "N5"]
 Pairs = list[tuple[Claim, tuple[Verdict, Verdict]]]
 
 
-def run_tiny(ids: Sequence[str], out: Path, said: list[str] | None = None, **asked: object) -> Pairs:
-    say = None if said is None else said.append
-    wanted = ClaimsRequest(find_size("tiny"), **asked)  # type: ignore[arg-type]
-    return list(run_claims(find_claims(ids), out, wanted, say=say))
+def run_tiny(ids: Sequence[str], out: Path, said: list[str] | None = None, **request: object) -> Pairs:
+    on_status = None if said is None else said.append
+    wanted = ClaimsRequest(find_size("tiny"), **request)  # type: ignore[arg-type]
+    return list(run_claims(find_claims(ids), out, wanted, on_status=on_status))
 
 
 @pytest.fixture(scope="module")
@@ -137,7 +137,7 @@ def test_evidence_on_disk_decides_and_nothing_else(tmp_path: Path) -> None:
 
 
 def test_a_folder_keeps_to_what_it_was_begun_with(tiny: Path) -> None:
-    with pytest.raises(InputError, match="another seeds"):
+    with pytest.raises(InputError, match="other seeds"):
         list(run_claims(find_claims(["N4"]), tiny, ClaimsRequest(find_size("tiny", 4))))
     with pytest.raises(InputError, match="not of claims"):
         list(run_claims(find_claims(["N4"]), tiny / "evidence" / "N4", ClaimsRequest(find_size("tiny"))))
@@ -150,7 +150,7 @@ def test_a_model_of_yours_is_judged_by_its_documents(tiny: Path, tmp_path: Path,
     assert "no encoder was given" in found["S1"][0].reason
     assert "documents" in found["S1"][0].reason
     assert found["N1"][0].outcome != "reproduced"  # one small model says nothing of large ones
-    assert "the table of" in found["A4"][0].reason
+    assert "the embeddings of" in found["A4"][0].reason
 
 
 def test_a_short_text_leaves_tyler_s_matrix_out_and_the_rest_stands(tiny: Path, tmp_path: Path) -> None:
@@ -187,10 +187,10 @@ def test_a_model_that_is_not_there_is_refused_before_anything_runs(tmp_path: Pat
 
 
 def test_the_panel_has_every_modality_and_says_what_is_random(tmp_path: Path) -> None:
-    from anisoscope.studies.claims.bench import Bench, Lab
+    from anisoscope.studies.claims.subjects import Lab, Subjects
 
     size = find_size("tiny")
-    panel = members(Bench(size, Lab(tmp_path, size, 3, lambda _: None)))
+    panel = members(Subjects(size, Lab(tmp_path, size, 3, lambda _: None)))
     assert [member.modality for member in panel] == ["text", "character", "image", "audio", "convolution"]
     assert [member.name for member in panel if member.untrained is None] == [
         f"{name}, random weights" for name in ("ViT", "wav2vec 2.0", "ResNet")
@@ -219,7 +219,7 @@ def test_a_run_prints_verdicts_with_reasons(tiny: Path) -> None:
     assert done.exit_code == 0, done.output
     records = json.loads(done.stdout)
     assert [record["variant"]["line"] for record in records] == [PUBLISHED, CONTROL]
-    assert "asked: > 0.1" in records[0]["note"]
+    assert "required: > 0.1" in records[0]["note"]
 
 
 def test_the_page_shows_every_claim_its_verdicts_and_a_figure(tiny: Path, tmp_path: Path) -> None:
@@ -228,7 +228,7 @@ def test_the_page_shows_every_claim_its_verdicts_and_a_figure(tiny: Path, tmp_pa
     assert done.exit_code == 0, done.output
     html = page.read_text()
     assert "<script" not in html
-    assert "(asked: &gt; 0.1)<br>encoder" in html  # a condition a line, and none of them broken
+    assert "(required: &gt; 0.1)<br>encoder" in html  # a condition a line, and none of them broken
     for claim in find_claims(SOME):
         section = re.search(f"id='{claim.id}'.*?</section>", html, re.DOTALL)
         assert section is not None

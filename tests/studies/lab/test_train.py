@@ -28,11 +28,11 @@ from anisoscope.models.checkpoints import checkpoints
 from anisoscope.models.open import open_model
 from anisoscope.store.run import Run
 from anisoscope.studies.lab.bf16 import require_bf16
-from anisoscope.studies.lab.data import Data, open_data
 from anisoscope.studies.lab.experiment import KINDS, Experiment, cells, changed, differences
 from anisoscope.studies.lab.interventions import Interventions, principal_directions
 from anisoscope.studies.lab.losses import read_losses
 from anisoscope.studies.lab.targets import isoscore_star
+from anisoscope.studies.lab.token_data import Data, open_data
 from anisoscope.studies.lab.train import Observe, experiment_of, learning_rate, resume_training, train
 from anisoscope.studies.lab.training_state import load_state
 from anisoscope.studies.lab.transformer import Config, Transformer

@@ -1,7 +1,7 @@
-"""The panel of modalities: text, characters, images, sound and a convolutional network under the same measures.
+"""A panel of modalities: text, characters, images, sound and a convolutional network under the same metrics.
 
-Trained where weights are at hand: the lab's own for text and characters, any that are given. The others are of random
-initialisation on synthetic inputs, which every verdict says.
+Without models of the user, text and characters are trained in the lab. The others have random weights and synthetic
+inputs; they are shown and not judged.
 """
 
 from __future__ import annotations
@@ -18,17 +18,17 @@ from torch import Tensor, nn
 from anisoscope.measurement.measure_model import measure
 from anisoscope.models.open import Opened
 from anisoscope.store.run import Run
-from anisoscope.studies.claims.bench import Bench
-from anisoscope.studies.claims.given import Given
-from anisoscope.studies.claims.looks import SHAPE, kept
-from anisoscope.studies.claims.readings import RunView, Units, by_documents
-from anisoscope.studies.claims.states import mean_cosine
+from anisoscope.studies.claims.given_models import GivenModel
+from anisoscope.studies.claims.hidden_states import mean_cosine
+from anisoscope.studies.claims.measurements import SHAPE, load_or_make
+from anisoscope.studies.claims.run_view import RunView, Units, by_documents
+from anisoscope.studies.claims.subjects import Subjects
 
 TEXT, CHARACTER, IMAGE, AUDIO, CONVOLUTION = "text", "character", "image", "audio", "convolution"
 TRANSFORMERS = (TEXT, CHARACTER, IMAGE, AUDIO)
 _WIDTH, _LAYERS, _HEADS, _PIXELS, _SAMPLES = 64, 6, 4, 64, 4000
 
-# What the paper measured, by hub id.
+# The models of the paper, by hub id.
 SOURCES = {
     TEXT: ("google-bert/bert-base-uncased", "FacebookAI/roberta-base", "openai-community/gpt2", "google-t5/t5-base"),
     CHARACTER: ("google/canine-c", "google/byt5-base"),
@@ -39,27 +39,27 @@ SOURCES = {
 
 
 @dataclass(frozen=True)
-class Member:
-    """One model of the panel: a look at it and, where it was trained, one at the same network before training."""
+class PanelMember:
+    """One model of the panel, measured after training and, if it was trained, before."""
 
     name: str
     modality: str
-    look: Units
+    measured: Units
     untrained: Units | None = None
-    random: bool = False  # its weights were never trained: it is shown, and decides nothing
+    random: bool = False  # random weights: shown, but not judged
 
 
-def members(bench: Bench) -> list[Member]:
-    """The models given, or the lab's two and one of random initialisation for every other modality."""
-    if bench.given:
-        return [_given_member(model) for model in bench.models]
-    lab = bench.lab
+def members(subjects: Subjects) -> list[PanelMember]:
+    """Return the models of the user, or two of the lab and one with random weights for every other modality."""
+    if subjects.given:
+        return [_given_member(model) for model in subjects.given_models]
+    lab = subjects.lab
     trained = [
-        Member(f"lab, {cell}", modality, lab.last(cell, SHAPE), lab.look(cell, 0, SHAPE))
+        PanelMember(f"lab, {cell}", modality, lab.last(cell).measure(SHAPE), lab.at_step(cell, 0).measure(SHAPE))
         for cell, modality in (("words", TEXT), ("decoder", CHARACTER))
     ]
     return trained + [
-        Member(f"{name}, random weights", modality, _random_look(bench, name, make), random=True)
+        PanelMember(f"{name}, random weights", modality, _random_units(subjects, name, make), random=True)
         for name, modality, make in (
             ("ViT", IMAGE, _vit),
             ("wav2vec 2.0", AUDIO, _wav2vec),
@@ -68,67 +68,72 @@ def members(bench: Bench) -> list[Member]:
     ]
 
 
-# --- models given -------------------------------------------------------------------------------------------------
+# --- models of the user -------------------------------------------------------------------------------------------
 
 
-def _given_member(model: Given) -> Member:
+def _given_member(model: GivenModel) -> PanelMember:
     opened = model.open()
-    twin = by_documents(kept(model.folder / "untrained", lambda folder: _untrained_run(model, opened, folder)))
-    return Member(model.name, _modality(opened), model.look(SHAPE), twin)
+    untrained = load_or_make(model.folder / "untrained", lambda folder: _untrained_run(model, opened, folder))
+    return PanelMember(model.name, _modality(opened), model.measure(SHAPE), by_documents(untrained))
 
 
 def _modality(opened: Opened) -> str:
     if opened.modality == "text":
-        small = (opened.info["embedding_rows"] or 0) < 1000  # bytes or characters: CANINE hashes and has no table
+        small = (opened.info["embedding_rows"] or 0) < 1000  # bytes or characters; CANINE hashes and has no embeddings
         return CHARACTER if small or opened.info["model_type"] == "canine" else TEXT
     attends = any("Attention" in type(module).__name__ for module in opened.model.modules())
     return opened.modality if attends else CONVOLUTION
 
 
-def _untrained_run(model: Given, opened: Opened, folder: Path) -> Run:
-    """The same network with weights as they are before training, on the same data."""
-    model.say(f"{model.name} before training")
+def _untrained_run(model: GivenModel, opened: Opened, folder: Path) -> Run:
+    """Measure the same network with random weights on the same data."""
+    model.on_status(f"{model.name} before training")
     with torch.random.fork_rng():
         torch.manual_seed(0)
         fresh = type(opened.model)(opened.model.config).eval()
-    twin = Opened(fresh, opened.processor, opened.modality, opened.info)
+    untrained = Opened(fresh, opened.processor, opened.modality, opened.info)
     return measure(
-        twin, tokens=model.size.tokens, metrics=SHAPE.metrics, sites=SHAPE.sites, out=folder, **model.data(twin)
+        untrained,
+        tokens=model.size.tokens,
+        metrics=SHAPE.metrics,
+        sites=SHAPE.sites,
+        out=folder,
+        **model.data(untrained),
     )
 
 
 # --- random weights -----------------------------------------------------------------------------------------------
 
-Made = tuple[nn.Module, dict[str, Tensor]]
-Maker = Callable[[int, int], Made]  # from a seed and the number of images or clips
+ModelAndInputs = tuple[nn.Module, dict[str, Tensor]]
+Maker = Callable[[int, int], ModelAndInputs]  # from a seed and the number of images or clips
 
 
-def _random_look(bench: Bench, name: str, make: Maker) -> Units:
+def _random_units(subjects: Subjects, name: str, make: Maker) -> Units:
     def run(seed: int, folder: Path) -> Run:
-        bench.lab.say(f"{name} of random weights, seed {seed}")
+        subjects.lab.on_status(f"{name} of random weights, seed {seed}")
         with torch.random.fork_rng():
             torch.manual_seed(seed)
-            model, inputs = make(seed, items_of(bench))
+            model, inputs = make(seed, items_of(subjects))
         return measure(model.eval(), [inputs], metrics=SHAPE.metrics, sites=SHAPE.sites, errors=False, out=folder)
 
-    place = bench.lab.folder / "looks" / name.replace(" ", "-")
-    runs = [kept(place / f"seed-{seed}", partial(run, seed)) for seed in range(bench.lab.seeds)]
+    folder = subjects.lab.folder / "looks" / name.replace(" ", "-")
+    runs = [load_or_make(folder / f"seed-{seed}", partial(run, seed)) for seed in range(subjects.lab.seeds)]
     return Units(tuple(RunView.of(run.records()) for run in runs))
 
 
-def items_of(bench: Bench) -> int:
-    """How many images or clips a look reads: a quarter of the windows of text."""
-    return bench.size.windows // 4
+def items_of(subjects: Subjects) -> int:
+    """Return the number of images or clips: a quarter of the windows of text."""
+    return subjects.size.windows // 4
 
 
 def _transformers() -> Any:
-    """The library, imported when a model of it is wanted; its configurations take more than their signatures say."""
+    """Import the library on first use, untyped: its configurations take more than their signatures list."""
     import transformers
 
     return transformers
 
 
-def _vit(seed: int, items: int) -> Made:
+def _vit(seed: int, items: int) -> ModelAndInputs:
     hf = _transformers()
     config = hf.ViTConfig(
         hidden_size=_WIDTH,
@@ -141,13 +146,13 @@ def _vit(seed: int, items: int) -> Made:
     return hf.ViTModel(config, add_pooling_layer=False), {"pixel_values": images(seed, items)}
 
 
-def _resnet(seed: int, items: int) -> Made:
+def _resnet(seed: int, items: int) -> ModelAndInputs:
     hf = _transformers()
     config = hf.ResNetConfig(embedding_size=16, hidden_sizes=[16, 32, 64], depths=[2, 2, 2], layer_type="basic")
     return hf.ResNetModel(config), {"pixel_values": images(seed, items)}
 
 
-def _wav2vec(seed: int, items: int) -> Made:
+def _wav2vec(seed: int, items: int) -> ModelAndInputs:
     hf = _transformers()
     config = hf.Wav2Vec2Config(
         hidden_size=_WIDTH,
@@ -165,17 +170,17 @@ def _wav2vec(seed: int, items: int) -> Made:
 
 
 def images(seed: int, items: int) -> Tensor:
-    """Random fields whose power falls with frequency as that of photographs does, (items, 3, pixels, pixels)."""
+    """Return random fields (items, 3, pixels, pixels) whose power falls with frequency as in photographs."""
     return _coloured((items, 3, _PIXELS, _PIXELS), 2, seed)
 
 
 def sounds(seed: int, items: int) -> Tensor:
-    """Pink noise, (items, samples)."""
+    """Return pink noise, (items, samples)."""
     return _coloured((items, _SAMPLES), 1, seed)
 
 
 def _coloured(shape: tuple[int, ...], axes: int, seed: int) -> Tensor:
-    """Gaussian noise with amplitudes 1/frequency along the last axes, of unit deviation."""
+    """Gaussian noise of unit deviation with amplitudes 1/frequency along the last axes."""
     noise = torch.randn(shape, generator=torch.Generator().manual_seed(seed))
     dims = tuple(range(-axes, 0))
     grids = torch.meshgrid(*(torch.fft.fftfreq(shape[dim]) for dim in dims), indexing="ij")
@@ -186,15 +191,15 @@ def _coloured(shape: tuple[int, ...], axes: int, seed: int) -> Tensor:
 
 
 def around_batch_norms(seed: int, items: int) -> list[tuple[float, float]]:
-    """Mean cosine before and after every BatchNorm of the convolutional network, in the order of a forward pass."""
+    """Return the mean cosine before and after every BatchNorm of the convolutional network, in order."""
     with torch.random.fork_rng():
         torch.manual_seed(seed)
         model, inputs = _resnet(seed, items)
-    model.train()  # so that a norm uses the batch's own mean: an untrained one knows no other
-    found: list[tuple[float, float]] = []
+    model.train()  # so that each norm uses the mean of the batch: untrained, it has no other
+    cosines: list[tuple[float, float]] = []
 
-    def hook(_norm: nn.Module, given: tuple[Tensor, ...], out: Tensor) -> None:
-        found.append((_cosine(given[0]), _cosine(out)))
+    def hook(_norm: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
+        cosines.append((_cosine(inputs[0]), _cosine(output)))
 
     norms = [module for module in model.modules() if isinstance(module, nn.BatchNorm2d)]
     hooks = [norm.register_forward_hook(hook) for norm in norms]
@@ -202,9 +207,9 @@ def around_batch_norms(seed: int, items: int) -> list[tuple[float, float]]:
         model(**inputs)
     for each in hooks:
         each.remove()
-    return found
+    return cosines
 
 
 def _cosine(x: Tensor) -> float:
-    """Over all places of all images, (b, channels, h, w)."""
+    """Mean cosine over all positions of all images, (b, channels, h, w)."""
     return mean_cosine(x.permute(0, 2, 3, 1).flatten(0, 2))

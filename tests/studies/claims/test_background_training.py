@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from anisoscope.studies.claims.ahead import Ahead
-from anisoscope.studies.claims.bench import Lab
+from anisoscope.studies.claims.background_training import BackgroundTraining
 from anisoscope.studies.claims.runner import ClaimsRequest, find_claims, find_size, run_claims
+from anisoscope.studies.claims.subjects import Lab
 from anisoscope.studies.lab.losses import read_losses
 
 
@@ -33,62 +33,64 @@ def die(_: str) -> None:
 
 
 def test_another_process_works_and_its_time_counts() -> None:
-    ahead = Ahead()
+    background = BackgroundTraining()
     threads = torch.get_num_threads()
-    with ahead.begun(process_and, [("a",), ("b",)], processes=1):
-        while not all(future.done() for future in ahead._begun.values()):
+    with background.running(process_and, [("a",), ("b",)], processes=1):
+        while not all(future.done() for future in background._jobs.values()):
             time.sleep(0.05)
-        found = [ahead.taken((name,)) or (0, "") for name in "ab"]
+        found = [background.result((name,)) or (0, "") for name in "ab"]
         assert [name for _, name in found] == ["a", "b"]
         assert found[0][0] == found[1][0] != os.getpid()
-        assert ahead.taken(("a",)) is None  # it was given away
-    assert ahead.seconds > 0
+        assert background.result(("a",)) is None  # it was given away
+    assert background.seconds > 0
     assert torch.get_num_threads() == threads
 
 
 def test_what_nobody_has_begun_is_left_to_who_asks_and_the_rest_is_dropped(tmp_path: Path) -> None:
     held, later = tmp_path / "held", tmp_path / "later"
-    ahead = Ahead()
-    with ahead.begun(wait_for, [(str(held),), (str(later),)], processes=1):
-        while not ahead._begun[str(held),].running():
+    background = BackgroundTraining()
+    with background.running(wait_for, [(str(held),), (str(later),)], processes=1):
+        while not background._jobs[str(held),].running():
             time.sleep(0.05)
-        assert ahead.taken((str(later),)) is None  # at once: the only other process is at the first
+        assert background.result((str(later),)) is None  # at once: the only other process is at the first
         held.touch()
-        assert ahead.taken((str(held),)) != os.getpid()
-    assert not ahead._begun
+        assert background.result((str(held),)) != os.getpid()
+    assert not background._jobs
 
 
 def test_a_process_that_dies_leaves_its_work_to_who_asks() -> None:
-    ahead = Ahead()
-    with ahead.begun(die, [("a",)], processes=1):
-        while not ahead._begun["a",].done():
+    background = BackgroundTraining()
+    with background.running(die, [("a",)], processes=1):
+        while not background._jobs["a",].done():
             time.sleep(0.05)
-        assert ahead.taken(("a",)) is None
+        assert background.result(("a",)) is None
 
 
-def test_without_processes_nothing_is_begun() -> None:
-    ahead = Ahead()
-    with ahead.begun(process_and, [("a",)], processes=0):
-        assert ahead.taken(("a",)) is None
+def test_without_processes_nothing_is_jobs() -> None:
+    background = BackgroundTraining()
+    with background.running(process_and, [("a",)], processes=0):
+        assert background.result(("a",)) is None
 
 
 def test_claims_on_trainings_of_other_processes_are_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     asked = ClaimsRequest(find_size("tiny"))
-    own = list(run_claims(find_claims(["S1"]), tmp_path / "own", asked))
+    alone = list(run_claims(find_claims(["S1"]), tmp_path / "alone", asked))
     here: list[str] = []
     train = Lab.train
 
     def trained(lab: Lab, cell: str, seed: int) -> object:
-        while not here and lab.ahead._begun and not any(future.running() for future in lab.ahead._begun.values()):
-            time.sleep(0.01)  # what is under way elsewhere is waited for
+        while (
+            not here and lab.background._jobs and not any(future.running() for future in lab.background._jobs.values())
+        ):
+            time.sleep(0.01)  # wait until another process trains
         here.append(f"{cell}-seed-{seed}")
         return train(lab, cell, seed)
 
     monkeypatch.setattr(Lab, "train", trained)
     monkeypatch.setattr("anisoscope.studies.claims.runner._processes", lambda _: 1)
-    ahead = list(run_claims(find_claims(["S1"]), tmp_path / "ahead", asked))
-    assert [pair for _, pair in ahead] == [pair for _, pair in own]
+    background = list(run_claims(find_claims(["S1"]), tmp_path / "background", asked))
+    assert [pair for _, pair in background] == [pair for _, pair in alone]
     cells = [f"{cell}-seed-{seed}" for cell in ("decoder", "encoder") for seed in range(3)]
     for cell in cells:
-        assert read_losses(tmp_path / "ahead" / "lab" / cell) == read_losses(tmp_path / "own" / "lab" / cell)
+        assert read_losses(tmp_path / "background" / "lab" / cell) == read_losses(tmp_path / "alone" / "lab" / cell)
     assert set(here) < set(cells)  # at least one was made elsewhere

@@ -1,4 +1,4 @@
-"""The tracker as the lab uses it: its usual schedule, and always the last step."""
+"""The tracker in a lab training: its default schedule, and always the last step."""
 
 from __future__ import annotations
 
@@ -12,12 +12,18 @@ from anisoscope.studies.lab.train import Observe, Observer
 from anisoscope.studies.lab.transformer import Transformer
 from anisoscope.tracker import Tracker
 
-_TOKENS = 2048  # held-out tokens that a probe reads
-_SAMPLE = 1024  # of them for neighbours
+_TOKENS = 2048  # held-out tokens per probe
+_SAMPLE = 1024  # tokens of them for neighbour metrics
 
 
 def tracked(steps: int, schedule: Schedule | None = None, **options: Any) -> Observe:
-    """Who makes a Tracker for a training of so many steps; `options` go to the Tracker."""
+    """Return a function that creates a Tracker for a training, as `train(observe=…)` takes it.
+
+    Args:
+        steps: Steps of the training; the last one is always measured.
+        schedule: Steps to measure; None for the default schedule.
+        **options: Other options of `Tracker`.
+    """
 
     def observe(model: Transformer, held_out: dict[str, Tensor], folder: Path, start: int) -> Observer:
         windows = max(1, _TOKENS // held_out["input_ids"].shape[1])
