@@ -32,7 +32,7 @@ def die(_: str) -> None:
     os._exit(3)
 
 
-def test_another_process_works_and_its_time_counts() -> None:
+def test_another_process_does_the_job_and_its_time_counts() -> None:
     background = BackgroundTraining()
     threads = torch.get_num_threads()
     with background.running(process_and, [("a",), ("b",)], processes=1):
@@ -46,7 +46,7 @@ def test_another_process_works_and_its_time_counts() -> None:
     assert torch.get_num_threads() == threads
 
 
-def test_what_nobody_has_begun_is_left_to_who_asks_and_the_rest_is_dropped(tmp_path: Path) -> None:
+def test_a_job_that_has_not_started_is_left_to_the_caller(tmp_path: Path) -> None:
     held, later = tmp_path / "held", tmp_path / "later"
     background = BackgroundTraining()
     with background.running(wait_for, [(str(held),), (str(later),)], processes=1):
@@ -58,7 +58,7 @@ def test_what_nobody_has_begun_is_left_to_who_asks_and_the_rest_is_dropped(tmp_p
     assert not background._jobs
 
 
-def test_a_process_that_dies_leaves_its_work_to_who_asks() -> None:
+def test_the_job_of_a_dead_process_is_left_to_the_caller() -> None:
     background = BackgroundTraining()
     with background.running(die, [("a",)], processes=1):
         while not background._jobs["a",].done():
@@ -66,13 +66,13 @@ def test_a_process_that_dies_leaves_its_work_to_who_asks() -> None:
         assert background.result(("a",)) is None
 
 
-def test_without_processes_nothing_is_jobs() -> None:
+def test_without_processes_no_job_runs() -> None:
     background = BackgroundTraining()
     with background.running(process_and, [("a",)], processes=0):
         assert background.result(("a",)) is None
 
 
-def test_claims_on_trainings_of_other_processes_are_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_trainings_of_other_processes_give_the_same_verdicts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     asked = ClaimsRequest(find_size("tiny"))
     alone = list(run_claims(find_claims(["S1"]), tmp_path / "alone", asked))
     here: list[str] = []

@@ -14,11 +14,17 @@ from typer.testing import CliRunner
 from anisoscope.cli import app
 from anisoscope.errors import InputError, StoreError
 from anisoscope.store.run import Run
-from anisoscope.studies.claims.claim import CONTROL, PUBLISHED, Claim, Verdict
+from anisoscope.studies.claims.claim import (
+    CONTROL,
+    PUBLISHED,
+    Claim,
+    Verdict,
+)
 from anisoscope.studies.claims.modality_panel import images, members, sounds
 from anisoscope.studies.claims.runner import (
     CLAIMS,
     ClaimsRequest,
+    cost,
     evidence_run,
     find_claims,
     find_size,
@@ -35,8 +41,8 @@ SOME = ["T2", "T5", "T6", "S1", "S3", "S4", "A3", "A4", "N3", "N4", "N5"]
 Pairs = list[tuple[Claim, tuple[Verdict, Verdict]]]
 
 
-def run_tiny(ids: Sequence[str], out: Path, said: list[str] | None = None, **request: object) -> Pairs:
-    on_status = None if said is None else said.append
+def run_tiny(ids: Sequence[str], out: Path, messages: list[str] | None = None, **request: object) -> Pairs:
+    on_status = None if messages is None else messages.append
     wanted = ClaimsRequest(find_size("tiny"), **request)  # type: ignore[arg-type]
     return list(run_claims(find_claims(ids), out, wanted, on_status=on_status))
 
@@ -91,7 +97,7 @@ def test_claims_leave_verdicts_evidence_and_figures(tiny: Path) -> None:
     assert Run.open(tiny).info["asked"]["size"] == "tiny"
 
 
-def test_known_signs_come_out(tiny: Path) -> None:
+def test_claims_with_known_answers_get_them(tiny: Path) -> None:
     found = last_verdicts(tiny)
     assert found["T6"] == {PUBLISHED: "reproduced", CONTROL: "reproduced"}
     assert found["A4"] == {PUBLISHED: "reproduced", CONTROL: "not reproduced"}  # reversed where the norm comes first
@@ -102,26 +108,26 @@ def test_known_signs_come_out(tiny: Path) -> None:
     assert evidence.estimates["wrong"].value == pytest.approx(0.25, abs=0.02)  # half of a cosine of one half
 
 
-def test_what_is_kept_is_not_made_again(tiny: Path) -> None:
-    said: list[str] = []
+def test_stored_evidence_is_reused(tiny: Path) -> None:
+    messages: list[str] = []
     before = (tiny / "records.jsonl").stat().st_mtime_ns
-    again = run_tiny(SOME, tiny, said)
-    assert said == []
+    again = run_tiny(SOME, tiny, messages)
+    assert messages == []
     assert {claim.id: pair[0].outcome for claim, pair in again} == {
         name: lines[PUBLISHED] for name, lines in last_verdicts(tiny).items()
     }
     assert (tiny / "records.jsonl").stat().st_mtime_ns > before  # judged anew all the same
 
 
-def test_another_claim_takes_the_trainings_that_are_there(tiny: Path, tmp_path: Path) -> None:
-    said: list[str] = []
-    run_tiny(["S1", "N2"], shutil.copytree(tiny, tmp_path / "copy"), said)
-    assert [each for each in said if each.startswith("training")] == [
+def test_another_claim_reuses_existing_trainings(tiny: Path, tmp_path: Path) -> None:
+    messages: list[str] = []
+    run_tiny(["S1", "N2"], shutil.copytree(tiny, tmp_path / "copy"), messages)
+    assert [each for each in messages if each.startswith("training")] == [
         f"training {cell}, seed {seed}" for cell in ("untied", "untied-sgd") for seed in range(3)
     ]
 
 
-def test_evidence_on_disk_decides_and_nothing_else(tmp_path: Path) -> None:
+def test_only_the_evidence_on_disk_decides(tmp_path: Path) -> None:
     """A run whose evidence says the opposite gets the opposite verdict."""
     for name, sign in (("holds", 1.0), ("fails", -1.0)):
         out = tmp_path / name
@@ -136,14 +142,14 @@ def test_evidence_on_disk_decides_and_nothing_else(tmp_path: Path) -> None:
     assert last_verdicts(tmp_path / "fails")["S4"][PUBLISHED] == "not reproduced"
 
 
-def test_a_folder_keeps_to_what_it_was_begun_with(tiny: Path) -> None:
+def test_a_folder_cannot_change_its_request(tiny: Path) -> None:
     with pytest.raises(InputError, match="other seeds"):
         list(run_claims(find_claims(["N4"]), tiny, ClaimsRequest(find_size("tiny", 4))))
     with pytest.raises(InputError, match="not of claims"):
         list(run_claims(find_claims(["N4"]), tiny / "evidence" / "N4", ClaimsRequest(find_size("tiny"))))
 
 
-def test_a_model_of_yours_is_judged_by_its_documents(tiny: Path, tmp_path: Path, text: str) -> None:
+def test_a_model_of_the_user_is_judged_by_its_documents(tiny: Path, tmp_path: Path, text: str) -> None:
     model = str(tiny / "lab" / "decoder-seed-0" / "checkpoints" / "step-6")
     ran = run_tiny(["S1", "A4", "N1"], tmp_path / "run", models=(model,), text=text)
     found = {claim.id: pair for claim, pair in ran}
@@ -153,7 +159,7 @@ def test_a_model_of_yours_is_judged_by_its_documents(tiny: Path, tmp_path: Path,
     assert "the embeddings of" in found["A4"][0].reason
 
 
-def test_a_short_text_leaves_tyler_s_matrix_out_and_the_rest_stands(tiny: Path, tmp_path: Path) -> None:
+def test_a_short_text_only_leaves_out_tylers_matrix(tiny: Path, tmp_path: Path) -> None:
     """From few rows a dimension it says anything: four copies of a row are enough to turn it."""
     (tmp_path / "short.txt").write_text("a word or two. " * 30)
     model = str(tiny / "lab" / "decoder-seed-0" / "checkpoints" / "step-6")
@@ -163,7 +169,7 @@ def test_a_short_text_leaves_tyler_s_matrix_out_and_the_rest_stands(tiny: Path, 
     assert set(evidence.estimates) == {"bell", "bell_no_sink"}
 
 
-def test_a_model_without_a_text_is_measured_on_what_the_lab_trains_on(tiny: Path, tmp_path: Path) -> None:
+def test_a_model_without_a_text_is_measured_on_the_text_of_the_lab(tiny: Path, tmp_path: Path) -> None:
     model = str(tiny / "lab" / "decoder-seed-0" / "checkpoints" / "step-6")
     ((_, pair),) = run_tiny(["S1"], tmp_path / "run", models=(model,))
     assert kept_evidence(tmp_path / "run", "S1") is not None, pair[0].reason
@@ -173,20 +179,20 @@ def test_a_model_without_a_text_is_measured_on_what_the_lab_trains_on(tiny: Path
     assert texts == list(open_text("topics"))
 
 
-def test_a_claim_without_its_data_stays_open_and_says_what_is_missing(tmp_path: Path) -> None:
+def test_a_claim_without_its_data_stays_open_and_names_what_is_missing(tmp_path: Path) -> None:
     model = str(made.save(tmp_path / "vit", made.hf.ViTModel(made.vit_config()), made.hf.ViTImageProcessor()))
     ((_, pair),) = run_tiny(["A1"], tmp_path / "run", models=(model,))
     assert {verdict.outcome for verdict in pair} == {"inconclusive"}
     assert all("give --images" in verdict.reason for verdict in pair)
 
 
-def test_a_model_that_is_not_there_is_refused_before_anything_runs(tmp_path: Path) -> None:
+def test_a_missing_model_is_refused_before_anything_runs(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="no checkpoints at"):
         run_tiny(["S1"], tmp_path / "run", models=("./nowhere/at-all",))
     assert not (tmp_path / "run").exists()
 
 
-def test_the_panel_has_every_modality_and_says_what_is_random(tmp_path: Path) -> None:
+def test_the_panel_has_every_modality_and_marks_random_weights(tmp_path: Path) -> None:
     from anisoscope.studies.claims.subjects import Lab, Subjects
 
     size = find_size("tiny")
@@ -237,7 +243,7 @@ def test_the_page_shows_every_claim_its_verdicts_and_a_figure(tiny: Path, tmp_pa
     assert "GPT-2, published" in html
 
 
-def test_a_page_of_nothing_is_refused(tmp_path: Path) -> None:
+def test_a_page_without_evidence_is_refused(tmp_path: Path) -> None:
     Run.create(tmp_path / "run", {"kind": "claims", "asked": {}, "versions": {}}).close()
     done = CliRunner().invoke(app, ["claims", "report", "--out", str(tmp_path / "run")])
     assert isinstance(done.exception, InputError)
@@ -259,7 +265,7 @@ def test_a_page_of_nothing_is_refused(tmp_path: Path) -> None:
         {"ran": "", "scale": "lab", "left_out": 3, "estimates": {}},
     ],
 )
-def test_crafted_evidence_gives_one_line(tmp_path: Path, evidence: object) -> None:
+def test_damaged_evidence_gives_one_error(tmp_path: Path, evidence: object) -> None:
     Run.create(tmp_path / "run", {"kind": "claims", "asked": {}, "versions": {}}).close()
     Run.create(tmp_path / "run" / "evidence" / "S1", {"kind": "evidence", "evidence": evidence}).close()
     done = CliRunner().invoke(app, ["claims", "report", "--out", str(tmp_path / "run")])
@@ -283,7 +289,7 @@ def test_every_claim_runs_in_its_tiny_form(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_checkpoints_of_a_model_are_a_series(tmp_path: Path, text: str) -> None:
+def test_checkpoints_of_a_model_are_used_as_a_series(tmp_path: Path, text: str) -> None:
     """Everything that can be asked of a training of somebody else's, here one of the lab."""
     run_tiny(["S4"], tmp_path / "lab")
     model = str(tmp_path / "lab" / "lab" / "decoder-seed-0")
@@ -291,3 +297,20 @@ def test_checkpoints_of_a_model_are_a_series(tmp_path: Path, text: str) -> None:
     found = run_tiny(ids, tmp_path / "run", models=(model,), text=text)
     for claim, pair in found:
         assert kept_evidence(tmp_path / "run", claim.id) is not None, pair[0].reason
+
+
+def test_an_unknown_claim_or_size_is_refused() -> None:
+    assert [claim.id for claim in find_claims(["a3", "S1"])] == ["S1", "A3"]
+    assert len(find_claims([])) == 26
+    with pytest.raises(InputError, match="no claim is called 'S9'"):
+        find_claims(["S9"])
+    with pytest.raises(InputError, match="no size is called 'huge'"):
+        find_size("huge")
+
+
+def test_shared_trainings_are_counted_once_in_the_cost() -> None:
+    small = find_size("small")
+    s1, s6 = find_claims(["S1", "S6"])
+    assert cost([s1, s6], small) < cost([s1], small) + cost([s6], small)
+    assert cost(CLAIMS, small) < 45
+    assert cost(CLAIMS, find_size("tiny")) < 3

@@ -47,7 +47,7 @@ def stopping(observe: Observe, step: int) -> Observe:
     return made
 
 
-def test_a_tracked_training_makes_the_same_model_to_the_bit(tmp_path: Path) -> None:
+def test_the_tracker_does_not_change_the_model(tmp_path: Path) -> None:
     train(tiny(), tmp_path / "tracked", observe=tracked(9))
     train(tiny(), tmp_path / "alone")
     a, b = load_state(tmp_path / "tracked"), load_state(tmp_path / "alone")
@@ -56,7 +56,7 @@ def test_a_tracked_training_makes_the_same_model_to_the_bit(tmp_path: Path) -> N
     assert read_losses(tmp_path / "tracked") == read_losses(tmp_path / "alone")
 
 
-def test_the_first_and_the_last_step_are_looked_at(tmp_path: Path) -> None:
+def test_the_first_and_the_last_step_are_measured(tmp_path: Path) -> None:
     train(tiny(), tmp_path / "run", observe=tracked(9))
     frame = Run.open(tmp_path / "run").frame()
     assert sorted(frame.step.unique()) == [0, 1, 2, 4, 8, 9]
@@ -64,7 +64,7 @@ def test_the_first_and_the_last_step_are_looked_at(tmp_path: Path) -> None:
     assert Run.open(tmp_path / "run").info["experiment"]["model"]["layers"] == 2
 
 
-def test_a_tracked_training_that_was_broken_off_has_the_records_of_a_whole_one(tmp_path: Path) -> None:
+def test_an_interrupted_tracked_training_has_the_records_of_a_complete_one(tmp_path: Path) -> None:
     train(tiny(), tmp_path / "whole", observe=tracked(9))
     train(tiny(), tmp_path / "broken", observe=stopping(tracked(9), 5))
     resume_training(tmp_path / "broken", observe=tracked(9))

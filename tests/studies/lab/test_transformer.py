@@ -56,7 +56,7 @@ def test_capture_sees_every_layer_of_every_kind_of_attention(kind: str, norm_at:
 @pytest.mark.parametrize("kind", [kind for kind in CHOICES["attention"] if kind != "none"])
 @pytest.mark.parametrize("causal", [True, False])
 @pytest.mark.parametrize("padded", [True, False])
-def test_attention_weighs_its_values_by_the_formula_of_its_kind(kind: str, causal: bool, padded: bool) -> None:
+def test_attention_weights_follow_the_formula_of_their_kind(kind: str, causal: bool, padded: bool) -> None:
     config = Config(**SMALL, attention=kind, causal=causal, objective="masked", temperature=0.5, init_scale=30)
     model = Transformer(config).eval()
     mask = torch.ones(3, 12)
@@ -115,7 +115,7 @@ def test_padding_on_the_right_changes_nothing(kind: str, causal: bool) -> None:
     torch.testing.assert_close(model(ids, attention_mask=mask).logits[:, :8], model(ids[:, :8]).logits)
 
 
-def test_twins_start_from_the_same_numbers() -> None:
+def test_twins_have_the_same_initial_weights() -> None:
     base = Transformer(Config(**SMALL), seed=3).state_dict()
     changes: list[dict[str, Any]]
     changes = [{"attention": "uniform"}, {"norm_at": "post"}, {"positions": "learned"}, {"layers": 5}]
@@ -132,7 +132,7 @@ def test_twins_start_from_the_same_numbers() -> None:
 
 
 @pytest.mark.parametrize("init", ["gpt2", "bert"])
-def test_first_weights_have_the_spread_that_was_asked_for(init: str) -> None:
+def test_initial_weights_have_the_requested_spread(init: str) -> None:
     model = Transformer(Config(vocabulary=50, width=128, layers=8, init=init, init_scale=3))
     spread = {name: float(p.detach().std()) for name, p in model.named_parameters() if p.ndim == 2}
     assert spread["tokens.weight"] == pytest.approx(0.06, rel=0.05)
@@ -166,7 +166,7 @@ def test_labels_of_the_next_token_objective_are_shifted_inside() -> None:
     torch.testing.assert_close(masked(ids, labels=labels).loss, -logits.gather(1, ids[:, 3, None]).mean())
 
 
-def test_centring_takes_earlier_batches_mean_away_and_nothing_in_the_first() -> None:
+def test_centring_subtracts_the_mean_of_earlier_batches_only() -> None:
     plain, centred = Transformer(Config(**SMALL)), Transformer(Config(**SMALL, centring=1.0))
     torch.testing.assert_close(plain(tokens()).logits, centred(tokens()).logits)
     centred.eval()
@@ -189,7 +189,7 @@ def test_centring_takes_earlier_batches_mean_away_and_nothing_in_the_first() -> 
         ({"temperature": 0.0}, "positive"),
     ],
 )
-def test_a_configuration_that_makes_no_sense_is_refused(wrong: dict[str, object], words: str) -> None:
+def test_an_impossible_configuration_is_refused(wrong: dict[str, object], words: str) -> None:
     with pytest.raises(ValueError, match=words):
         Config(**wrong)  # type: ignore[arg-type]
 
@@ -199,7 +199,7 @@ def test_a_window_longer_than_the_context_is_refused() -> None:
         Transformer(Config(**SMALL))(tokens(1, 13))
 
 
-def test_measure_takes_the_model_like_any_other() -> None:
+def test_measure_accepts_the_model() -> None:
     model = Transformer(Config(**SMALL, attention="sigmoid")).eval()
     batches = [{"input_ids": tokens(8), "attention_mask": torch.ones(8, 12)}]
     run = measure(model, batches, metrics=["mean_cosine", "attention_entropy", "q_drift"], sites=["resid", "pattern"])
