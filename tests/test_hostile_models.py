@@ -341,7 +341,7 @@ def test_a_checkpoint_of_the_lab_that_claims_too_much_is_refused_before_memory_i
         folder = tmp_path / name
         shutil.copytree(valid["lab"], folder)
         made.change_json(folder / "config.json", **{name: value})
-        with pytest.raises(InputError, match="copy the checkpoint again"):
+        with pytest.raises(InputError, match="Copy the checkpoint again"):
             open_model(folder)
 
 

@@ -1,4 +1,4 @@
-"""Trainings that other processes make while this one looks: the same numbers, and no waiting for what is not begun."""
+"""Trainings in other processes: the same numbers, and no waiting for jobs that have not started."""
 
 from __future__ import annotations
 

@@ -18,12 +18,12 @@ ROOT = Path(__file__).parents[3]
 
 def test_a_summary_holds_the_verdicts_of_the_run(tmp_path: Path) -> None:
     asked = ClaimsRequest(find_size("tiny"))
-    told = list(run_claims(find_claims(["A4", "N4"]), tmp_path / "run", asked))
+    judged = list(run_claims(find_claims(["A4", "N4"]), tmp_path / "run", asked))
     first = verdicts_summary(tmp_path / "run", CLAIMS)
     assert [(each["claim"], each["line"]) for each in first["verdicts"]] == [
         (name, line) for name in ("A4", "N4") for line in (PUBLISHED, CONTROL)
     ]
-    for claim, pair in told:
+    for claim, pair in judged:
         for verdict in pair:
             (kept,) = (e for e in first["verdicts"] if (e["claim"], e["line"]) == (claim.id, verdict.line))
             assert (kept["verdict"], kept["reason"]) == (verdict.outcome, verdict.reason)

@@ -116,7 +116,7 @@ def test_stored_evidence_is_reused(tiny: Path) -> None:
     assert {claim.id: pair[0].outcome for claim, pair in again} == {
         name: lines[PUBLISHED] for name, lines in last_verdicts(tiny).items()
     }
-    assert (tiny / "records.jsonl").stat().st_mtime_ns > before  # judged anew all the same
+    assert (tiny / "records.jsonl").stat().st_mtime_ns > before  # judged again all the same
 
 
 def test_another_claim_reuses_existing_trainings(tiny: Path, tmp_path: Path) -> None:

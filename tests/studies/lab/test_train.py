@@ -37,7 +37,7 @@ def tiny(**switches: Any) -> Experiment:
 
 
 class Recorder:
-    """An observer that notes what it is told and asks to stop at a step."""
+    """An observer that records its calls and stops the training at a step."""
 
     def __init__(self, stop_at: int | None = None) -> None:
         self.stop_at, self.calls, self.inputs = stop_at, [], []  # type: ignore[var-annotated]

@@ -248,7 +248,7 @@ CLAIMS = (
     Claim(
         "T2",
         PAPER,
-        "…and a larger share of the gradients' anisotropy.",
+        "These directions also capture a larger share of the gradients' anisotropy.",
         {"lab": _anisotropy, "model": _anisotropy},
         published=every(above("removed", 0.8, "share of layers in which removing the basis beats a normal control")),
         control=every(above("removed_equal", 0.8, "the same against equal energy, in the reduced dimension")),
@@ -262,7 +262,7 @@ CLAIMS = (
     Claim(
         "T3",
         PAPER,
-        "It holds for encoders and decoders, more weakly in encoders.",
+        "These directions capture gradients in encoders and decoders, more weakly in encoders.",
         {"lab": _families_on_lab, "model": _families_on_models},
         published=every(
             above("enriched_decoder", 0.8, f"decoder: {_ENRICHED}"),
@@ -279,7 +279,7 @@ CLAIMS = (
     Claim(
         "T4",
         PAPER,
-        "It is strongest early in training, weaker late.",
+        "These directions capture gradients most strongly early in training, more weakly late.",
         {"lab": _fading_on_lab, "checkpoints": _fading_on_checkpoints},
         published=every(above("frozen", 0.0, "log ratio of bases frozen at 30 %, early − late")),
         control=every(

@@ -291,7 +291,7 @@ CLAIMS = (
     Claim(
         "A2",
         PAPER,
-        "Drift, the norm of the mean, explains the cosine in many models, not in all.",
+        "Drift, the norm of the mean, explains the cosine in many models, but not in all.",
         {"lab": drift_evidence, "model": drift_evidence},
         published=every(above("significant", 0.5, "share of models in which both rise together, p < .05")),
         control=every(
@@ -329,7 +329,7 @@ CLAIMS = (
     Claim(
         "A5",
         PAPER,
-        "In training queries and keys drift in parallel directions while attention sharpens.",
+        "During training, queries and keys drift in parallel directions while attention sharpens.",
         {"lab": _heads_on_lab, "checkpoints": heads_evidence},
         published=every(above("parallel", 0.5, "share of heads with |cos(q̄, k̄)| up and entropy down")),
         control=every(

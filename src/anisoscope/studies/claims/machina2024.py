@@ -239,7 +239,7 @@ CLAIMS = (
     Claim(
         "N2",
         PAPER,
-        "Anisotropy does not develop as theorised: in small models it comes late.",
+        "Anisotropy does not develop as theory predicts: in small models it comes late.",
         {"lab": _late_evidence, "checkpoints": _late_evidence},
         published=every(
             above("half", 0.5, "I of the output matrix at half of training"),
@@ -280,7 +280,7 @@ CLAIMS = (
     Claim(
         "N5",
         PAPER,
-        "Hidden states and vocabulary matrices tell different stories of the same model.",
+        "Hidden states and vocabulary matrices of the same model differ in isotropy.",
         {"lab": _lenses_evidence, "model": _lenses_evidence},
         published=every(
             above("hidden", 0.2, "mean cosine of hidden states"),

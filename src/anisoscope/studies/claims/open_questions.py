@@ -108,7 +108,7 @@ CLAIMS = (
     Claim(
         "P1",
         PAPER,
-        "Pushing states towards isotropy changes what a model is worth, in one direction.",
+        "Pushing states towards isotropy consistently hurts or consistently helps a model.",
         {"lab": _isotropy_doses},
         published=(),
         control=either(
@@ -118,7 +118,7 @@ CLAIMS = (
                 for up in (True, False)
             )
         ),
-        settle="more seeds, a longer training of the lab (--size paper), or tasks of yours",
+        settle="more seeds, a longer training of the lab (--size paper), or your own tasks",
         figure=("validation_loss", "probe_accuracy", "reached_isoscore"),
         cells=(*_DOSES["isoscore"], *_DOSES["centring"][1:]),
         seconds=15,
@@ -126,7 +126,7 @@ CLAIMS = (
     Claim(
         "P2",
         PAPER,
-        "Sharper attention changes what a model is worth, in one direction.",
+        "Sharper attention consistently helps or consistently hurts a model.",
         {"lab": _sharpness_doses},
         published=(),
         control=either(

@@ -220,7 +220,7 @@ CLAIMS = (
     Claim(
         "S1",
         PAPER,
-        "Decoders: anisotropy is a bell over the layers, highest in the middle; encoders: it is flat.",
+        "In decoders, anisotropy over layers is a bell, highest in the middle; in encoders it is flat.",
         {"lab": bell_evidence, "model": _bell_on_models},
         published=every(
             above("bell", 0.1, "decoder, middle third − higher end sixth of λ1/Σλ"),
@@ -232,7 +232,7 @@ CLAIMS = (
             above("bell_tyler", 0.1, f"decoder's bell {_TYLERS}"),
             below("range_tyler", 0.1, f"encoder's range {_TYLERS}"),
         ),
-        settle="give a decoder and an encoder: --model gpt2 --model bert-base-uncased --text FILE",
+        settle="a decoder and an encoder: --model gpt2 --model bert-base-uncased --text FILE",
         figure=(_SHARE, _TYLER, "removal_curve"),
         cells=("decoder", "encoder"),
         seconds=12,
@@ -258,7 +258,7 @@ CLAIMS = (
                 for move, words in (("rise", "peak − first"), ("fall", "peak − last"))
             )
         ),
-        settle="give checkpoints of a long training: --model EleutherAI/pythia-70m --revisions 'step*' --text FILE",
+        settle="checkpoints of a long training: --model EleutherAI/pythia-70m --revisions 'step*' --text FILE",
         figure=("intrinsic_dimension",),
         cells=("decoder",),
         seconds=40,
@@ -275,7 +275,7 @@ CLAIMS = (
             gate("gaussian", HIGHEST, "dimension read off N(0, C) at the same n"),
             below("highest", HIGHEST, "highest dimension of a layer, duplicates removed"),
         ),
-        settle="a model whose Gaussian twin reads above 60 at this n: a wide one, on many tokens",
+        settle="a model for which Gaussian rows have a dimension above 60 at this n: a wide one, on many tokens",
         figure=("two_nn_paper",),
         cells=("decoder",),
         seconds=3,
@@ -284,7 +284,7 @@ CLAIMS = (
     Claim(
         "S4",
         PAPER,
-        "Clusters are isotropic inside, although the whole is not.",
+        "Clusters of states are isotropic, although all states together are not.",
         {"lab": _local_evidence, "model": _local_evidence},
         published=every(above("over_global", 0.0, "IsoScore within clusters − of the whole")),
         control=every(above("over_gaussian", 0.0, "IsoScore within clusters − the same of N(0, C)")),
@@ -313,7 +313,7 @@ CLAIMS = (
                 )
             )
         ),
-        settle="give checkpoints of a long training: --model FOLDER --revisions 'step*' --text FILE",
+        settle="checkpoints of a long training: --model FOLDER --revisions 'step*' --text FILE",
         figure=(_SHARE, _TYLER),
         cells=("decoder",),
         seconds=35,
@@ -323,7 +323,7 @@ CLAIMS = (
     Claim(
         "S6",
         PAPER,
-        "The causal mask is what separates the two shapes.",
+        "The causal mask causes the difference between decoders and encoders.",
         {"lab": mask_evidence},
         published=every(above("causal", 0.05, "bell of the decoder − bell of the encoder")),
         control=every(above("mask_alone", 0.05, "bell causal − bell bidirectional, both trained on masked tokens")),
