@@ -7,8 +7,6 @@ import signal
 import subprocess
 import sys
 import time
-from dataclasses import replace
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +23,7 @@ from anisoscope.store.run import Run
 from anisoscope.studies.lab.experiment import Experiment, changed
 from anisoscope.studies.lab.losses import read_losses
 from anisoscope.studies.lab.token_data import Data
-from anisoscope.studies.lab.train import Observe, experiment_of, learning_rate, resume_training, train
+from anisoscope.studies.lab.train import Observe, experiment_of, resume_training, train
 from anisoscope.studies.lab.training_state import load_state
 from anisoscope.studies.lab.transformer import Transformer
 
@@ -239,15 +237,6 @@ def test_resuming_with_another_switch_is_refused(tmp_path: Path) -> None:
     train(tiny(), tmp_path / "run")
     message = refusal("train", "--resume", "--width", "32", "--out", tmp_path / "run")
     assert "was started with width 16, not 32" in message
-
-
-def test_the_learning_rate_rises_and_falls() -> None:
-    recipe = replace(Experiment().recipe, steps=200, warmup=0.1, learning_rate=2.0, floor=0.1)
-    rates = [learning_rate(recipe, step) for step in range(201)]
-    assert rates.index(max(rates)) in (19, 20)
-    assert rates[:20] == pytest.approx(np.linspace(0.1, 2.0, 20))
-    assert rates[-1] == pytest.approx(0.2)
-    assert all(a >= b for a, b in pairwise(rates[20:]))
 
 
 def test_two_half_batches_make_the_step_of_one_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import os
 import tempfile
 import time
@@ -25,6 +24,7 @@ from anisoscope.studies.lab.experiment import Experiment, Recipe
 from anisoscope.studies.lab.interrupts import Interrupts
 from anisoscope.studies.lab.interventions import Interventions
 from anisoscope.studies.lab.losses import add_losses, drop_losses, read_losses
+from anisoscope.studies.lab.optimization import learning_rate, make_optimizer
 from anisoscope.studies.lab.targets import masked_token, next_token
 from anisoscope.studies.lab.token_data import Data, open_data, prepare
 from anisoscope.studies.lab.training_state import STATE, is_begun, load_state, save_checkpoint, save_state
@@ -281,20 +281,6 @@ def _step(parts: _Parts, step: int, observer: Observer | None) -> Tensor:
     return total
 
 
-def learning_rate(recipe: Recipe, step: int) -> float:
-    """Return the learning rate of a step: a linear rise, then a cosine down to `floor` times the highest value.
-
-    >>> recipe = Recipe(steps=100, warmup=0.1, learning_rate=1.0, floor=0.0)
-    >>> [round(learning_rate(recipe, step), 3) for step in (0, 9, 55, 100)]
-    [0.1, 1.0, 0.5, 0.0]
-    """
-    warmup = round(recipe.warmup * recipe.steps)
-    if step < warmup:
-        return recipe.learning_rate * (step + 1) / warmup
-    angle = math.pi * (step - warmup) / max(1, recipe.steps - warmup)
-    return recipe.learning_rate * (recipe.floor + (1 - recipe.floor) * (1 + math.cos(angle)) / 2)
-
-
 # --- parts --------------------------------------------------------------------------------------------------------
 
 
@@ -315,17 +301,6 @@ def _fitted(experiment: Experiment, data: Data) -> Experiment:
             f"or use fewer tokens (symbols={max(2, rows - 2)})."
         )
     return replace(experiment, model=replace(experiment.model, vocabulary=rows or data.vocabulary))
-
-
-def make_optimizer(model: Transformer, recipe: Recipe) -> torch.optim.Optimizer:
-    """Return AdamW, Adam or SGD with momentum, without weight decay for norms and biases."""
-    matrices = [p for p in model.parameters() if p.ndim > 1]
-    others = [p for p in model.parameters() if p.ndim <= 1]
-    groups = [{"params": matrices, "weight_decay": recipe.weight_decay}, {"params": others, "weight_decay": 0.0}]
-    if recipe.optimizer == "sgd":
-        return torch.optim.SGD(groups, lr=recipe.learning_rate, momentum=0.9)
-    kind = torch.optim.AdamW if recipe.optimizer == "adamw" else torch.optim.Adam
-    return kind(groups, lr=recipe.learning_rate, betas=(0.9, 0.99))
 
 
 def _batch(parts: _Parts, step: int, part: int) -> dict[str, Tensor]:
