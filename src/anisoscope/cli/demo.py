@@ -49,10 +49,8 @@ def demo(
     console.print(demo_table(table_rows(trainings), trainings))
     with stderr().status("judging claims"):
         judged = demo_verdicts(trainings)
-    console.print(
-        "[bold]Claims[/] [dim]judged by the rules of `anisoscope claims run`. One training per model gives no[/]"
-    )
-    console.print("[dim]interval, so no verdict is reached here; `claims run` trains several seeds.[/]")
+    console.print("[bold]Claims, judged by the rules of `anisoscope claims run`[/]")
+    console.print("[dim]One training per model gives no interval, so every claim stays open.[/]")
     console.print(verdicts_view(judged, settle=False))
     console.print()
     with stderr().status("writing the report"):
