@@ -12,7 +12,7 @@ from pathlib import Path
 from anisoscope.schedule import at
 from anisoscope.store.run import Run
 from anisoscope.studies.lab.experiment import Experiment, changed
-from anisoscope.studies.lab.observing import tracked
+from anisoscope.studies.lab.tracking import tracked
 from anisoscope.studies.lab.train import train
 from benchmarks.harness import Figure, Outcome, Settings, clock
 

@@ -19,7 +19,7 @@ from reader import prepare
 
 from anisoscope.metrics import catalogue
 from anisoscope.metrics.metric import INVARIANCES, Metric
-from anisoscope.studies.claims.listing import rules_table, verdicts_summary, verdicts_table
+from anisoscope.studies.claims.claim_tables import rules_table, verdicts_summary, verdicts_table
 from anisoscope.studies.claims.runner import CLAIMS
 
 HERE = Path(__file__).parent

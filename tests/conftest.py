@@ -18,7 +18,7 @@ NOT_NUMERIC = {
     "laws/test_language",
     "laws/test_structure",
     "studies/claims/test_background_training",
-    "studies/lab/test_data",
+    "studies/lab/test_token_data",
     "sweep/test_engines",
     "test_docs",
     "test_environment",

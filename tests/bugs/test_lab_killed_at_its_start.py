@@ -1,4 +1,4 @@
-"""A lab training killed before its first state could neither go on nor be started again in the same folder."""
+"""A lab training killed before its first state could neither resume nor start again in the same folder."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class Killed(BaseException):
     """Where nothing can be cleaned up."""
 
 
-def test_a_training_killed_before_its_first_state_goes_on_from_the_beginning(
+def test_a_training_killed_before_its_first_state_starts_from_the_beginning(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def die(*_: object) -> None:

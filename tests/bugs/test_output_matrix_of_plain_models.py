@@ -10,8 +10,8 @@ from anisoscope.measurement.measure_model import measure
 from anisoscope.measurement.measure_weights import INPUT, OUTPUT, vocabulary_matrices
 from anisoscope.models.open import open_model
 from anisoscope.schedule import at
-from anisoscope.studies.claims.machina2024 import isotropy
-from anisoscope.studies.claims.readings import RunView
+from anisoscope.studies.claims.run_view import RunView
+from anisoscope.studies.claims.vocabulary_matrix import isotropy
 from anisoscope.studies.lab.experiment import Experiment, changed
 from anisoscope.studies.lab.train import train
 

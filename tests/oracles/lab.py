@@ -30,7 +30,7 @@ def attention_weights(kind: str, q: Array, k: Array, visible: Array, temperature
 
 
 def unigram_loss(train: list[int], judged: list[int], size: int) -> float:
-    """Mean surprise of the judged tokens, one by one, where each token was seen once more than it was."""
+    """Mean surprise of the judged tokens, one by one, with one extra count per token."""
     return sum(-math.log((train.count(b) + 1) / (len(train) + size)) for b in judged) / len(judged)
 
 
@@ -40,9 +40,9 @@ def bigram_loss(train: list[int], judged: list[int], size: int) -> float:
     total = 0.0
     for a, b in pairwise(judged):
         followers = [y for x, y in pairs if x == a]
-        trust = max(1, len(set(followers)))
+        weight = max(1, len(set(followers)))
         p = (train.count(b) + 1) / (len(train) + size)
-        total -= math.log((followers.count(b) + trust * p) / (len(followers) + trust))
+        total -= math.log((followers.count(b) + weight * p) / (len(followers) + weight))
     return total / (len(judged) - 1)
 
 

@@ -1,8 +1,9 @@
-"""`claims`, `claims run`, `claims report`: what four papers say, run here and judged."""
+"""`claims`, `claims run`, `claims report`: test the claims of four papers."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -18,10 +19,10 @@ from anisoscope.errors import InputError
 
 if TYPE_CHECKING:
     from anisoscope.studies.claims.claim import Claim, Verdict
-    from anisoscope.studies.claims.sizes import Size
+    from anisoscope.studies.claims.run_sizes import Size
 
 claims = typer.Typer(
-    help="What four papers on anisotropy say: every claim run and judged, here and on your models.",
+    help="Test the claims of four papers on anisotropy, on small models trained here or on your models.",
     rich_markup_mode="markdown",
     epilog="Examples:\n\n    anisoscope claims\n\n    anisoscope claims --out runs/pythia --json",
 )
@@ -30,7 +31,7 @@ app.add_typer(claims, name="claims")
 Out = Annotated[Path, typer.Option(help="The run folder of the claims.")]
 _OUT = Path("runs/claims")
 _MARKS = {"reproduced": "[green]●[/]", "not reproduced": "[red]○[/]", "inconclusive": "[dim]·[/]"}
-_LEGEND = "● reproduced   ○ not reproduced   · inconclusive, as published and under the strongest control"
+_LEGEND = "● reproduced   ○ not reproduced   · inconclusive. First mark: as published; second: strongest control."
 
 
 @claims.callback(invoke_without_command=True)
@@ -39,7 +40,7 @@ def listed(
     out: Out = _OUT,
     as_json: AsJson = False,
 ) -> None:
-    """The list: every claim, what it needs and costs, and its last verdict."""
+    """List every claim with what it needs, what it costs, and its last verdicts."""
     if called.invoked_subcommand is not None:
         return
     from anisoscope.studies.claims.runner import CLAIMS, find_size, last_verdicts
@@ -64,22 +65,27 @@ def listed(
 """
 )
 def run(
-    ids: Annotated[list[str] | None, typer.Argument(help="Claims by id; all of them by default.")] = None,
+    ids: Annotated[list[str] | None, typer.Argument(help="Ids of claims; all claims by default.")] = None,
     model: Annotated[
-        list[str] | None, typer.Option(help="A model to judge by: folder, hub id, .gguf; may be repeated.")
+        list[str] | None, typer.Option(help="A model to test: folder, hub id or .gguf; may be repeated.")
     ] = None,
-    text: Annotated[str | None, typer.Option(help="Text for the models; without one, what the lab trains on.")] = None,
+    text: Annotated[
+        str | None, typer.Option(help="Text for the models; by default the text that the lab trains on.")
+    ] = None,
     revisions: Annotated[
-        str | None, typer.Option(help="Checkpoints of a model by revision: step*, or names with commas.")
+        str | None, typer.Option(help="Checkpoints of a model by revision: step*, or names separated by commas.")
     ] = None,
-    images: Annotated[Path | None, typer.Option(help="A folder of images for models of images.")] = None,
-    audio: Annotated[Path | None, typer.Option(help="A folder of recordings for models of sound.")] = None,
-    size: Annotated[str, typer.Option(help="tiny, small, or paper: as published, with real weights.")] = "small",
-    seeds: Annotated[int | None, typer.Option(min=3, help="Trainings of each kind in the lab.")] = None,
+    images: Annotated[Path | None, typer.Option(help="A folder of images, for image models.")] = None,
+    audio: Annotated[Path | None, typer.Option(help="A folder of recordings, for audio models.")] = None,
+    size: Annotated[str, typer.Option(help="tiny, small or paper; paper uses the published models.")] = "small",
+    seeds: Annotated[int | None, typer.Option(min=3, help="Lab trainings of each kind.")] = None,
     out: Out = _OUT,
     as_json: AsJson = False,
 ) -> None:
-    """Gather the evidence and judge: nothing that is in --out already is made again, so it can be broken off."""
+    """Gather evidence and judge each claim.
+
+    Existing results in --out are reused, so you can interrupt the command and run it again.
+    """
     from anisoscope.studies.claims.runner import (
         ClaimsRequest,
         find_claims,
@@ -90,26 +96,28 @@ def run(
     )
 
     wanted, chosen = find_claims(ids or []), find_size(size, seeds)
-    asked = ClaimsRequest(chosen, tuple(model or ()), revisions, text, images, audio)
+    request = ClaimsRequest(chosen, tuple(model or ()), revisions, text, images, audio)
     if not model:
         minutes = time_to_wait(wanted, chosen)
-        stderr().print(f"[dim]about {minutes:.0f} minutes where nothing is kept yet, in {out}[/]")
-    found: list[tuple[Claim, tuple[Verdict, Verdict]]] = []
+        stderr().print(f"[dim]about {minutes:.0f} minutes without earlier results in {out}[/]")
+    judged: list[tuple[Claim, tuple[Verdict, Verdict]]] = []
     try:
         with progress_bar("claims", len(wanted)) as bar:
-            for claim, verdicts in run_claims(wanted, out, asked, say=bar.say, command=command_line()):
-                found.append((claim, verdicts))
+            for claim, verdicts in run_claims(wanted, out, request, on_status=bar.say, command=command_line()):
+                judged.append((claim, verdicts))
                 bar(1)
     except KeyboardInterrupt:
-        stderr().print(f"{len(found)} of {len(wanted)} claims judged in {escape(str(out))}; the same command goes on")
+        stderr().print(
+            f"{len(judged)} of {len(wanted)} claims judged in {escape(str(out))}. Run the same command to continue."
+        )
         raise
-    if not any(kept_evidence(out, claim.id) for claim, _ in found):
-        raise InputError(f"no evidence could be had: {found[0][1][0].reason}")
+    if not any(kept_evidence(out, claim.id) for claim, _ in judged):
+        raise InputError(f"No evidence for any claim. {judged[0][0].id}: {judged[0][1][0].reason}")
     if as_json:
-        typer.echo(json.dumps([verdict.to_record().to_json() for _, pair in found for verdict in pair]))
+        typer.echo(json.dumps([verdict.to_record().to_json() for _, pair in judged for verdict in pair]))
         return
-    stdout().print(_told(found))
-    stderr().print(f"[dim]look at it[/]  anisoscope claims report --out {escape(str(out))}", soft_wrap=True)
+    stdout().print(verdicts_view(judged))
+    stderr().print(f"[dim]report[/]  anisoscope claims report --out {escape(str(out))}", soft_wrap=True)
 
 
 @claims.command(epilog="Example:\n\n    anisoscope claims report --out runs/claims --page claims.html")
@@ -117,7 +125,7 @@ def report(
     out: Out = _OUT,
     page: Annotated[Path | None, typer.Option(help="The .html file; claims.html in the run by default.")] = None,
 ) -> None:
-    """One page: every claim that was run, its figure, its verdicts and the reasons."""
+    """Write one HTML page with every claim that was run: figures, verdicts and reasons."""
     from anisoscope.cli.claims_page import write_claims_page
 
     written = write_claims_page(out, page or out / "claims.html")
@@ -154,16 +162,17 @@ def _list_table(known: tuple[Claim, ...], verdicts: dict[str, dict[str, str]], s
         marks = " ".join(_MARKS[outcome] for outcome in verdicts.get(claim.id, {}).values())
         table.add_row(claim.id, claim.statement, claim.needs, f"{cost([claim], small):.1f}", marks or "[dim]–[/]")
     table.add_section()
-    table.add_row("", "all together, trainings shared", "", f"{cost(known, small):.0f}", "")
+    table.add_row("", "all claims together; they share trainings", "", f"{cost(known, small):.0f}", "")
     return table
 
 
-def _told(found: list[tuple[Claim, tuple[Verdict, Verdict]]]) -> RenderableType:
-    """Every claim with its two lines, and the reasons below each."""
+def verdicts_view(judged: Sequence[tuple[Claim, tuple[Verdict, Verdict]]], *, settle: bool = True) -> RenderableType:
+    """Every claim with its two verdicts and the reasons; `settle` adds what was run and what would settle a claim."""
     parts: list[RenderableType] = []
-    for claim, verdicts in found:
+    for claim, verdicts in judged:
         parts.append(Padding(f"[bold]{claim.id}[/]  {escape(claim.statement)}", (1, 0, 0, 0)))
         for verdict in verdicts:
+            reasons = verdict.reason if settle else "; ".join(verdict.reasons.conditions)
             parts.append(Padding(f"{_MARKS[verdict.outcome]} {verdict.line}: [bold]{verdict.outcome}[/]", (0, 0, 0, 4)))
-            parts.append(Padding(f"[dim]{escape(verdict.reason)}[/]", (0, 2, 0, 6)))
+            parts.append(Padding(f"[dim]{escape(reasons)}[/]", (0, 2, 0, 6)))
     return Group(*parts)

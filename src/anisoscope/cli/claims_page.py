@@ -1,4 +1,4 @@
-"""The page of claims: every claim with its verdicts, its reasons and its figures, in one file without scripts."""
+"""The page of claims: every claim with its verdicts, reasons and figures, in one HTML file without scripts."""
 
 from __future__ import annotations
 
@@ -26,39 +26,43 @@ _STYLE = """
 table.summary td { white-space: nowrap; } table.summary td:nth-child(2) { white-space: normal; }
 """
 _WIDTH, _HEIGHT = 420, 240
-_MOST = 4  # figures a claim
-_LABEL = 360  # pixels of a label at the most
-_OF = "v_of"  # the field that says what a record is of
+_MOST = 4  # figures per claim
+_LABEL = 360  # largest width of a label in pixels
+_OF = "v_of"  # the column that names what a record describes
 
 
 def write_claims_page(folder: Path, page: Path) -> Path:
-    """The page of a run of claims as a file."""
+    """Write the page of a run of claims.
+
+    Raises:
+        InputError: The page is not an .html file, or the run has no evidence.
+    """
     if page.suffix.lower() not in (".html", ".htm"):
-        raise InputError(f"a report is an .html file; {page.name!r} is not one")
+        raise InputError(f"Cannot write {page.name!r}: the page must be an .html file.")
     run = Run.open(folder)
-    told = [(claim, evidence) for claim in CLAIMS if (evidence := kept_evidence(folder, claim.id)) is not None]
-    if not told:
-        raise InputError(f"{folder} holds no evidence yet; gather some with: anisoscope claims run --out {folder}")
-    write_text(page, _page(run, told))
+    evidence_of = [(claim, evidence) for claim in CLAIMS if (evidence := kept_evidence(folder, claim.id)) is not None]
+    if not evidence_of:
+        raise InputError(f"{folder} has no evidence yet. Gather some with: anisoscope claims run --out {folder}")
+    write_text(page, _page(run, evidence_of))
     return page
 
 
-def _page(run: Run, told: Sequence[tuple[Claim, Evidence]]) -> str:
-    with understood(run.path / "run.json", "restore it from a copy, or run the claims anew", StoreError):
-        asked = ", ".join(f"{name} {value}" for name, value in run.info["asked"].items() if value not in (None, []))
+def _page(run: Run, evidence_of: Sequence[tuple[Claim, Evidence]]) -> str:
+    with understood(run.path / "run.json", "restore it from a copy, or run the claims again", StoreError):
+        request = ", ".join(f"{name} {value}" for name, value in run.info["asked"].items() if value not in (None, []))
         versions = ", ".join(f"{name} {value}" for name, value in run.info["versions"].items())
-    judged = [(claim, evidence, judge(claim, evidence)) for claim, evidence in told]
-    missing = [claim.id for claim in CLAIMS if claim.id not in {each.id for each, _ in told}]
-    left = f"<p class='quiet'>Not run here: {', '.join(missing)}.</p>" if missing else ""
+    judged = [(claim, evidence, judge(claim, evidence)) for claim, evidence in evidence_of]
+    missing = [claim.id for claim in CLAIMS if claim.id not in {each.id for each, _ in evidence_of}]
+    not_run = f"<p class='quiet'>Not run: {', '.join(missing)}.</p>" if missing else ""
     sections = "".join(_section(run.path, claim, evidence, verdicts) for claim, evidence, verdicts in judged)
     return (
         "<!doctype html><html lang='en'><head><meta charset='utf-8'>"
         "<meta http-equiv='Content-Security-Policy' content=\"default-src 'none'; style-src 'unsafe-inline'\">"
         "<meta name='viewport' content='width=device-width, initial-scale=1'>"
         f"<title>Claims: {escape(run.name)}</title><style>{asset('page.css')}{_STYLE}</style></head><body>"
-        f"<header><div><h1>Four papers, claim by claim</h1><p class='quiet'>{escape(asked)} · {escape(versions)} · "
+        f"<header><div><h1>Four papers, claim by claim</h1><p class='quiet'>{escape(request)} · {escape(versions)} · "
         f"made {datetime.now(UTC):%Y-%m-%d}</p></div></header>"
-        f"{_summary([(claim, verdicts) for claim, _, verdicts in judged])}{left}{sections}</body></html>"
+        f"{_summary([(claim, verdicts) for claim, _, verdicts in judged])}{not_run}{sections}</body></html>"
     )
 
 
@@ -75,7 +79,7 @@ def _summary(judged: Sequence[tuple[Claim, tuple[Verdict, Verdict]]]) -> str:
 def _section(folder: Path, claim: Claim, evidence: Evidence, verdicts: tuple[Verdict, Verdict]) -> str:
     lines = "".join(
         f"<p>{_badge(verdict)} <b>{verdict.line}</b>{_effect(verdict)}<br><span class='quiet'>"
-        f"{_broken(verdict.reason)}</span></p>"
+        f"{'<br>'.join(map(escape, verdict.reasons.lines))}</span></p>"
         for verdict in verdicts
     )
     figures = "".join(_figures(folder, claim))
@@ -83,12 +87,6 @@ def _section(folder: Path, claim: Claim, evidence: Evidence, verdicts: tuple[Ver
         f"<section class='claim' id='{claim.id}'><h2>{claim.id} · {escape(claim.statement)}</h2>"
         f"<p class='quiet'>{escape(paper_name(claim.paper))}</p>{lines}<div class='figures'>{figures}</div></section>"
     )
-
-
-def _broken(reason: str) -> str:
-    """A reason with every condition on a line of its own."""
-    lines = reason.replace(". Run: ", ".; Run: ").replace(". To settle it: ", ".; To settle it: ").split("; ")
-    return "<br>".join(map(escape, lines))
 
 
 def _badge(verdict: Verdict) -> str:
@@ -100,19 +98,19 @@ def _effect(verdict: Verdict) -> str:
 
 
 def _figures(folder: Path, claim: Claim) -> list[str]:
-    """The charts of the metrics that a claim rests on, as drawings."""
+    """The charts of the metrics of a claim, as SVG."""
     import vl_convert
 
     run = evidence_run(folder, claim.id)
     if run is None:
         return []
-    there = run.metrics()
-    drawn = [metric for metric in claim.figure if metric in there][:_MOST]
+    measured = run.metrics()
+    drawn = [metric for metric in claim.figure if metric in measured][:_MOST]
     return [vl_convert.vegalite_to_svg(_with_whole_labels(_chart(run, metric).to_dict())) for metric in drawn]
 
 
 def _with_whole_labels(spec: dict[str, Any]) -> dict[str, Any]:
-    """What a record is of takes a line: labels are not cut at the length that suits names of layers."""
+    """Allow long labels: the default length suits names of layers."""
     config = spec.setdefault("config", {})
     for part in ("axis", "legend"):
         config[part] = {**config.get(part, {}), "labelLimit": _LABEL}
@@ -120,7 +118,7 @@ def _with_whole_labels(spec: dict[str, Any]) -> dict[str, Any]:
 
 
 def _chart(run: Run, metric: str) -> Any:
-    """The first kind of chart that tells apart what the records are of, where there are several such things."""
+    """The first kind of chart that colours by what the records describe, if they describe several things."""
     shape = shape_of(of_metric(table_of([run]), metric))
     kinds = [kind for kind in choose(shape) if _OF in colours_of(kind, shape)]
     if not kinds:

@@ -1,4 +1,4 @@
-"""`demo`: the first thing a newcomer sees."""
+"""`demo`: three small models trained and measured in a few minutes."""
 
 from __future__ import annotations
 
@@ -10,8 +10,9 @@ import typer
 from rich.markup import escape
 
 from anisoscope.cli.app import app, command_line, progress_bar, stderr, stdout
-from anisoscope.cli.lab import say_why_stopped, training_bar
-from anisoscope.cli.lab_tables import findings_table, opening, story_table
+from anisoscope.cli.claims import verdicts_view
+from anisoscope.cli.lab import report_stopped, training_bar
+from anisoscope.cli.lab_tables import demo_table, introduction
 from anisoscope.store.files import explained
 
 
@@ -24,12 +25,12 @@ from anisoscope.store.files import explained
 """
 )
 def demo(
-    out: Annotated[Path, typer.Option(help="Where runs, report and pictures go.")] = Path("runs/demo"),
-    clouds: Annotated[bool, typer.Option("--clouds", help="Only clouds of points whose answers are known.")] = False,
+    out: Annotated[Path, typer.Option(help="Folder for runs, report and pictures.")] = Path("runs/demo"),
+    clouds: Annotated[bool, typer.Option("--clouds", help="Only measure synthetic clouds with known values.")] = False,
 ) -> None:
-    """Three small transformers grow up in front of the instrument: a table, the claims, and one page to keep.
+    """Train three small transformers while measuring them: a table, verdicts on claims, and a report.
 
-    A second call with the same --out reads what the first one trained.
+    A second call with the same --out reads the models of the first one.
     """
     if clouds:
         _clouds(out)
@@ -38,31 +39,36 @@ def demo(
 
     from anisoscope.report.page import write_report
     from anisoscope.store.run import Run
-    from anisoscope.studies.story import SWITCHES, findings, grow, rows
+    from anisoscope.studies.demo_training import SWITCHES, demo_verdicts, table_rows, train_models
 
-    torch.set_num_threads(1)  # models this small gain little from a second one, and lose much where others work too
+    torch.set_num_threads(1)  # models this small gain little from a second thread, and lose much on a busy machine
     console = stdout()
-    console.print(opening(int(SWITCHES["steps"])))
-    grown = grow(out, partial(training_bar, stays=True))
-    say_why_stopped([each.trained for each in grown.values()], again=command_line())
-    console.print(story_table(rows(grown), grown))
-    console.print(findings_table(findings(grown)))
+    console.print(introduction(int(SWITCHES["steps"])))
+    trainings = train_models(out, partial(training_bar, keep=True))
+    report_stopped([each.trained for each in trainings.values()], again=command_line())
+    console.print(demo_table(table_rows(trainings), trainings))
+    with stderr().status("judging claims"):
+        judged = demo_verdicts(trainings)
+    console.print("[bold]Claims, judged by the rules of `anisoscope claims run`[/]")
+    console.print("[dim]One training per model gives no interval, so every claim stays open.[/]")
+    console.print(verdicts_view(judged, settle=False))
+    console.print()
     with stderr().status("writing the report"):
-        report = write_report([Run.open(each.trained.folder) for each in grown.values()], out / "report.html")
+        report = write_report([Run.open(each.trained.folder) for each in trainings.values()], out / "report.html")
     console.print(f"[bold]report[/]  {escape(str(report))}", soft_wrap=True)
-    console.print("[dim]next    anisoscope measure MODEL --text FILE · anisoscope lab twins --help[/]", soft_wrap=True)
+    console.print("[dim]next    anisoscope measure MODEL --text FILE · anisoscope claims run --help[/]", soft_wrap=True)
 
 
 def _clouds(out: Path) -> None:
-    """What the instrument says of clouds whose answers are known, as a table and a picture."""
+    """Measure synthetic clouds with known values; print a table and save a picture."""
     from anisoscope.report.charts import clouds_chart, save_chart
     from anisoscope.report.terminal import clouds_table
-    from anisoscope.studies.clouds import measure_clouds
+    from anisoscope.studies.demo_clouds import measure_clouds
 
     with explained("create", out):
         out.mkdir(parents=True, exist_ok=True)
-    with progress_bar("clouds", None) as told:
-        found = measure_clouds(told)
-    stdout().print(clouds_table(found.records, found.metrics))
-    picture = save_chart(clouds_chart(found.points, found.records), out / "clouds.png")
+    with progress_bar("clouds", None) as bar:
+        measured = measure_clouds(bar)
+    stdout().print(clouds_table(measured.records, measured.metrics))
+    picture = save_chart(clouds_chart(measured.points, measured.records), out / "clouds.png")
     stderr().print(f"picture: {escape(str(picture))}")

@@ -1,12 +1,14 @@
-"""`lab train`, `lab twins`: small transformers trained here, with the tracker looking on."""
+"""`lab train`, `lab twins`: train small transformers, measured by the tracker."""
 
 from __future__ import annotations
 
+import inspect
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import wraps
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
 import typer
 from rich.markup import escape
@@ -18,34 +20,62 @@ from anisoscope.errors import InputError
 
 if TYPE_CHECKING:
     from anisoscope.studies.lab.experiment import Experiment
-    from anisoscope.studies.lab.train import Told, Trained
+    from anisoscope.studies.lab.train import OnStep, Trained
 
 lab = typer.Typer(
-    help="Small transformers that are trained here, on text that is here, with the tracker looking on.",
+    help="Train small transformers on local text and measure them during training.",
     no_args_is_help=True,
     rich_markup_mode="markdown",
 )
 app.add_typer(lab, name="lab")
 
-Layers = Annotated[int | None, typer.Option(min=1, help="Blocks [4].")]
-Width = Annotated[int | None, typer.Option(min=1, help="Width of the stream [128].")]
-Heads = Annotated[int | None, typer.Option(min=1, help="Attention heads [4].")]
-Context = Annotated[int | None, typer.Option(min=2, help="Tokens a window [128].")]
-Steps = Annotated[int | None, typer.Option(min=1, help="Updates of the weights [2000].")]
-Batch = Annotated[int | None, typer.Option(min=1, help="Windows a step [16].")]
-SourceText = Annotated[
-    str | None, typer.Option("--text", help="A text file, topics (embedded), zipf:exponent=1.2 or enwik8:PATH.")
-]
-Tokens = Annotated[str | None, typer.Option(help="char, byte or bpe [char].")]
-Symbols = Annotated[int | None, typer.Option(min=2, help="Tokens of the tokenizer, at most.")]
-LearningRate = Annotated[float | None, typer.Option(help="Highest learning rate [0.002].")]
-Seed = Annotated[int | None, typer.Option(min=0, help="Of first weights, data order, masks and dropout [0].")]
-Set = Annotated[
-    list[str] | None,
-    typer.Option("--set", help="Any other switch as name=value, such as attention=sigmoid; repeat at will."),
-]
-Track = Annotated[bool, typer.Option(help="Follow the geometry while the model trains.")]
-Device = Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1.")]
+
+def _training_options(
+    layers: Annotated[int | None, typer.Option(min=1, help="Layers [4].")] = None,
+    width: Annotated[int | None, typer.Option(min=1, help="Width of the residual stream [128].")] = None,
+    heads: Annotated[int | None, typer.Option(min=1, help="Attention heads [4].")] = None,
+    context: Annotated[int | None, typer.Option(min=2, help="Tokens per window [128].")] = None,
+    steps: Annotated[int | None, typer.Option(min=1, help="Updates of the weights [2000].")] = None,
+    batch: Annotated[int | None, typer.Option(min=1, help="Windows per step [16].")] = None,
+    text: Annotated[
+        str | None, typer.Option(help="A text file, topics (embedded), zipf:exponent=1.2 or enwik8:PATH.")
+    ] = None,
+    tokens: Annotated[str | None, typer.Option(help="Tokenizer: char, byte or bpe [char].")] = None,
+    symbols: Annotated[int | None, typer.Option(min=2, help="Largest number of tokens of the tokenizer.")] = None,
+    learning_rate: Annotated[float | None, typer.Option(help="Highest learning rate [0.002].")] = None,
+    seed: Annotated[
+        int | None, typer.Option(min=0, help="Seed of initial weights, data order, masks and dropout [0].")
+    ] = None,
+    switches: Annotated[
+        list[str] | None,
+        typer.Option("--set", help="Any other switch as name=value, such as attention=sigmoid; may be repeated."),
+    ] = None,
+    track: Annotated[bool, typer.Option(help="Measure the model during training.")] = True,
+    device: Annotated[str | None, typer.Option(help="Device: cpu, cuda, cuda:1.")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """The options that all commands of the lab share."""
+
+
+def _with_training_options(command: Callable[..., None]) -> Callable[..., None]:
+    """Add the shared options to a command, which gets their values as the dict `options`."""
+    signatures = [inspect.signature(command), inspect.signature(_training_options)]
+    hints = get_type_hints(command, include_extras=True) | get_type_hints(_training_options, include_extras=True)
+    parameters = [
+        each.replace(annotation=hints[name])
+        for signature in signatures
+        for name, each in signature.parameters.items()
+        if name != "options"
+    ]
+
+    @wraps(command)
+    def wrapped(**values: Any) -> None:
+        options = {name: values.pop(name) for name in signatures[1].parameters}
+        command(**values, options=options)
+
+    wrapped.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    wrapped.__annotations__ = {each.name: each.annotation for each in parameters}
+    return wrapped
 
 
 @lab.command(
@@ -60,46 +90,37 @@ Device = Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1.")]
     anisoscope measure runs/decoder/checkpoints/step-2000 --text corpus.txt
 """
 )
+@_with_training_options
 def train(
-    called: typer.Context,
     kind: Annotated[str | None, typer.Option(help="decoder, encoder or causal-masked [decoder].")] = None,
     out: Annotated[Path | None, typer.Option(help="The run folder [runs/KIND].")] = None,
-    resume: Annotated[bool, typer.Option("--resume", help="Go on with the run in --out from its last state.")] = False,
-    layers: Layers = None,
-    width: Width = None,
-    heads: Heads = None,
-    context: Context = None,
-    steps: Steps = None,
-    batch: Batch = None,
-    text: SourceText = None,
-    tokens: Tokens = None,
-    symbols: Symbols = None,
-    learning_rate: LearningRate = None,
-    seed: Seed = None,
-    switches: Set = None,
-    track: Track = True,
-    device: Device = None,
-    as_json: AsJson = False,
+    resume: Annotated[bool, typer.Option("--resume", help="Continue the run in --out from its last state.")] = False,
+    *,
+    options: dict[str, Any],
 ) -> None:
-    """Train one small transformer; checkpoints at log-spaced steps, losses beside what counting tokens would reach."""
+    """Train one small transformer.
+
+    Checkpoints are saved at log-spaced steps. The table compares the losses with unigram and bigram counts.
+    """
     from anisoscope.studies.lab.experiment import Experiment, changed
-    from anisoscope.studies.lab.observing import tracked
+    from anisoscope.studies.lab.tracking import tracked
     from anisoscope.studies.lab.train import experiment_of, resume_training
     from anisoscope.studies.lab.train import train as start_training
 
-    given = _given(called, switches)
+    switches = _switches(kind, options)
     folder = out or Path("runs") / (kind or "decoder")
-    experiment = experiment_of(folder) if resume else changed(Experiment(), given)
+    experiment = experiment_of(folder) if resume else changed(Experiment(), switches)
     if resume:
-        _require_same(experiment, given, folder)
-    options: dict[str, Any] = {"observe": tracked(experiment.recipe.steps) if track else None, "device": device}
-    with training_bar(kind or folder.name, experiment.recipe.steps) as told:
+        _require_same(experiment, switches, folder)
+    observe = tracked(experiment.recipe.steps) if options["track"] else None
+    with training_bar(kind or folder.name, experiment.recipe.steps) as on_step:
+        how: dict[str, Any] = {"observe": observe, "device": options["device"], "on_step": on_step}
         if resume:
-            done = resume_training(folder, told=told, **options)
+            done = resume_training(folder, **how)
         else:
-            done = start_training(experiment, folder, told=told, command=command_line(), **options)
-    _show([(kind or folder.name, done)], as_json)
-    say_why_stopped([done], again=f"anisoscope lab train --resume --out {folder}")
+            done = start_training(experiment, folder, command=command_line(), **how)
+    _show([(kind or folder.name, done)], options["as_json"])
+    report_stopped([done], again=f"anisoscope lab train --resume --out {folder}")
 
 
 @lab.command(
@@ -112,93 +133,81 @@ def train(
     anisoscope lab twins --switch optimizer=adamw,sgd --seeds 5 --steps 500 --out runs/optimisers
 """
 )
+@_with_training_options
 def twins(
-    called: typer.Context,
-    out: Annotated[Path, typer.Option(help="One run folder a cell goes in here.")] = Path("runs/twins"),
+    out: Annotated[Path, typer.Option(help="Folder of the runs, one per model.")] = Path("runs/twins"),
     switch: Annotated[
         list[str] | None,
         typer.Option(help="What to change, one at a time: name=value,value. By default the three kinds of model."),
     ] = None,
-    seeds: Annotated[int, typer.Option(min=1, help="Trainings of each cell, from different first weights.")] = 1,
-    resume: Annotated[bool, typer.Option("--resume", help="Go on where it stopped.")] = False,
-    kind: Annotated[str | None, typer.Option(help="What to change things in: decoder, encoder, causal-masked.")] = None,
-    layers: Layers = None,
-    width: Width = None,
-    heads: Heads = None,
-    context: Context = None,
-    steps: Steps = None,
-    batch: Batch = None,
-    text: SourceText = None,
-    tokens: Tokens = None,
-    symbols: Symbols = None,
-    learning_rate: LearningRate = None,
-    seed: Seed = None,
-    switches: Set = None,
-    track: Track = True,
-    device: Device = None,
-    as_json: AsJson = False,
+    seeds: Annotated[int, typer.Option(min=1, help="Trainings per model, with different seeds.")] = 1,
+    resume: Annotated[bool, typer.Option("--resume", help="Continue an interrupted comparison.")] = False,
+    kind: Annotated[str | None, typer.Option(help="The base model: decoder, encoder or causal-masked.")] = None,
+    *,
+    options: dict[str, Any],
 ) -> None:
-    """The same network several times: same first weights, same data, same order, one thing changed.
+    """Train the same network several times with one switch changed at a time.
 
-    Without --switch: causal next-token, causal masked-token and bidirectional masked-token, so that mask and
-    objective never change together.
+    Initial weights, data and their order are the same. Without --switch: causal next-token, causal masked-token and
+    bidirectional masked-token models, so that mask and objective never change together.
     """
     from anisoscope.studies.lab.experiment import Experiment, cells, changed
-    from anisoscope.studies.lab.observing import tracked
+    from anisoscope.studies.lab.tracking import tracked
     from anisoscope.studies.lab.twins import over_seeds, train_cell
 
-    wanted = over_seeds(cells(changed(Experiment(), _given(called, switches)), switch or ()), seeds)
+    base = changed(Experiment(), _switches(kind, options))
+    experiments = over_seeds(cells(base, switch or ()), seeds)
     done: list[tuple[str, Trained]] = []
-    for number, (name, cell) in enumerate(wanted.items(), start=1):
-        observe = tracked(cell.recipe.steps) if track else None
-        with training_bar(f"{name} ({number} of {len(wanted)})", cell.recipe.steps) as told:
-            trained = train_cell(
-                cell, out, name, resume=resume, observe=observe, device=device, told=told, command=command_line()
-            )
+    how: dict[str, Any] = {"resume": resume, "device": options["device"], "command": command_line()}
+    for number, (name, cell) in enumerate(experiments.items(), start=1):
+        observe = tracked(cell.recipe.steps) if options["track"] else None
+        with training_bar(f"{name} ({number} of {len(experiments)})", cell.recipe.steps) as on_step:
+            trained = train_cell(cell, out, name, observe=observe, on_step=on_step, **how)
         done.append((name, trained))
         if trained.stopped == "interrupted":
             break
-    _show(done, as_json)
+    _show(done, options["as_json"])
     again = command_line().removesuffix(" --resume") + " --resume"
-    say_why_stopped([trained for _, trained in done], again=again)
+    report_stopped([trained for _, trained in done], again=again)
 
 
-def _given(called: typer.Context, switches: list[str] | None) -> dict[str, Any]:
-    """The switches that were named on the command line."""
+def _switches(kind: str | None, options: dict[str, Any]) -> dict[str, Any]:
+    """The switches on the command line, by name."""
     from anisoscope.studies.lab.experiment import MODEL_SWITCHES, RECIPE_SWITCHES, switch_of
 
     known = {"kind", *MODEL_SWITCHES, *RECIPE_SWITCHES}
-    own = {name: value for name, value in called.params.items() if name in known and value is not None}
-    return own | dict(switch_of(switch) for switch in switches or ())
+    named = {"kind": kind, **options}
+    switches = {name: value for name, value in named.items() if name in known and value is not None}
+    return switches | dict(switch_of(switch) for switch in options["switches"] or ())
 
 
-def _require_same(experiment: Experiment, given: dict[str, Any], folder: Path) -> None:
-    """A run goes on as it began: a switch that is given again must have the value it had."""
+def _require_same(experiment: Experiment, switches: dict[str, Any], folder: Path) -> None:
+    """Refuse to resume with a switch that has another value than before."""
     from anisoscope.studies.lab.experiment import changed, differences
 
-    found = differences(experiment, changed(experiment, given))
-    if found:
-        name, (before, now) = next(iter(found.items()))
+    different = differences(experiment, changed(experiment, switches))
+    if different:
+        name, (before, now) = next(iter(different.items()))
         raise InputError(
-            f"{folder} was started with {name} {before}, not {now}; leave it out, or train in another --out"
+            f"{folder} was started with {name} {before}, not {now}. Omit the option, or train in another --out."
         )
 
 
 @contextmanager
-def training_bar(what: str, total: int, stays: bool = False) -> Iterator[Told]:
-    """A bar on stderr with the loss, the speed and the time left; it disappears when done, unless it `stays`."""
+def training_bar(description: str, total: int, keep: bool = False) -> Iterator[OnStep]:
+    """Show a bar on stderr with loss, speed and remaining time; it disappears at the end unless `keep` is set."""
     speed = TextColumn("{task.fields[loss]}  {task.fields[speed]}")
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), speed, TimeRemainingColumn())
-    # speed over the whole training: probes come in between, and a short memory would see only one of them
-    with Progress(*columns, console=stderr(), transient=not stays, speed_estimate_period=1e6) as bar:
-        task = bar.add_task(escape(what), total=total, loss="", speed="")
+    # speed over the whole training: a shorter memory would see only single probes
+    with Progress(*columns, console=stderr(), transient=not keep, speed_estimate_period=1e6) as bar:
+        task = bar.add_task(escape(description), total=total, loss="", speed="")
 
-        def told(step: int, loss: float) -> None:
+        def on_step(step: int, loss: float) -> None:
             rate = bar.tasks[task].speed
             speed = "" if rate is None else f"{rate:.1f} steps/s"
             bar.update(task, completed=step, loss=f"loss {loss:.3f}", speed=speed)
 
-        yield told
+        yield on_step
 
 
 def _show(runs: list[tuple[str, Trained]], as_json: bool) -> None:
@@ -208,10 +217,10 @@ def _show(runs: list[tuple[str, Trained]], as_json: bool) -> None:
         return
     stdout().print(losses_table(rows))
     folders = " ".join(escape(str(done.folder)) for _, done in runs)
-    stderr().print(f"[dim]look at it[/]  anisoscope report {folders}", soft_wrap=True)
+    stderr().print(f"[dim]report[/]   anisoscope report {folders}", soft_wrap=True)
     last = runs[-1][1].folder / "checkpoints" / f"step-{runs[-1][1].step}"
     if last.is_dir():
-        stderr().print(f"[dim]measure it[/]  anisoscope measure {escape(str(last))} --text FILE", soft_wrap=True)
+        stderr().print(f"[dim]measure[/]  anisoscope measure {escape(str(last))} --text FILE", soft_wrap=True)
 
 
 def _summary(name: str, done: Trained) -> dict[str, Any]:
@@ -228,19 +237,24 @@ def _summary(name: str, done: Trained) -> dict[str, Any]:
     }
 
 
-def say_why_stopped(runs: list[Trained], *, again: str) -> None:
-    """Say why a training stopped before its end, and what to do; exit code 130 after Ctrl-C, 1 after divergence."""
+def report_stopped(runs: list[Trained], *, again: str) -> None:
+    """Report why a training stopped early and what to do.
+
+    Raises:
+        typer.Exit: With code 130 after Ctrl-C.
+        InputError: The loss was not finite.
+    """
     for done in runs:
-        where = escape(str(done.folder))
+        folder = escape(str(done.folder))
         if done.stopped == "interrupted":
             stderr().print(
-                f"stopped at step {done.step}, saved in {where}; go on with: {escape(again)}", soft_wrap=True
+                f"Stopped at step {done.step} and saved in {folder}. Continue with: {escape(again)}", soft_wrap=True
             )
             raise typer.Exit(130)
         if done.stopped == "diverged":
             raise InputError(
-                f"the loss was no longer finite at step {done.step}; the run up to the checkpoint before is kept in "
-                f"{done.folder}; try a smaller --learning-rate or a longer warm-up (--set warmup=0.1)"
+                f"The loss was no longer finite at step {done.step}; {done.folder} keeps the run up to the last "
+                "checkpoint before it. Try a smaller --learning-rate or a longer warm-up (--set warmup=0.1)."
             )
         if done.stopped == "observer":
-            stderr().print(f"stopped at step {done.step} by a rule of the tracker; the run is in {where}")
+            stderr().print(f"A rule of the tracker stopped the training at step {done.step}. The run is in {folder}.")

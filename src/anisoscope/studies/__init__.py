@@ -1,1 +1,1 @@
-"""Built on the library and never imported by it: small transformers to train, claims of four papers, the demo."""
+"""Studies built on the library: the lab, the claims of four papers, a curvature simulation and the demo."""

@@ -1,1 +1,1 @@
-"""Four papers that disagree: each claim as a test that runs here, and the rule that judges it."""
+"""The claims of four papers on anisotropy: evidence, rules and verdicts."""

@@ -8,219 +8,217 @@ from functools import partial
 from statistics import fmean, median
 
 from anisoscope.records import Record
-from anisoscope.studies.claims.bench import Bench
-from anisoscope.studies.claims.claim import LAB, MODEL, Claim, Estimate, Evidence, above, below, every
-from anisoscope.studies.claims.frequency_evidence import curvature_evidence, frequency_on_lab, frequency_on_model
-from anisoscope.studies.claims.given import Given, ran_on
+from anisoscope.studies.claims.claim import Claim, Estimate, Evidence, above, below, every
+from anisoscope.studies.claims.curve_shapes import slope
+from anisoscope.studies.claims.frequency_evidence import curvature_evidence, frequency_evidence
 from anisoscope.studies.claims.gradient_evidence import (
     change_in_basis,
     energy_of,
     enriched,
     gradients_of,
-    gradients_of_model,
+    lab_gradients,
     log_enrichment,
     log_ratio,
     mean_of,
     objects_table,
     removal_wins,
 )
-from anisoscope.studies.claims.looks import SHAPE
-from anisoscope.studies.claims.readings import (
+from anisoscope.studies.claims.measurements import SHAPE
+from anisoscope.studies.claims.run_view import (
     RunView,
     Units,
     difference,
-    drawn,
     estimate,
+    estimate_record,
     estimate_share,
     estimates,
     figure_records,
     least_favourable,
 )
-from anisoscope.studies.claims.statistics import slope
+from anisoscope.studies.claims.subjects import Subject, Subjects
 
 PAPER = "bernas2026"
 _CELLS = ("decoder", "causal-masked", "encoder")
 _PROJECTED = ("tangent-only", "normal-only", "random-only")
 _ENERGIES = ("gradient_energy", "gradient_enrichment")
+_EARLY = 0.3  # share of training that counts as early, for checkpoints of the user
 
 
 # --- T1 to T3: energy and anisotropy ------------------------------------------------------------------------------
 
 
 def _energy(tests: Sequence[Units]) -> dict[str, Estimate]:
-    """The published share, and what is left under the nulls that decide, over layers and steps."""
+    """The published share, and the energy beyond the nulls of the control, over layers and steps."""
     means: Mapping[str, Callable[[RunView], float]] = {
         "local": partial(mean_of, metric="local_excess", rows="plain"),
         "slope": partial(mean_of, metric="transfer_slope", rows="plain"),
         "beyond_haar": partial(mean_of, metric="gradient_excess", null="orientation", rows="plain", proxy="pca"),
         "beyond_coordinates": partial(mean_of, metric="gradient_excess", null="coordinates", rows="plain", proxy="pca"),
     }
-    made: dict[str, Callable[[], Estimate]] = {"enriched": partial(estimate_share, enriched, *tests)}
+    makers: dict[str, Callable[[], Estimate]] = {"enriched": partial(estimate_share, enriched, *tests)}
     for name, value in means.items():
-        made[name] = partial(estimate, lambda *rs, value=value: fmean(map(value, rs)), *tests)
-    return estimates(made)
+        makers[name] = partial(estimate, partial(_mean_over_views, value), *tests)
+    return estimates(makers)
 
 
-def _energy_on_lab(bench: Bench) -> Evidence:
-    lab, size = bench.lab, bench.size
-    found = _energy([gradients_of(lab, "decoder", step) for step in size.early])
+def _mean_over_views(value: Callable[[RunView], float], *views: RunView) -> float:
+    return fmean(value(view) for view in views)
+
+
+def _energy_on_lab(subjects: Subjects) -> Evidence:
+    lab, size = subjects.lab, subjects.size
+    models = [lab.at_step("decoder", step) for step in size.early]
     records: list[Record] = []
     for step in (size.frozen, size.steps):
-        units = gradients_of(lab, "decoder", step, kind="objects")
-        records += objects_table(units, step) + objects_table(gradients_of(lab, "decoder", step, kind="concepts"), step)
+        model = lab.at_step("decoder", step)
+        units = lab_gradients(model, kind="objects")
+        records += objects_table(units, step) + objects_table(lab_gradients(model, kind="concepts"), step)
         records += figure_records(units, ("transfer_slope", "local_excess"), of="decoder", step=step)
-    return Evidence(f"{bench.said()}; steps {_steps(size.early)}", LAB, found, records=tuple(records))
+    quantities = _energy([gradients_of(model) for model in models])
+    return subjects.evidence(models, quantities, records, note=_steps(size.early))
 
 
 def _steps(steps: Sequence[int]) -> str:
-    return ", ".join(map(str, steps))
+    return f"steps {', '.join(map(str, steps))}"
 
 
-def _early(series: Sequence[Given]) -> Sequence[Given]:
-    """The checkpoints of the first 30 % of training, or all there is of a finished model."""
-    early = [model for model in series if 0 < model.step <= 0.3 * series[-1].step]
-    return early or series[-1:]
+def _early_models(subjects: Subjects) -> Sequence[Subject]:
+    """The first model of the user in the first 30 % of its training, or at its last step if there is no such step."""
+    series = subjects.given[0]
+    return [model for model in series if 0 < model.step <= _EARLY * series[-1].step] or series[-1:]
 
 
-def _energy_on_model(bench: Bench) -> Evidence:
-    models = _early(bench.given[0])
-    tests = [gradients_of_model(model) for model in models]
+def _energy_on_model(subjects: Subjects) -> Evidence:
+    models = _early_models(subjects)
+    tests = [gradients_of(model) for model in models]
     records = [
         record
         for model, units in zip(models, tests, strict=True)
         for record in figure_records(units, _ENERGIES, of=model.name, step=model.step)
     ]
-    return Evidence(ran_on(models), MODEL, _energy(tests), records=tuple(records))
+    return subjects.evidence(models, _energy(tests), records)
 
 
-def _anisotropy(units: Units, of: str) -> tuple[dict[str, Estimate], list[Record]]:
-    found = {
+def _anisotropy(subjects: Subjects) -> Evidence:
+    lab = subjects.way == "lab"
+    model = subjects.lab.at_step("decoder", subjects.size.frozen) if lab else _early_models(subjects)[-1]
+    units = gradients_of(model)
+    quantities = {
         "removed": estimate_share(partial(removal_wins, null="normal_control", dimension="ambient"), units),
         "removed_equal": estimate_share(partial(removal_wins, null="equal_energy", dimension="reduced"), units),
     }
-    return found, figure_records(units, ("anisotropy_share",), of=of)
+    records = figure_records(units, ("anisotropy_share",), of=model.name)
+    return subjects.evidence([model], quantities, records, note=f"step {model.step}")
 
 
-def _anisotropy_on_lab(bench: Bench) -> Evidence:
-    found, records = _anisotropy(gradients_of(bench.lab, "decoder", bench.size.frozen), "decoder")
-    return Evidence(f"{bench.said()}; step {bench.size.frozen}", LAB, found, records=tuple(records))
-
-
-def _anisotropy_on_model(bench: Bench) -> Evidence:
-    model = _early(bench.given[0])[-1]
-    found, records = _anisotropy(gradients_of_model(model), model.name)
-    return Evidence(ran_on([model]), MODEL, found, records=tuple(records))
-
-
-def _families_on_lab(bench: Bench) -> Evidence:
-    lab, early = bench.lab, bench.size.early
-    tests = {cell: [gradients_of(lab, cell, step) for step in early] for cell in _CELLS}
-    found = {f"{name}_{cell}": value for cell in _CELLS for name, value in _energy(tests[cell]).items()}
+def _families_on_lab(subjects: Subjects) -> Evidence:
+    early = subjects.size.early
+    models = {cell: [subjects.lab.at_step(cell, step) for step in early] for cell in _CELLS}
+    tests = {cell: [gradients_of(model) for model in each] for cell, each in models.items()}
+    quantities = {f"{name}_{cell}": value for cell in _CELLS for name, value in _energy(tests[cell]).items()}
     both = (*tests["decoder"], *tests["encoder"])
     n = len(early)
-    found["ratio"] = estimate(lambda *rs: log_ratio(*rs[:n]) - log_ratio(*rs[n:]), *both)
+    quantities["ratio"] = estimate(lambda *views: log_ratio(*views[:n]) - log_ratio(*views[n:]), *both)
     records = [
         record
         for cell in _CELLS
         for units, step in zip(tests[cell], early, strict=True)
         for record in figure_records(units, ("gradient_enrichment", "local_excess"), of=cell, step=step)
     ]
-    return Evidence(f"{bench.said()}; steps {_steps(early)}", LAB, found, records=tuple(records))
+    return subjects.evidence(models["decoder"], quantities, records, note=_steps(early))
 
 
-def _families_on_models(bench: Bench) -> Evidence:
+def _families_on_models(subjects: Subjects) -> Evidence:
     each: list[dict[str, Estimate]] = []
     ratios: dict[str, list[Estimate]] = {"decoder": [], "encoder": []}
     records: list[Record] = []
-    for model in bench.models:
-        cell, units = "decoder" if model.decoder else "encoder", gradients_of_model(model)
+    models = subjects.given_models
+    for model in models:
+        cell, units = "decoder" if model.decoder else "encoder", gradients_of(model)
         each.append({f"{name}_{cell}": value for name, value in _energy([units]).items()})
         ratios[cell].append(estimate(log_ratio, units))
         records += figure_records(units, ("gradient_enrichment", "local_excess"), of=model.name)
-    found = least_favourable(each)
+    quantities = least_favourable(each)
     if all(ratios.values()):
-        lowest, highest = (
-            pick(ratios[cell], key=lambda e: e.value) for pick, cell in ((min, "decoder"), (max, "encoder"))
-        )
-        found["ratio"] = difference(lowest, highest)
+        lowest = min(ratios["decoder"], key=lambda ratio: ratio.value)
+        highest = max(ratios["encoder"], key=lambda ratio: ratio.value)
+        quantities["ratio"] = difference(lowest, highest)
     left_out = {"local_causal-masked": "only the lab has causal models of masked tokens"}
-    return Evidence(ran_on(bench.models), MODEL, found, left_out, tuple(records))
+    return subjects.evidence(models, quantities, records, left_out=left_out)
 
 
 # --- T4: early and late -------------------------------------------------------------------------------------------
 
 
 def _fading(
-    frozen: tuple[Sequence[Units], Sequence[Units]],
-    refreshed: Mapping[int, Units],
-    across: tuple[Units, Units],
+    early: Sequence[Subject], late: Sequence[Subject], refreshed: Sequence[Subject], frozen: Subject
 ) -> tuple[dict[str, Estimate], list[Record]]:
-    """Frozen bases early less late; refreshed ones against the step; early bases tested late less the reverse."""
-    early, late = frozen
-    n = len(early)
-    steps = [math.log(step) for step in refreshed]
-    found = {
-        "frozen": estimate(lambda *rs: log_ratio(*rs[:n]) - log_ratio(*rs[n:]), *early, *late),
-        "refreshed": estimate(lambda *rs: slope(steps, list(map(log_enrichment, rs))), *refreshed.values()),
-        "forward": estimate(lambda ahead, back: energy_of(ahead) - energy_of(back), *across),
+    """Gradient energy early and late, with bases of one step (`frozen`) and of each step (`refreshed`)."""
+    n, last = len(early), refreshed[-1]
+    with_frozen = [gradients_of(model, frozen) for model in (*early, *late)]
+    tests = {model.step: gradients_of(model) for model in refreshed}
+    steps = [math.log(step) for step in tests]
+    across = gradients_of(last, frozen), gradients_of(frozen, last)
+    quantities = {
+        "frozen": estimate(lambda *views: log_ratio(*views[:n]) - log_ratio(*views[n:]), *with_frozen),
+        "refreshed": estimate(lambda *views: slope(steps, [log_enrichment(view) for view in views]), *tests.values()),
+        "forward": estimate(lambda forward, back: energy_of(forward) - energy_of(back), *across),
     }
     records = [
-        drawn(estimate(log_enrichment, units), "log_enrichment", of="refreshed", step=step)
-        for step, units in refreshed.items()
+        estimate_record(estimate(log_enrichment, units), "log_enrichment", of=of, step=step)
+        for of, steps_of, series in (
+            ("refreshed", list(tests), list(tests.values())),
+            ("frozen", [model.step for model in (*early, *late)], with_frozen),
+        )
+        for step, units in zip(steps_of, series, strict=True)
     ]
-    return found, records
+    return quantities, records
 
 
-def _fading_on_lab(bench: Bench) -> Evidence:
-    lab, size = bench.lab, bench.size
-    frozen = tuple(
-        [gradients_of(lab, "decoder", step, fitted_at=size.frozen) for step in steps]
-        for steps in (size.early, size.late)
-    )
-    refreshed = {step: gradients_of(lab, "decoder", step) for step in (*size.early, *size.late)}
-    ahead = gradients_of(lab, "decoder", size.steps, fitted_at=size.frozen)
-    back = gradients_of(lab, "decoder", size.frozen, fitted_at=size.steps)
-    found, records = _fading((frozen[0], frozen[1]), refreshed, (ahead, back))
-    for step, units in zip((*size.early, *size.late), (*frozen[0], *frozen[1]), strict=True):
-        records.append(drawn(estimate(log_enrichment, units), "log_enrichment", of="frozen", step=step))
-    return Evidence(f"{bench.said()}; frozen at step {size.frozen}", LAB, found, records=tuple(records))
+def _fading_on_lab(subjects: Subjects) -> Evidence:
+    lab, size = subjects.lab, subjects.size
+    early, late = ([lab.at_step("decoder", step) for step in steps] for steps in (size.early, size.late))
+    quantities, records = _fading(early, late, [*early, *late], lab.at_step("decoder", size.frozen))
+    return subjects.evidence(early, quantities, records, note=f"frozen at step {size.frozen}")
 
 
-def _fading_on_checkpoints(bench: Bench) -> Evidence:
-    series = [model for model in bench.series if model.step > 0]
+def _fading_on_checkpoints(subjects: Subjects) -> Evidence:
+    series = [model for model in subjects.given_checkpoints if model.step > 0]
     last = series[-1]
-    fixed = min(series, key=lambda model: abs(model.step - 0.3 * last.step))
-    early = [model for model in series if model.step <= fixed.step]
+    frozen = min(series, key=lambda model: abs(model.step - _EARLY * last.step))
+    early = [model for model in series if model.step <= frozen.step]
     late = [model for model in series if model.step > last.step / 2]
-    frozen = tuple([gradients_of_model(model, fixed) for model in part] for part in (early, late))
-    refreshed = {model.step: gradients_of_model(model) for model in series}
-    across = (gradients_of_model(last, fixed), gradients_of_model(fixed, last))
-    found, records = _fading((frozen[0], frozen[1]), refreshed, across)
-    return Evidence(ran_on(series), MODEL, found, records=tuple(records))
+    quantities, records = _fading(early, late, series, frozen)
+    return subjects.evidence(series, quantities, records, note=f"frozen at step {frozen.step}")
 
 
-# --- T7: does it move the cloud -----------------------------------------------------------------------------------
+# --- T7: does it move the activations -----------------------------------------------------------------------------
 
 
-def _moved_on_lab(bench: Bench) -> Evidence:
-    lab, size = bench.lab, bench.size
-    steps = [step for step in size.looks if step > 0]
+def _moved_on_lab(subjects: Subjects) -> Evidence:
+    lab, size = subjects.lab, subjects.size
+    steps = [step for step in size.measured_steps if step > 0]
     changes = [change_in_basis(lab, "decoder", seed, steps) for seed in range(lab.seeds)]
-    cells = {cell: (lab.look(cell, 0, SHAPE), lab.last(cell, SHAPE)) for cell in ("decoder", *_PROJECTED)}
+    cells = {
+        cell: (lab.at_step(cell, 0).measure(SHAPE), lab.last(cell).measure(SHAPE)) for cell in ("decoder", *_PROJECTED)
+    }
 
     def growth(first: RunView, last: RunView) -> float:
         return fmean(last.profile("spectral_anisotropy")) - fmean(first.profile("spectral_anisotropy"))
 
-    found = {
+    quantities = {
         "change": Estimate.over([fmean(excess for excess, _ in seed) for seed in changes]),
         "change_p": Estimate.over([median(p for _, p in seed) for seed in changes]),
         "drives": estimate(
             lambda a, b, c, d: growth(a, b) - growth(c, d), *cells["tangent-only"], *cells["random-only"]
         ),
     }
-    records = [drawn(estimate(growth, *pair), "growth_of_anisotropy", of=cell) for cell, pair in cells.items()]
-    records.append(drawn(found["change"], "change_in_basis", of="share of ‖ΔH‖² in the basis − r/d"))
-    return Evidence(bench.said(), LAB, found, records=tuple(records))
+    records = [
+        estimate_record(estimate(growth, *pair), "growth_of_anisotropy", of=cell) for cell, pair in cells.items()
+    ]
+    of = "share of ‖ΔH‖² in the basis − r/d"
+    records.append(estimate_record(quantities["change"], "change_in_basis", of=of))
+    return subjects.evidence([lab.last("decoder")], quantities, records)
 
 
 # --- the claims ---------------------------------------------------------------------------------------------------
@@ -250,8 +248,8 @@ CLAIMS = (
     Claim(
         "T2",
         PAPER,
-        "…and a larger share of the gradients' anisotropy.",
-        {"lab": _anisotropy_on_lab, "model": _anisotropy_on_model},
+        "These directions also capture a larger share of the gradients' anisotropy.",
+        {"lab": _anisotropy, "model": _anisotropy},
         published=every(above("removed", 0.8, "share of layers in which removing the basis beats a normal control")),
         control=every(above("removed_equal", 0.8, "the same against equal energy, in the reduced dimension")),
         settle="--model HuggingFaceTB/SmolLM2-360M --text FILE",
@@ -264,7 +262,7 @@ CLAIMS = (
     Claim(
         "T3",
         PAPER,
-        "It holds for encoders and decoders, more weakly in encoders.",
+        "These directions capture gradients in encoders and decoders, more weakly in encoders.",
         {"lab": _families_on_lab, "model": _families_on_models},
         published=every(
             above("enriched_decoder", 0.8, f"decoder: {_ENRICHED}"),
@@ -281,7 +279,7 @@ CLAIMS = (
     Claim(
         "T4",
         PAPER,
-        "It is strongest early in training, weaker late.",
+        "These directions capture gradients most strongly early in training, more weakly late.",
         {"lab": _fading_on_lab, "checkpoints": _fading_on_checkpoints},
         published=every(above("frozen", 0.0, "log ratio of bases frozen at 30 %, early − late")),
         control=every(
@@ -299,7 +297,7 @@ CLAIMS = (
         "T5",
         PAPER,
         "Frequent tokens show the strongest enrichment, and lie nearer to the centre.",
-        {"lab": frequency_on_lab, "model": frequency_on_model},
+        {"lab": frequency_evidence, "model": frequency_evidence},
         published=every(
             below("correlation", -0.2, "correlation of log frequency with the distance of centroids"),
             above("strata", 0.0, "energy of frequent − of rare tokens"),

@@ -1,7 +1,8 @@
-"""A claim, the evidence for it, and the rule that makes a verdict of the evidence.
+"""A claim, the evidence for it, and the rule that turns evidence into a verdict.
 
-The rule is the same for all: a quantity whose 95 % interval lies wholly beyond its threshold speaks for the claim,
-wholly short of it against the claim, else it leaves the claim open. A judgement is a pure function of the evidence.
+All claims use the same rule. A quantity whose 95 % interval lies entirely beyond its threshold supports the claim; one
+whose interval lies entirely on the other side contradicts it; otherwise the claim stays open. A verdict is a pure
+function of the evidence.
 """
 
 from __future__ import annotations
@@ -12,17 +13,16 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from scipy.special import stdtrit
-
 from anisoscope.records import Record
+from anisoscope.stats.inference import jackknife, t_quantile
 
 if TYPE_CHECKING:
-    from anisoscope.studies.claims.bench import Bench
+    from anisoscope.studies.claims.subjects import Subjects
 
 REPRODUCED, NOT_REPRODUCED, INCONCLUSIVE = "reproduced", "not reproduced", "inconclusive"
 PUBLISHED, CONTROL = "as published", "strongest control"
-LAB, MODEL, SIMULATION = "lab", "model", "simulation"  # what evidence may come from
-FEWEST = 3  # units below which there is no interval
+LAB, MODEL, SIMULATION = "lab", "model", "simulation"  # the sources of evidence
+FEWEST = 3  # fewer units give no interval
 
 
 # --- evidence -----------------------------------------------------------------------------------------------------
@@ -30,7 +30,7 @@ FEWEST = 3  # units below which there is no interval
 
 @dataclass(frozen=True)
 class Estimate:
-    """A number with one standard error over n independent units: seeds in the lab, blocks of documents else.
+    """A number with one standard error over n independent units: seeds of lab trainings, or blocks of documents.
 
     >>> [round(end, 3) for end in Estimate.over([1.0, 2.0, 3.0]).interval]
     [-0.484, 4.484]
@@ -43,22 +43,19 @@ class Estimate:
 
     @classmethod
     def over(cls, values: Sequence[float], unit: str = "seeds") -> Estimate:
-        """The mean of one value a unit, with its standard error."""
+        """Return the mean of one value per unit, with its standard error."""
         error = statistics.stdev(values) / math.sqrt(len(values)) if len(values) > 1 else None
         return cls(statistics.fmean(values), error, len(values), unit)
 
     @classmethod
     def jackknifed(cls, value: float, without: Sequence[float], unit: str = "documents") -> Estimate:
-        """A value of everything, with its error from the values without each of the units: √((B − 1)/B Σ(v_b − v̄)²)."""
+        """Return the value of all units, with its jackknife error from the values without one unit each."""
         n = len(without)
-        if n < 2:
-            return cls(value, None, n, unit)
-        centre = statistics.fmean(without)
-        return cls(value, math.sqrt((n - 1) / n * sum((v - centre) ** 2 for v in without)), n, unit)
+        return cls(value, jackknife(value, without) if n > 1 else None, n, unit)
 
     @classmethod
     def of_flags(cls, flags: Sequence[bool], unit: str = "seeds") -> Estimate:
-        """The share of units that say yes.
+        """Return the share of units whose flag is true.
 
         >>> Estimate.of_flags([True] * 12).interval[0] < 0.95 < Estimate.of_flags([True] * 80).interval[0]
         True
@@ -66,9 +63,9 @@ class Estimate:
         return cls.over([float(flag) for flag in flags], unit).of_answers(len(flags))
 
     def of_answers(self, answers: int) -> Estimate:
-        """The same for a share of some yes-or-no answers: units that all agree do not make it certain.
+        """Return the estimate as a share of yes-or-no answers, so that unanimous units do not make it certain.
 
-        The error is at least that of as many independent answers, by Agresti and Coull: two of either kind are added.
+        The error is at least that of as many independent answers, by Agresti and Coull: two of each kind are added.
         """
         if self.error is None:
             return self
@@ -77,15 +74,16 @@ class Estimate:
 
     @property
     def interval(self) -> tuple[float, float]:
-        """95 % by Student's t with n − 1 degrees of freedom; everything, where there are too few units."""
+        """The 95 % interval by Student's t with n − 1 degrees of freedom; infinite if there are too few units."""
         if self.error is None or self.n < FEWEST:
             return -math.inf, math.inf
-        half = float(stdtrit(self.n - 1, 0.975)) * self.error
+        half = t_quantile(0.975, self.n - 1) * self.error
         return self.value - half, self.value + half
 
     def __str__(self) -> str:
         if self.error is None or self.n < FEWEST:
-            return f"{self.value:.3g} (no interval: {self.n} {self.unit}, at least {FEWEST} are needed)"
+            unit = self.unit.removesuffix("s") if self.n == 1 else self.unit
+            return f"{self.value:.3g} ({self.n} {unit}; an interval needs {FEWEST})"
         low, high = self.interval
         return f"{self.value:.3g} [{low:.3g}, {high:.3g}] over {self.n} {self.unit}"
 
@@ -100,10 +98,15 @@ class Estimate:
 
 @dataclass(frozen=True)
 class Evidence:
-    """What was run, the quantities that came out, and the records that a figure is drawn from.
+    """What was run, the measured quantities, and the records for the figures.
 
-    `scale` says what it comes from: the lab, a model given, or a simulation. A quantity that cannot exist here is
-    `left_out` with the reason, and so are the conditions on it; one that merely is missing leaves the claim open.
+    Attributes:
+        ran: Description of what was run.
+        scale: The source: `LAB`, `MODEL` or `SIMULATION`.
+        estimates: The measured quantities by name.
+        left_out: Quantities that cannot exist for these subjects, with the reason; conditions on them are skipped.
+            A quantity that is merely missing leaves the claim open.
+        records: Records for the figures.
     """
 
     ran: str
@@ -113,7 +116,7 @@ class Evidence:
     records: tuple[Record, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
-        """All but the records, which a run keeps as what they are."""
+        """Return everything except the records, which are stored in the run."""
         return {
             "ran": self.ran,
             "scale": self.scale,
@@ -133,19 +136,19 @@ class Evidence:
 
 @dataclass(frozen=True)
 class Condition:
-    """One quantity and the side of a threshold on which the claim wants it.
+    """A quantity, a threshold, and the side of it that the claim requires.
 
-    A `gate` asks whether the test can tell at all: unless it is passed, the claim stays open.
+    A `gate` checks whether the test can decide anything: if it fails, the claim stays open.
     """
 
     name: str
     threshold: float
-    says: str
+    description: str
     above: bool = True
     gate: bool = False
 
     def outcome(self, estimate: Estimate | None) -> str:
-        """Wholly beyond the threshold, wholly short of it, or neither."""
+        """Return the outcome of this condition alone."""
         if estimate is None:
             return INCONCLUSIVE
         low, high = estimate.interval if self.above else tuple(-end for end in reversed(estimate.interval))
@@ -155,49 +158,66 @@ class Condition:
         return NOT_REPRODUCED if high <= threshold and not self.gate else INCONCLUSIVE
 
     @property
-    def asked(self) -> str:
+    def requirement(self) -> str:
         return f"{'>' if self.above else '<'} {self.threshold:g}"
 
-    def seen(self, estimate: Estimate | None) -> str:
-        return f"{self.says}: {'not measured' if estimate is None else estimate} (asked: {self.asked})"
+    def compared(self, estimate: Estimate | None) -> str:
+        """Return the condition and the estimate as text."""
+        value = "not measured" if estimate is None else estimate
+        return f"{self.description}: {value} (required: {self.requirement})"
 
 
 Rule = tuple[tuple[Condition, ...], ...]  # alternatives, each of them conditions that must all hold
 
 
-def above(name: str, threshold: float, says: str) -> Condition:
-    return Condition(name, threshold, says)
+def above(name: str, threshold: float, description: str) -> Condition:
+    """Require a quantity above a threshold."""
+    return Condition(name, threshold, description)
 
 
-def below(name: str, threshold: float, says: str) -> Condition:
-    return Condition(name, threshold, says, above=False)
+def below(name: str, threshold: float, description: str) -> Condition:
+    """Require a quantity below a threshold."""
+    return Condition(name, threshold, description, above=False)
 
 
-def gate(name: str, threshold: float, says: str) -> Condition:
-    return Condition(name, threshold, says, gate=True)
+def gate(name: str, threshold: float, description: str) -> Condition:
+    """Require a quantity above a threshold before anything else is decided."""
+    return Condition(name, threshold, description, gate=True)
 
 
 def every(*conditions: Condition) -> Rule:
-    """All conditions must hold."""
+    """Require all conditions."""
     return (conditions,)
 
 
 def either(*rules: Rule) -> Rule:
-    """One of several rules must hold."""
+    """Require one of several rules."""
     return tuple(alternative for rule in rules for alternative in rule)
 
 
 # --- claims and verdicts ------------------------------------------------------------------------------------------
 
-Gather = Callable[["Bench"], Evidence]
+Gather = Callable[["Subjects"], Evidence]
 
 
 @dataclass(frozen=True)
 class Claim:
-    """What a paper says, how it is run on what is at hand, and how it is judged.
+    """A published statement, how to gather evidence for it, and the rules that judge it.
 
-    `ways` holds how evidence is gathered by what is needed for it: "nothing", "lab", "model" or "checkpoints". `cells`
-    are the trainings of the lab that it looks at. A `large` claim is about large models: the lab cannot settle it.
+    Attributes:
+        id: Short name, such as `S1`.
+        paper: Name of the paper.
+        statement: The claim in one sentence.
+        ways: Functions that gather evidence, by what they need: "nothing", "lab", "model" or "checkpoints".
+        published: The rule of the paper: its quantity against its threshold.
+        control: The rule under the strongest control.
+        settle: What to run if the claim stays open.
+        figure: Metrics of its records, the most informative first.
+        cells: The lab trainings that it measures.
+        seconds: Measuring time per seed in size small, without training.
+        large: The claim is about large models, so the lab cannot settle it.
+        sources: Models by hub id that size paper uses.
+        revisions: Checkpoints of these models.
     """
 
     id: str
@@ -207,12 +227,12 @@ class Claim:
     published: Rule
     control: Rule
     settle: str
-    figure: tuple[str, ...]  # metrics of its records, most telling first
+    figure: tuple[str, ...]
     cells: tuple[str, ...] = ()
-    seconds: float = 1.0  # a seed, besides training, in size small
+    seconds: float = 1.0
     large: bool = False
-    sources: tuple[str, ...] = ()  # models by hub id that size paper runs it on
-    revisions: str | None = None  # and their checkpoints
+    sources: tuple[str, ...] = ()
+    revisions: str | None = None
 
     @property
     def needs(self) -> str:
@@ -221,16 +241,31 @@ class Claim:
 
 @dataclass(frozen=True)
 class Verdict:
-    """The outcome of one line of a claim, the quantity that decided it, and the reason in words."""
+    """The outcome of one line of a claim, the quantity that decided it, and the reasons.
+
+    Attributes:
+        claim: Id of the claim.
+        line: `PUBLISHED` or `CONTROL`.
+        outcome: `REPRODUCED`, `NOT_REPRODUCED` or `INCONCLUSIVE`.
+        effect: The estimate that decided; None if it was not measured.
+        reasons: One sentence per condition, then what would settle the claim and what was run.
+        quantity: Description of the effect.
+    """
 
     claim: str
     line: str
     outcome: str
     effect: Estimate | None
-    reason: str
-    quantity: str = ""  # what the effect is, in words
+    reasons: Reasons
+    quantity: str = ""
+
+    @property
+    def reason(self) -> str:
+        """All reasons as one text."""
+        return str(self.reasons)
 
     def to_record(self) -> Record:
+        """Return the verdict as a record."""
         effect = self.effect
         return Record(
             "vectors",
@@ -244,68 +279,89 @@ class Verdict:
         )
 
 
-def judge(claim: Claim, evidence: Evidence) -> tuple[Verdict, Verdict]:
-    """Both lines of a claim: as published, and under the strongest control.
+@dataclass(frozen=True)
+class Reasons:
+    """Why a verdict is as it is."""
 
-    A quantity that is no number, or whose error is none, was not measured.
+    conditions: tuple[str, ...]  # each with its estimate
+    settle: str = ""  # what to run if the claim is open
+    ran: str = ""  # what was run
+
+    @property
+    def lines(self) -> tuple[str, ...]:
+        """One line per reason."""
+        settle = (f"To settle it: {self.settle}",) if self.settle else ()
+        ran = (f"Run: {self.ran}",) if self.ran else ()
+        return (*self.conditions, *settle, *ran)
+
+    def __str__(self) -> str:
+        return ". ".join(("; ".join(self.conditions), *self.lines[len(self.conditions) :]))
+
+
+def judge(claim: Claim, evidence: Evidence) -> tuple[Verdict, Verdict]:
+    """Judge both lines of a claim.
+
+    A quantity with a value or error that is not finite counts as not measured.
+
+    Returns:
+        The verdict as published, and the verdict under the strongest control.
     """
-    found = {name: e for name, e in evidence.estimates.items() if math.isfinite(e.value + (e.error or 0.0))}
-    evidence = replace(evidence, estimates=found)
+    finite = {name: e for name, e in evidence.estimates.items() if math.isfinite(e.value + (e.error or 0.0))}
+    evidence = replace(evidence, estimates=finite)
     return _line(claim, PUBLISHED, claim.published, evidence), _line(claim, CONTROL, claim.control, evidence)
 
 
 def unjudged(claim: Claim, reason: str) -> tuple[Verdict, Verdict]:
-    """Both lines of a claim for which no evidence could be had."""
-    why = f"{reason}; {claim.settle}"
+    """Return both verdicts of a claim without evidence."""
+    reasons = Reasons((reason.removesuffix("."),), claim.settle)
     return (
-        Verdict(claim.id, PUBLISHED, INCONCLUSIVE, None, why),
-        Verdict(claim.id, CONTROL, INCONCLUSIVE, None, why),
+        Verdict(claim.id, PUBLISHED, INCONCLUSIVE, None, reasons),
+        Verdict(claim.id, CONTROL, INCONCLUSIVE, None, reasons),
     )
 
 
 def _line(claim: Claim, line: str, rule: Rule, evidence: Evidence) -> Verdict:
     if not rule:
-        return Verdict(claim.id, line, INCONCLUSIVE, None, "an open question: nothing was published to compare with")
-    tried = [_alternative(conditions, evidence) for conditions in rule]
-    outcomes = [outcome for outcome, _ in tried]
+        reasons = Reasons(("an open question: nothing was published to compare with",))
+        return Verdict(claim.id, line, INCONCLUSIVE, None, reasons)
+    judged = [_alternative(conditions, evidence) for conditions in rule]
+    outcomes = [outcome for outcome, _ in judged]
     outcome = REPRODUCED if REPRODUCED in outcomes else INCONCLUSIVE if INCONCLUSIVE in outcomes else NOT_REPRODUCED
-    place = outcomes.index(outcome)
-    decider = tried[place][1]
+    decider = judged[outcomes.index(outcome)][1]
     effect = None if decider is None else evidence.estimates.get(decider.name)
-    quantity = "" if decider is None else f"{decider.says} ({decider.asked})"
+    quantity = "" if decider is None else f"{decider.description} ({decider.requirement})"
     same = tuple(conditions for conditions, each in zip(rule, outcomes, strict=True) if each == outcome)
     shown = same[:1] if outcome == REPRODUCED else same  # one alternative is enough; all that fail or stay open count
-    reason = "; or ".join(_in_words(conditions, evidence) for conditions in shown)
+    texts = tuple(
+        f"{'or ' if number and not index else ''}{_compared(condition, evidence)}"
+        for number, conditions in enumerate(shown)
+        for index, condition in enumerate(conditions)
+    )
     if any(c.name in evidence.left_out for conditions in shown for c in conditions):
-        reason = f"As far as was given: {reason}"
+        texts = ("only part of the claim was tested", *texts)
     if claim.large and evidence.scale == LAB:
-        why = f"{reason}. The lab cannot settle it: {claim.settle}"
-        return Verdict(claim.id, line, INCONCLUSIVE, effect, why, quantity)
-    if outcome == INCONCLUSIVE:
-        reason += f". To settle it: {claim.settle}"
-    return Verdict(claim.id, line, outcome, effect, f"{reason}. Run: {evidence.ran}", quantity)
+        settle = f"the lab cannot, because the claim is about large models. {claim.settle}"
+        return Verdict(claim.id, line, INCONCLUSIVE, effect, Reasons(texts, settle), quantity)
+    settle = claim.settle if outcome == INCONCLUSIVE else ""
+    return Verdict(claim.id, line, outcome, effect, Reasons(texts, settle, evidence.ran), quantity)
 
 
 def _alternative(conditions: Sequence[Condition], evidence: Evidence) -> tuple[str, Condition | None]:
-    """The outcome of conditions that must all hold, and the one that decides it; gates come first."""
-    asked = [c for c in conditions if c.name not in evidence.left_out]
-    tried = [(c.outcome(evidence.estimates.get(c.name)), c) for c in sorted(asked, key=lambda c: not c.gate)]
-    for outcome, condition in tried:
+    """Return the outcome of conditions that must all hold, and the condition that decides; gates come first."""
+    applicable = [c for c in conditions if c.name not in evidence.left_out]
+    judged = [(c.outcome(evidence.estimates.get(c.name)), c) for c in sorted(applicable, key=lambda c: not c.gate)]
+    for outcome, condition in judged:
         if condition.gate and outcome != REPRODUCED:
             return INCONCLUSIVE, condition
     for wanted in (NOT_REPRODUCED, INCONCLUSIVE):
-        for outcome, condition in tried:
+        for outcome, condition in judged:
             if outcome == wanted:
                 return wanted, condition
-    decider = next((condition for _, condition in tried if not condition.gate), None)
+    decider = next((condition for _, condition in judged if not condition.gate), None)
     return (INCONCLUSIVE if decider is None else REPRODUCED), decider
 
 
-def _in_words(conditions: Sequence[Condition], evidence: Evidence) -> str:
-    told = [
-        f"{c.says}: left out, {evidence.left_out[c.name]}"
-        if c.name in evidence.left_out
-        else c.seen(evidence.estimates.get(c.name))
-        for c in conditions
-    ]
-    return "; ".join(told)
+def _compared(condition: Condition, evidence: Evidence) -> str:
+    if condition.name in evidence.left_out:
+        return f"{condition.description}: left out, {evidence.left_out[condition.name]}"
+    return condition.compared(evidence.estimates.get(condition.name))

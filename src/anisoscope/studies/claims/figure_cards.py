@@ -1,4 +1,4 @@
-"""What the numbers in the claims' figures mean, for those that are no metric of the catalogue."""
+"""Meanings of the numbers in the figures of claims that are not metrics of the catalogue."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from anisoscope.tangent.metric_cards import tangent_cards
 
 _MEANINGS = {
     "intrinsic_dimension": "Intrinsic dimension, mean over layers, by estimator.",
-    "energy_by_gradient": "Share of each kind of gradient inside the basis; the tick is the level under its null.",
+    "energy_by_gradient": "Share of each kind of gradient inside the basis; the tick is its null value.",
     "log_enrichment": "Log of the gradient energy over that of a random basis, mean over layers.",
     "frequency_correlation": "Correlation of a token's log frequency with the distance of its centroid.",
-    "growth_of_anisotropy": "λ1/Σλ at the end less at the beginning, mean over layers.",
+    "growth_of_anisotropy": "λ1/Σλ at the end minus at the beginning, mean over layers.",
     "change_in_basis": "Share of the activations' change inside the basis, beyond chance.",
-    "curvature_snr": "Normal variance that a quadratic of the tangent part explains, over what it leaves.",
+    "curvature_snr": "Normal variance that a quadratic of the tangent part explains, divided by the rest.",
     "curvature_visibility": "Share of the variance that is normal to the surface.",
-    "curvature_drop": "What pinning takes from curvature's signal-to-noise at equal n_eff.",
+    "curvature_drop": "Loss of curvature's signal-to-noise through pinning, at equal n_eff.",
     "block_cosine_in": "Mean cosine of what enters the block; index is N in hundredths of a token's norm.",
     "block_cosine_out": "Mean cosine of what leaves the block; index is N in hundredths of a token's norm.",
     "block_norm_out": "Norm of the mean of what leaves the block; index is N in hundredths of a token's norm.",
-    "block_entropy": "Entropy of attention over that of even attention; index is N in hundredths of a token's norm.",
+    "block_entropy": "Attention entropy relative to even attention; index is N in hundredths of a token's norm.",
     "block_logit_std": "Standard deviation of the logits; index is N in hundredths of a token's norm.",
     "block_largest": "Largest attention weight; index is N in hundredths of a token's norm.",
     "partition_isotropy_rescaled": "I(W) of rows of unit mean square, both signs, trained rows only.",
@@ -30,17 +30,17 @@ _MEANINGS = {
     "embedding_cosine": "Mean cosine of the output embeddings.",
     "final_cosine": "Mean cosine of the final states.",
     "both_lenses": "The same model: cosine of hidden states, I of its vocabulary matrix.",
-    "validation_loss": "Loss on held-out text, nats a token.",
-    "probe_accuracy": "Share of windows whose part of the text a linear read-out tells; guessing gives 0.25.",
-    "reached_isoscore": "IsoScore that the dose has brought about, mean over layers.",
+    "validation_loss": "Loss on held-out text in nats per token.",
+    "probe_accuracy": "Share of windows whose part of the text a linear probe predicts; guessing gives 0.25.",
+    "reached_isoscore": "IsoScore reached with the dose, mean over layers.",
     "parallel_means": "|cos(q̄, k̄)|, mean over heads.",
-    "mean_entropy": "Entropy of attention over that of even attention, mean over heads.",
-    "mean_drift": "Length of mean query and mean key over the usual length, mean over heads.",
+    "mean_entropy": "Attention entropy relative to even attention, mean over heads.",
+    "mean_drift": "Length of mean query and mean key over the typical length, mean over heads.",
 }
 
 
 def cards_of(records: Iterable[Record]) -> dict[str, dict[str, Any]]:
-    """The cards of the metrics of some records, in the form that runs keep."""
+    """Return the cards of the metrics of some records, as runs store them."""
     known = {name: metric.card() for name, metric in catalogue().items()} | tangent_cards()
     known |= {name: {"name": name, "meaning": meaning, "text": meaning} for name, meaning in _MEANINGS.items()}
     return {record.metric: known.get(record.metric, {}) for record in records}

@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 from math import log
 from statistics import fmean
-from typing import Any
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from anisoscope.measurement.measure_weights import vocabulary_matrices
 from anisoscope.records import Record
-from anisoscope.studies.claims.bench import Bench, Lab
 from anisoscope.studies.claims.claim import (
-    LAB,
-    MODEL,
     SIMULATION,
     Claim,
     Condition,
@@ -27,22 +23,30 @@ from anisoscope.studies.claims.claim import (
     either,
     every,
 )
-from anisoscope.studies.claims.given import Given, groups_of, ran_on
-from anisoscope.studies.claims.looks import HEADS
-from anisoscope.studies.claims.modalities import EXPLAINED, HIGH, cosine_evidence, drift_evidence
-from anisoscope.studies.claims.panel import SOURCES, TRANSFORMERS
-from anisoscope.studies.claims.readings import (
+from anisoscope.studies.claims.curve_shapes import parallel_drift, slope
+from anisoscope.studies.claims.given_models import GivenModel
+from anisoscope.studies.claims.hidden_states import Batches, cosines_before_rotation, entropies
+from anisoscope.studies.claims.measurements import HEADS
+from anisoscope.studies.claims.modality_evidence import EXPLAINED, HIGH, cosine_evidence, drift_evidence
+from anisoscope.studies.claims.modality_panel import SOURCES, TRANSFORMERS
+from anisoscope.studies.claims.run_view import (
     RunView,
     Units,
-    drawn,
     estimate,
+    estimate_record,
     estimate_share,
     estimates,
     figure_records,
 )
-from anisoscope.studies.claims.states import cosines_before_rotation, entropies
-from anisoscope.studies.claims.statistics import parallel_drift, slope
-from anisoscope.studies.claims.untrained import BIASES, PUBLISHED, SETTINGS, Passed, Setting, passed
+from anisoscope.studies.claims.subjects import Lab, Subjects, SubjectSource
+from anisoscope.studies.claims.untrained_block import (
+    BIASES,
+    PUBLISHED,
+    SETTINGS,
+    BlockPass,
+    BlockSetting,
+    pass_through_block,
+)
 
 PAPER = "godey2024"
 VARIANTS = ("sigmoid", "off-by-one", "cosine")
@@ -52,188 +56,191 @@ _TAIL = 0.95  # share of the seeds in which a block must raise the cosine
 
 # --- A3, A4: an untrained block -----------------------------------------------------------------------------------
 
-Passes = dict[Setting, list[list[Passed]]]  # by seed, then by bias
+Passes = dict[BlockSetting, list[list[BlockPass]]]  # by seed, then by bias
 
 
-def _passes(bench: Bench, seeds: int) -> Passes:
-    """Every setting at every bias and seed; tokens come from the table of the model given, if there is one."""
-    table = _table(bench.models[0]) if bench.given else None
-    width, sequences, length = bench.size.block
+def _passes(subjects: Subjects, seeds: int) -> Passes:
+    """Every setting at every bias and seed; tokens come from the embeddings of the user's model, if there is one."""
+    table = _embeddings(subjects.given_models[0]) if subjects.given else None
+    width, sequences, length = subjects.size.block
     shape = (width if table is None else table.shape[1], sequences, length)
-    bench.lab.say("untrained blocks")
+    subjects.lab.on_status("untrained blocks")
     return {
-        setting: [[passed(shape, bias, setting, seed, table) for bias in BIASES] for seed in range(seeds)]
+        setting: [[pass_through_block(shape, bias, setting, seed, table) for bias in BIASES] for seed in range(seeds)]
         for setting in SETTINGS
     }
 
 
-def _table(model: Given) -> Tensor:
-    """The input embeddings of a model."""
+def _embeddings(model: GivenModel) -> Tensor:
     return next(iter(vocabulary_matrices(model.open().model).values())).cpu()
 
 
-def _block_evidence(bench: Bench, found: dict[str, Estimate], passes: Passes) -> Evidence:
-    width, sequences, length = bench.size.block
-    source = f"the table of {bench.models[0].name}" if bench.given else "a table of standard deviation 0.02"
+def _block_evidence(subjects: Subjects, quantities: dict[str, Estimate], passes: Passes) -> Evidence:
+    width, sequences, length = subjects.size.block
+    source = (
+        f"the embeddings of {subjects.given_models[0].name}"
+        if subjects.given
+        else "embeddings of standard deviation 0.02"
+    )
     ran = (
         f"blocks of BERT's initialisation, {len(passes[PUBLISHED])} seeds, {sequences} × {length} tokens from {source}"
     )
-    ran = ran if bench.given else f"{ran}, width {width}"
-    return Evidence(ran, SIMULATION, found, records=tuple(_block_records(passes)))
+    ran = ran if subjects.given else f"{ran}, width {width}"
+    return Evidence(ran, SIMULATION, quantities, records=tuple(_block_records(passes)))
 
 
 def _block_records(passes: Passes) -> list[Record]:
-    """Cosine and norm in and out, entropy, spread of the logits and largest weight by the bias, in hundredths."""
+    """Cosine and norm in and out, entropy, spread of the logits and largest weight, by the bias in hundredths."""
     return [
-        drawn(
-            Estimate.over([getattr(seed[place], name) for seed in by_seed]),
+        estimate_record(
+            Estimate.over([getattr(seed[number], name) for seed in by_seed]),
             f"block_{name}",
             of=str(setting),
             index=round(100 * bias),
         )
         for setting, by_seed in passes.items()
-        for place, bias in enumerate(BIASES)
-        for name in Passed.__dataclass_fields__
+        for number, bias in enumerate(BIASES)
+        for name in BlockPass.__dataclass_fields__
     ]
 
 
-def _raises(bench: Bench) -> Evidence:
-    passes = _passes(bench, bench.size.blocks)
-    found = {
-        _named("raises", setting): Estimate.of_flags(
+def _raises(subjects: Subjects) -> Evidence:
+    passes = _passes(subjects, subjects.size.blocks)
+    quantities = {
+        _quantity_name("raises", setting): Estimate.of_flags(
             [fmean(p.cosine_out - p.cosine_in for p in seed) > 0 for seed in by_seed]
         )
         for setting, by_seed in passes.items()
     }
-    return _block_evidence(bench, found, passes)
+    return _block_evidence(subjects, quantities, passes)
 
 
-def _sharpens(bench: Bench) -> Evidence:
-    passes = _passes(bench, bench.size.draws)
+def _sharpens(subjects: Subjects) -> Evidence:
+    passes = _passes(subjects, subjects.size.draws)
     biases = [log(bias) for bias in BIASES]
-    found = {
-        _named("entropy", setting): Estimate.over([slope(biases, [p.entropy for p in seed]) for seed in by_seed])
+    quantities = {
+        _quantity_name("entropy", setting): Estimate.over(
+            [slope(biases, [p.entropy for p in seed]) for seed in by_seed]
+        )
         for setting, by_seed in passes.items()
     }
-    return _block_evidence(bench, found, passes)
+    return _block_evidence(subjects, quantities, passes)
 
 
-def _named(quantity: str, setting: Setting) -> str:
+def _quantity_name(quantity: str, setting: BlockSetting) -> str:
     return f"{quantity}_{setting.norm_at}_{'normalised' if setting.normalised else 'raw'}"
 
 
 # --- A5: queries and keys over training ---------------------------------------------------------------------------
 
 
-def _parallel(first: RunView, last: RunView) -> list[bool]:
-    cosine, entropy = ([r.heads(metric) for r in (first, last)] for metric in ("qk_cosine", "attention_entropy"))
-    return parallel_drift(cosine, entropy)
-
-
-def _drifts(
-    series: Sequence[Units], steps: Sequence[int], ablation: Estimate
-) -> tuple[dict[str, Estimate], list[Record]]:
+def heads_evidence(subjects: SubjectSource) -> Evidence:
+    """Gather the drift of queries and keys and the entropy of attention over training (A5)."""
+    models = subjects.checkpoints("decoder")
+    series = [model.measure(HEADS) for model in models]
     first, last = series[0], series[-1]
-    found = estimates(
+    quantities = estimates(
         {
             "parallel": lambda: estimate_share(_parallel, first, last),
             "budget": lambda: estimate(lambda a, b: b.mean("logit_budget") - a.mean("logit_budget"), first, last),
         }
     )
+    # `per_unit` has groups of documents where a measurement has blocks of documents
+    unit = "seeds" if first.whole is None else "groups of documents"
+    quantities["ablation"] = Estimate.over(models[-1].per_unit(_entropy_rise), unit)
     records = [
         record
-        for units, step in zip(series, steps, strict=True)
+        for model, units in zip(models, series, strict=True)
         for record in (
-            *figure_records(units, ("qk_cosine", "logit_budget"), of="heads", step=step),
-            drawn(estimate(_mean_size, units), _PARALLEL, of="as attention gets them", step=step),
-            drawn(estimate(lambda r: r.mean("attention_entropy"), units), "mean_entropy", of="heads", step=step),
+            *figure_records(units, ("qk_cosine", "logit_budget"), of="heads", step=model.step),
+            *_head_means(units, model.step),
         )
     ]
-    return {**found, "ablation": ablation}, records
+    return subjects.evidence(models, quantities, records)
 
 
-def _mean_size(reading: RunView) -> float:
-    return fmean(map(abs, reading.heads("qk_cosine").values()))
+def _parallel(first: RunView, last: RunView) -> list[bool]:
+    cosine, entropy = ([view.heads(metric) for view in (first, last)] for metric in ("qk_cosine", "attention_entropy"))
+    return parallel_drift(cosine, entropy)
 
 
-def _evened(model: Any, batches: Any) -> float:
-    """How much entropy rises, relative to what it is, when the mean query is taken out of every head."""
+def _head_means(units: Units, step: int) -> list[Record]:
+    cosine = estimate(lambda view: fmean(map(abs, view.heads("qk_cosine").values())), units)
+    entropy = estimate(lambda view: view.mean("attention_entropy"), units)
+    return [
+        estimate_record(cosine, _PARALLEL, of="as attention gets them", step=step),
+        estimate_record(entropy, "mean_entropy", of="heads", step=step),
+    ]
+
+
+def _entropy_rise(model: nn.Module, batches: Batches, _number: int) -> float:
+    """Relative rise of the entropy if the mean query is removed from every head."""
     plain, without = (fmean(entropies(model, batches, centred=centred).values()) for centred in (False, True))
     return without / plain - 1
 
 
-def _heads_on_lab(bench: Bench) -> Evidence:
-    lab = bench.lab
-    series = lab.series("decoder", HEADS)
-    last = bench.size.steps
-    ablation = lab.over_seeds(lambda seed: _evened(lab.model("decoder", seed, last), lab.batches("decoder")))
-    found, records = _drifts(series, bench.size.looks, ablation)
-    for step in bench.size.looks:
-        before = lab.over_seeds(partial(_before_rotation, lab, step))
-        records.append(drawn(before, _PARALLEL, of="before rotary embedding", step=step))
-    return Evidence(bench.said(), LAB, found, records=tuple(records))
+def _heads_on_lab(subjects: Subjects) -> Evidence:
+    evidence = heads_evidence(subjects)
+    before = [
+        estimate_record(
+            Estimate.over(model.per_unit(_before_rotation)), _PARALLEL, of="before rotary embedding", step=model.step
+        )
+        for model in subjects.checkpoints("decoder")
+    ]
+    return replace(evidence, records=(*evidence.records, *before))
 
 
-def _before_rotation(lab: Lab, step: int, seed: int) -> float:
-    found = cosines_before_rotation(lab.model("decoder", seed, step), lab.batches("decoder"))
-    return fmean(map(abs, found.values()))
-
-
-def _heads_on_checkpoints(bench: Bench) -> Evidence:
-    series, last = bench.series, bench.series[-1]
-    opened = last.open()
-    groups = groups_of(last.batches(opened))
-    ablation = Estimate.over([_evened(opened.model, group) for group in groups], "groups of documents")
-    found, records = _drifts([model.look(HEADS) for model in series], [model.step for model in series], ablation)
-    return Evidence(ran_on(series), MODEL, found, records=tuple(records))
+def _before_rotation(model: nn.Module, batches: Batches, _number: int) -> float:
+    return fmean(map(abs, cosines_before_rotation(model, batches).values()))
 
 
 # --- A6: other attentions -----------------------------------------------------------------------------------------
 
 
-def drift(reading: RunView) -> float:
-    """How long mean query and mean key are in units of the usual length, mean over heads."""
-    return (reading.mean("q_drift", **{"in": "rms"}) + reading.mean("k_drift", **{"in": "rms"})) / 2
+def head_drift(view: RunView) -> float:
+    """Return the length of mean query and mean key, relative to the typical length, as a mean over heads."""
+    return (view.mean("q_drift", **{"in": "rms"}) + view.mean("k_drift", **{"in": "rms"})) / 2
 
 
-def _quantity(name: str, variant: RunView, softmax: RunView) -> float:
-    """Entropy beyond softmax's, as a share of it, or drift over softmax's."""
-    if name == "drift":
-        return drift(variant) / drift(softmax)
+def _relative(quantity: str, variant: RunView, softmax: RunView) -> float:
+    """Entropy relative to softmax's, minus 1; or drift relative to softmax's."""
+    if quantity == "drift":
+        return head_drift(variant) / head_drift(softmax)
     return variant.mean("attention_entropy") / softmax.mean("attention_entropy") - 1
 
 
-def _matched(lab: Lab, cell: str, quantity: str, seed: int) -> float:
-    """The comparison at the first looks at which both have the loss that the worse of the two ends with."""
+def _at_equal_loss(lab: Lab, cell: str, quantity: str, seed: int) -> float:
+    """The comparison at the first measured steps at which both reach the final loss of the worse one."""
     level = max(lab.loss(cell, seed), lab.loss("decoder", seed))
 
-    def reading(name: str) -> RunView:
-        step = next((s for s in lab.size.looks if lab.loss(name, seed, s) <= level), lab.size.steps)
-        return lab.reading(name, seed, step, HEADS)
+    def view(name: str) -> RunView:
+        steps = lab.size.measured_steps
+        step = next((step for step in steps if lab.loss(name, seed, step) <= level), lab.size.steps)
+        return lab.view(name, seed, step, HEADS)
 
-    return _quantity(quantity, reading(cell), reading("decoder"))
+    return _relative(quantity, view(cell), view("decoder"))
 
 
-def _variants(bench: Bench) -> Evidence:
-    lab = bench.lab
-    softmax = lab.last("decoder", HEADS)
-    found: dict[str, Estimate] = {}
+def _variants(subjects: Subjects) -> Evidence:
+    lab = subjects.lab
+    softmax = lab.last("decoder").measure(HEADS)
+    quantities: dict[str, Estimate] = {}
     records = figure_records(softmax, ("attention_entropy", "q_drift", "k_drift"), of="softmax")
     for cell in VARIANTS:
-        look = lab.last(cell, HEADS)
+        units = lab.last(cell).measure(HEADS)
         for quantity in ("entropy", "drift"):
-            found |= estimates(
+            quantities |= estimates(
                 {
-                    f"{quantity}_{cell}": partial(estimate, partial(_quantity, quantity), look, softmax),
-                    f"{quantity}_{cell}_matched": partial(lab.over_seeds, partial(_matched, lab, cell, quantity)),
+                    f"{quantity}_{cell}": partial(estimate, partial(_relative, quantity), units, softmax),
+                    f"{quantity}_{cell}_matched": partial(lab.over_seeds, partial(_at_equal_loss, lab, cell, quantity)),
                 }
             )
-        records += figure_records(look, ("attention_entropy", "q_drift", "k_drift"), of=cell)
-    return Evidence(bench.said(), LAB, found, records=tuple(records))
+        records += figure_records(units, ("attention_entropy", "q_drift", "k_drift"), of=cell)
+    return subjects.evidence([lab.last("decoder")], quantities, records)
 
 
 def _sharp_without_drift(end: str, words: str) -> Rule:
-    """One of the variants is as sharp as softmax, or sharper, at less than half of its drift."""
+    """At least one variant is as sharp as softmax, or sharper, with less than half of its drift."""
     return either(
         *(
             every(
@@ -248,12 +255,12 @@ def _sharp_without_drift(end: str, words: str) -> Rule:
 # --- the claims ---------------------------------------------------------------------------------------------------
 
 
-def _raising(setting: Setting) -> Condition:
-    return above(_named("raises", setting), _TAIL, f"share of seeds in which the cosine rises, {setting}")
+def _raising(setting: BlockSetting) -> Condition:
+    return above(_quantity_name("raises", setting), _TAIL, f"share of seeds in which the cosine rises, {setting}")
 
 
-def _sharpening(setting: Setting) -> Condition:
-    return below(_named("entropy", setting), 0.0, f"slope of entropy on log N, {setting}")
+def _sharpening(setting: BlockSetting) -> Condition:
+    return below(_quantity_name("entropy", setting), 0.0, f"slope of entropy on log N, {setting}")
 
 
 CLAIMS = (
@@ -284,7 +291,7 @@ CLAIMS = (
     Claim(
         "A2",
         PAPER,
-        "Drift, the norm of the mean, explains the cosine in many models, not in all.",
+        "Drift, the norm of the mean, explains the cosine in many models, but not in all.",
         {"lab": drift_evidence, "model": drift_evidence},
         published=every(above("significant", 0.5, "share of models in which both rise together, p < .05")),
         control=every(
@@ -314,7 +321,7 @@ CLAIMS = (
         "The bias sharpens attention.",
         {"nothing": _sharpens, "model": _sharpens},
         published=every(_sharpening(PUBLISHED)),
-        control=every(_sharpening(PUBLISHED), _sharpening(Setting("pre"))),
+        control=every(_sharpening(PUBLISHED), _sharpening(BlockSetting("pre"))),
         settle="more seeds, or a wider block (--size paper)",
         figure=("block_entropy", "block_logit_std", "block_largest"),
         seconds=1,
@@ -322,15 +329,15 @@ CLAIMS = (
     Claim(
         "A5",
         PAPER,
-        "In training queries and keys drift in parallel directions while attention sharpens.",
-        {"lab": _heads_on_lab, "checkpoints": _heads_on_checkpoints},
+        "During training, queries and keys drift in parallel directions while attention sharpens.",
+        {"lab": _heads_on_lab, "checkpoints": heads_evidence},
         published=every(above("parallel", 0.5, "share of heads with |cos(q̄, k̄)| up and entropy down")),
         control=every(
             above("budget", 0.0, "growth of the mean query's share in the logit budget"),
             above("ablation", 0.1, "relative rise of entropy without the mean query"),
         ),
         settle="checkpoints of a model: --model LIST --text FILE, LIST a file of ids such as "
-        "google/multiberts-seed_0-step_20k, one a line",
+        "google/multiberts-seed_0-step_20k, one per line",
         figure=(_PARALLEL, "mean_entropy", "qk_cosine", "logit_budget"),
         cells=("decoder",),
         seconds=8,

@@ -1,4 +1,4 @@
-"""The tangent test on trainings of the lab and on models given, each test made once and kept."""
+"""The tangent test on lab trainings and on models of the user. Each test is made once and kept on disk."""
 
 from __future__ import annotations
 
@@ -13,22 +13,23 @@ import torch
 
 from anisoscope.records import Record
 from anisoscope.store.run import Run
-from anisoscope.studies.claims.bench import Lab
-from anisoscope.studies.claims.given import Given, groups_of, width_of
-from anisoscope.studies.claims.looks import kept
-from anisoscope.studies.claims.readings import Entry, Missing, RunView, Units, drawn, estimate
-from anisoscope.studies.claims.states import states
+from anisoscope.studies.claims.given_models import GivenModel, groups_of, width_of
+from anisoscope.studies.claims.hidden_states import states
+from anisoscope.studies.claims.measurements import load_or_make
+from anisoscope.studies.claims.run_view import Entry, Missing, RunView, Units, estimate, estimate_record
+from anisoscope.studies.claims.subjects import Lab, LabModel, Subject
 from anisoscope.tangent import Tangent, energy, fit_bases, haar
 from anisoscope.tangent.null import EMBEDDING, GRADIENTS, HIDDEN, WEIGHT_IN, WEIGHT_OUT
 from anisoscope.tangent.tangent_test import fit_frames, tangent_test
 
 NULLS = ("normal_control", "orientation", "coordinates", "transfer_slope", "local_test", "error_shuffle")
-TOKENS = "no-sink"  # the policy of every test: first tokens and massive ones are left out
-RANK = 32  # of a basis in a model given, or a quarter of its width
-PUBLISHED_P = 1 / 21  # the least that 20 draws can give
+TOKENS = "no-sink"  # the token policy of every test
+RANK = 32  # of a basis in a model of the user, or a quarter of its width if that is less
+PUBLISHED_P = 1 / 21  # the smallest p-value that 20 draws can give
 
 
 def rank_of(lab: Lab) -> int:
+    """Return the rank of the bases in the lab."""
     return int(lab.size.switches["rank"])
 
 
@@ -39,8 +40,23 @@ def rank_of(lab: Lab) -> int:
 _KINDS = {"gradients": ((HIDDEN,), "pca"), "objects": (GRADIENTS, "pca"), "concepts": ((HIDDEN,), "semi_nmf")}
 
 
-def gradients_of(lab: Lab, cell: str, step: int, *, kind: str = "gradients", fitted_at: int | None = None) -> Units:
-    """The test of every seed of a cell at one step; `fitted_at` takes the bases of another step."""
+def gradients_of(subject: Subject, fitted: Subject | None = None) -> Units:
+    """Test every unit of a subject: every seed, or every group of documents.
+
+    Args:
+        subject: The model.
+        fitted: The model that the bases are fitted on, the same training at another step; None for `subject` itself.
+    """
+    if isinstance(subject, LabModel):
+        return lab_gradients(subject, fitted_at=None if fitted is None else fitted.step)
+    if isinstance(subject, GivenModel) and (fitted is None or isinstance(fitted, GivenModel)):
+        return _given_gradients(subject, fitted)
+    raise Missing(f"No gradients of {subject.name}.")
+
+
+def lab_gradients(subject: LabModel, *, kind: str = "gradients", fitted_at: int | None = None) -> Units:
+    """Test every seed of a lab training; `fitted_at` takes the bases of another step."""
+    lab, cell, step = subject.lab, subject.name, subject.step
     return Units(tuple(_lab_test(lab, cell, seed, step, kind, fitted_at) for seed in range(lab.seeds)))
 
 
@@ -49,7 +65,7 @@ def _lab_test(lab: Lab, cell: str, seed: int, step: int, kind: str, fitted_at: i
     name = kind if fitted_at is None else f"{kind}-fitted-at-{fitted_at}"
 
     def make(folder: Path) -> Run:
-        lab.say(f"gradients of {cell}, seed {seed}, step {step}")
+        lab.on_status(f"gradients of {cell}, seed {seed}, step {step}")
         opened = lab.opened(cell, seed, step)
         fit, test = lab.batches(cell, 0), lab.batches(cell, 1)
         tangent = Tangent(proxies=(proxy,), ranks=(rank_of(lab),), nulls=NULLS)
@@ -72,11 +88,10 @@ def _lab_test(lab: Lab, cell: str, seed: int, step: int, kind: str, fitted_at: i
             out=folder,
         )
 
-    return lab.kept_reading(cell, seed, step, name, make)
+    return lab.stored_view(cell, seed, step, name, make)
 
 
-def gradients_of_model(model: Given, fitted: Given | None = None) -> Units:
-    """The test of a model given, on groups of documents that share none; `fitted` gives the bases instead of itself."""
+def _given_gradients(model: GivenModel, fitted: GivenModel | None) -> Units:
     opened = model.open()
     fit, test = model.halves(opened)
     groups = groups_of(test)
@@ -85,7 +100,7 @@ def gradients_of_model(model: Given, fitted: Given | None = None) -> Units:
     end = "" if fitted is None else f"-fitted-at-{fitted.step}"
 
     def make(number: int, folder: Path) -> Run:
-        model.say(f"gradients of {model.name}, group {number + 1} of {len(groups)}")
+        model.on_status(f"gradients of {model.name}, group {number + 1} of {len(groups)}")
         return tangent_test(
             opened,
             fit=fit,
@@ -97,64 +112,64 @@ def gradients_of_model(model: Given, fitted: Given | None = None) -> Units:
             out=folder,
         )
 
-    places = [model.folder / f"gradients{end}-{number}" for number in range(len(groups))]
-    runs = [kept(place, partial(make, number)) for number, place in enumerate(places)]
+    folders = [model.folder / f"gradients{end}-{number}" for number in range(len(groups))]
+    runs = [load_or_make(folder, partial(make, number)) for number, folder in enumerate(folders)]
     return Units(tuple(RunView.of(run.records()) for run in runs), "groups of documents")
 
 
-# --- what a test says ---------------------------------------------------------------------------------------------
+# --- numbers of a test --------------------------------------------------------------------------------------------
 
 
-def hidden(reading: RunView, metric: str, **variant: Any) -> list[Entry]:
-    """The numbers of a metric for hidden gradients, layer by layer."""
-    return reading.find(metric, TOKENS, gradient=HIDDEN, **variant)
+def hidden(view: RunView, metric: str, **variant: Any) -> list[Entry]:
+    """Return the numbers of a metric for hidden gradients, in the order of the layers."""
+    return view.find(metric, TOKENS, gradient=HIDDEN, **variant)
 
 
-def mean_of(reading: RunView, metric: str, **variant: Any) -> float:
-    return fmean(entry.value for entry in hidden(reading, metric, **variant))
+def mean_of(view: RunView, metric: str, **variant: Any) -> float:
+    """Return the mean of a metric over layers."""
+    return fmean(entry.value for entry in hidden(view, metric, **variant))
 
 
-def enriched(*readings: RunView) -> list[bool]:
-    """Of every layer and step: whether the basis beats all 20 normal controls, as published."""
+def enriched(*views: RunView) -> list[bool]:
+    """For each layer and step: whether the basis beats all 20 normal controls, as published."""
     flags: list[bool] = []
-    for reading in readings:
-        p = {e.site: e.value for e in hidden(reading, "gradient_p", null="normal_control", rows="plain", proxy="pca")}
-        ratios = hidden(reading, "tangent_normal_ratio", rows="plain", proxy="pca")
+    for view in views:
+        p = {e.site: e.value for e in hidden(view, "gradient_p", null="normal_control", rows="plain", proxy="pca")}
+        ratios = hidden(view, "tangent_normal_ratio", rows="plain", proxy="pca")
         flags += [entry.value > 1 and p[entry.site] <= PUBLISHED_P + 1e-9 for entry in ratios]
     return flags
 
 
-def log_ratio(*readings: RunView) -> float:
-    """Mean log of the tangent/normal ratio over layers and steps."""
+def log_ratio(*views: RunView) -> float:
+    """Return the mean log of the tangent/normal ratio over layers and steps."""
     return fmean(
         math.log(max(entry.value, 1e-12))
-        for reading in readings
-        for entry in hidden(reading, "tangent_normal_ratio", rows="plain", proxy="pca")
+        for view in views
+        for entry in hidden(view, "tangent_normal_ratio", rows="plain", proxy="pca")
     )
 
 
-def log_enrichment(reading: RunView) -> float:
-    entries = [
-        e for e in hidden(reading, "gradient_enrichment", rows="plain", proxy="pca") if "stratum" not in e.variant
-    ]
+def log_enrichment(view: RunView) -> float:
+    """Return the mean log of the gradient enrichment over layers."""
+    entries = [e for e in hidden(view, "gradient_enrichment", rows="plain", proxy="pca") if "stratum" not in e.variant]
     return fmean(math.log(max(entry.value, 1e-12)) for entry in entries)
 
 
-def energy_of(reading: RunView, **variant: Any) -> float:
-    """Mean energy over layers: of all tokens, or of one stratum."""
-    wanted = {"stratum": variant.get("stratum")}
-    found = hidden(reading, "gradient_energy", proxy="pca", **{"rows": "plain", **variant})
-    return fmean(e.value for e in found if "null" not in e.variant and e.variant.get("stratum") == wanted["stratum"])
+def energy_of(view: RunView, **variant: Any) -> float:
+    """Return the mean gradient energy over layers, of all tokens or of one stratum."""
+    entries = hidden(view, "gradient_energy", proxy="pca", **{"rows": "plain", **variant})
+    stratum = variant.get("stratum")
+    return fmean(e.value for e in entries if "null" not in e.variant and e.variant.get("stratum") == stratum)
 
 
-def removal_wins(reading: RunView, null: str, dimension: str) -> list[bool]:
-    """Of every layer: whether taking the basis out makes gradients rounder than taking a control out."""
-    found = hidden(reading, "anisotropy_share", null=null, dimension=dimension, proxy="pca")
-    return [entry.value > (entry.null or 0.0) for entry in found]
+def removal_wins(view: RunView, null: str, dimension: str) -> list[bool]:
+    """For each layer: whether removing the basis makes gradients more isotropic than removing a control does."""
+    entries = hidden(view, "anisotropy_share", null=null, dimension=dimension, proxy="pca")
+    return [entry.value > (entry.null or 0.0) for entry in entries]
 
 
-# Which null stands beside which gradient: a weight's gradient lies in the span of its inputs by construction.
-_BESIDE = (
+# The null of each gradient. A weight's gradient lies in the span of its inputs by construction.
+_NULL_OF = (
     *((HIDDEN, null) for null in ("normal_control", "orientation", "coordinates")),
     (WEIGHT_IN, "error_shuffle"),
     (WEIGHT_OUT, "orientation"),
@@ -163,36 +178,36 @@ _BESIDE = (
 
 
 def objects_table(units: Units, step: int) -> list[Record]:
-    """Energy of every kind of gradient, mean over places, beside the level that its null expects."""
-    out = []
-    for gradient, null in _BESIDE:
+    """Return the energy of every kind of gradient, mean over sites, with the value that its null expects."""
+    records = []
+    for gradient, null in _NULL_OF:
         for proxy in ("pca", "semi_nmf"):
             which = {"gradient": gradient, "null": null, "rows": "plain", "proxy": proxy}
             try:
                 energies = estimate(partial(_mean_energy, which), units)
-                level = estimate(partial(_mean_level, which), units).value
+                level = estimate(partial(_mean_null, which), units).value
             except Missing:
                 continue
             of = f"{gradient}, {proxy}, step {step}, beside {null}"
-            out.append(drawn(energies, "energy_by_gradient", of=of, null=level))
-    return out
+            records.append(estimate_record(energies, "energy_by_gradient", of=of, null=level))
+    return records
 
 
-def _mean_energy(which: dict[str, str], reading: RunView) -> float:
-    return fmean(entry.value for entry in reading.find("gradient_energy", TOKENS, **which))
+def _mean_energy(which: dict[str, str], view: RunView) -> float:
+    return fmean(entry.value for entry in view.find("gradient_energy", TOKENS, **which))
 
 
-def _mean_level(which: dict[str, str], reading: RunView) -> float:
-    return fmean(entry.null or 0.0 for entry in reading.find("gradient_energy", TOKENS, **which))
+def _mean_null(which: dict[str, str], view: RunView) -> float:
+    return fmean(entry.null or 0.0 for entry in view.find("gradient_energy", TOKENS, **which))
 
 
 # --- the change of activations ------------------------------------------------------------------------------------
 
 
 def change_in_basis(lab: Lab, cell: str, seed: int, steps: Sequence[int]) -> list[tuple[float, float]]:
-    """Of each layer and pair of steps: the share of ‖ΔH‖² in the basis less r/d, and its p under random subspaces.
+    """For each layer and pair of steps: the share of ‖ΔH‖² in the basis minus r/d, and its p under random subspaces.
 
-    Bases are fitted at the earlier step on one half of the windows, ΔH is of the other half.
+    Bases are fitted at the earlier step on one half of the windows; ΔH is measured on the other half.
     """
     rank = rank_of(lab)
     fit, test = lab.batches(cell, 0), lab.batches(cell, 1)
@@ -202,12 +217,12 @@ def change_in_basis(lab: Lab, cell: str, seed: int, steps: Sequence[int]) -> lis
         for model in models[:-1]
     ]
     rows = [states(model, test, ["resid"]) for model in models]
-    found = []
-    for place, fitted in enumerate(bases):
+    results = []
+    for index, fitted in enumerate(bases):
         for site, basis in fitted.items():
-            change = (rows[place + 1][site] - rows[place][site]).double()  # (n, d)
+            change = (rows[index + 1][site] - rows[index][site]).double()  # (n, d)
             second = torch.mm(change.T, change)
             law = haar(second, basis.effective)
             inside = energy(second, basis)
-            found.append((inside - law.mean, law.p_value(inside)))
-    return found
+            results.append((inside - law.mean, law.p_value(inside)))
+    return results

@@ -1,4 +1,4 @@
-"""P: what the four papers leave open: does isotropy help or hurt, and does sharp attention help?"""
+"""P: questions that the four papers leave open: does isotropy help or hurt, and does sharp attention help?"""
 
 from __future__ import annotations
 
@@ -7,57 +7,59 @@ from functools import partial
 from statistics import fmean
 
 from anisoscope.records import Record
-from anisoscope.studies.claims.bench import Bench
-from anisoscope.studies.claims.claim import LAB, Claim, Estimate, Evidence, Rule, above, below, either, every, gate
-from anisoscope.studies.claims.downstream import probe_accuracy
-from anisoscope.studies.claims.godey2024 import VARIANTS, drift
-from anisoscope.studies.claims.looks import HEADS, SHAPE
-from anisoscope.studies.claims.readings import drawn, estimate
-from anisoscope.studies.claims.sizes import CENTRING, ISOSCORE, TEMPERATURE
-from anisoscope.studies.claims.statistics import partial_slope, slope, spearman
+from anisoscope.stats.inference import spearman
+from anisoscope.studies.claims.claim import Claim, Estimate, Evidence, Rule, above, below, either, every, gate
+from anisoscope.studies.claims.curve_shapes import partial_slope, slope
+from anisoscope.studies.claims.godey2024 import VARIANTS, head_drift
+from anisoscope.studies.claims.linear_probe import probe_accuracy
+from anisoscope.studies.claims.measurements import HEADS, SHAPE
+from anisoscope.studies.claims.run_sizes import CENTRING, ISOSCORE, TEMPERATURE
+from anisoscope.studies.claims.run_view import estimate, estimate_record
+from anisoscope.studies.claims.subjects import Subjects
 
 PAPER = "open"
-# Doses in rising order; the decoder is the middle of the temperatures and the beginning of the others.
+# Doses in rising order. The decoder is the middle one of the temperatures and the first one of the others.
 _DOSES = {
     "isoscore": ("decoder", *(f"isoscore-{weight:g}" for weight in ISOSCORE)),
     "centring": ("decoder", *(f"centring-{share:g}" for share in CENTRING)),
 }
-_METRICS = ("validation_loss", "probe_accuracy", "reached_isoscore")  # what a dose brings about, in this order
+_METRICS = ("validation_loss", "probe_accuracy", "reached_isoscore")  # the effects of a dose, in this order
 _TEMPERATURES = (f"temperature-{TEMPERATURE[0]:g}", "decoder", f"temperature-{TEMPERATURE[1]:g}")
 
 
 def _responses(name: str, values: Sequence[Sequence[float]]) -> dict[str, Estimate]:
-    """Slope on the place of the dose, and rank correlation with it, of values by seed and dose."""
-    places = range(len(values[0]))
+    """Slope on the rank of the dose, and rank correlation with it, of values by seed and dose."""
+    ranks = range(len(values[0]))
     return {
-        f"{name}_slope": Estimate.over([slope(places, seed) for seed in values]),
-        f"{name}_order": Estimate.over([spearman(places, seed) for seed in values]),
+        f"{name}_slope": Estimate.over([slope(ranks, seed) for seed in values]),
+        f"{name}_order": Estimate.over([spearman(ranks, seed) for seed in values]),
     }
 
 
 # --- P1 -----------------------------------------------------------------------------------------------------------
 
 
-def _isotropy_doses(bench: Bench) -> Evidence:
-    lab, last = bench.lab, bench.size.steps
-    found: dict[str, Estimate] = {}
+def _isotropy_doses(subjects: Subjects) -> Evidence:
+    lab, last = subjects.lab, subjects.size.steps
+    quantities: dict[str, Estimate] = {}
     records: list[Record] = []
     for dose, cells in _DOSES.items():
         losses = [[lab.loss(cell, seed) for cell in cells] for seed in range(lab.seeds)]
-        bench.lab.say(f"probes of {dose}")
+        lab.on_status(f"probes of {dose}")
         probes = [
-            [probe_accuracy(lab.model(cell, seed, last), lab.data(cell, seed), bench.size) for cell in cells]
+            [probe_accuracy(lab.model(cell, seed, last), lab.data(cell, seed), subjects.size) for cell in cells]
             for seed in range(lab.seeds)
         ]
-        looks = [lab.last(cell, SHAPE) for cell in cells]
-        reached = [[fmean(look.parts[seed].profile("isoscore")) for look in looks] for seed in range(lab.seeds)]
+        units = [lab.last(cell).measure(SHAPE) for cell in cells]
+        reached = [[fmean(each.parts[seed].profile("isoscore")) for each in units] for seed in range(lab.seeds)]
         kinds = {"loss": losses, "probe": probes, "reached": reached}
         for kind, values in kinds.items():
-            found |= _responses(f"{dose}_{kind}", values)
+            quantities |= _responses(f"{dose}_{kind}", values)
         for metric, values in zip(_METRICS, kinds.values(), strict=True):
-            for place, cell in enumerate(cells):
-                records.append(drawn(Estimate.over([seed[place] for seed in values]), metric, of=f"{dose}: {cell}"))
-    return Evidence(bench.said(), LAB, found, records=tuple(records))
+            for rank, cell in enumerate(cells):
+                value = Estimate.over([seed[rank] for seed in values])
+                records.append(estimate_record(value, metric, of=f"{dose}: {cell}"))
+    return subjects.evidence([lab.last("decoder")], quantities, records)
 
 
 def _moves(dose: str, up: bool, words: str) -> Rule:
@@ -77,27 +79,27 @@ def _moves(dose: str, up: bool, words: str) -> Rule:
 # --- P2 -----------------------------------------------------------------------------------------------------------
 
 
-def _sharpness_doses(bench: Bench) -> Evidence:
-    lab = bench.lab
+def _sharpness_doses(subjects: Subjects) -> Evidence:
+    lab = subjects.lab
     cells = (*_TEMPERATURES, *VARIANTS)
-    looks = {cell: lab.last(cell, HEADS) for cell in cells}
+    units = {cell: lab.last(cell).measure(HEADS) for cell in cells}
     slopes, orders = [], []
     for seed in range(lab.seeds):
         losses = [lab.loss(cell, seed) for cell in cells]
-        entropy = [looks[cell].parts[seed].mean("attention_entropy") for cell in cells]
-        slopes.append(partial_slope(losses, entropy, [drift(looks[cell].parts[seed]) for cell in cells]))
+        entropy = [units[cell].parts[seed].mean("attention_entropy") for cell in cells]
+        slopes.append(partial_slope(losses, entropy, [head_drift(units[cell].parts[seed]) for cell in cells]))
         orders.append(spearman(entropy[: len(_TEMPERATURES)], losses[: len(_TEMPERATURES)]))
-    found = {"slope": Estimate.over(slopes), "order": Estimate.over(orders)}
+    quantities = {"slope": Estimate.over(slopes), "order": Estimate.over(orders)}
     records = [
-        drawn(value, metric, of=cell)
+        estimate_record(value, metric, of=cell)
         for cell in cells
         for metric, value in (
             ("validation_loss", lab.over_seeds(partial(lab.loss, cell))),
-            ("mean_entropy", estimate(lambda reading: reading.mean("attention_entropy"), looks[cell])),
-            ("mean_drift", estimate(drift, looks[cell])),
+            ("mean_entropy", estimate(lambda view: view.mean("attention_entropy"), units[cell])),
+            ("mean_drift", estimate(head_drift, units[cell])),
         )
     ]
-    return Evidence(bench.said(), LAB, found, records=tuple(records))
+    return subjects.evidence([lab.last("decoder")], quantities, records)
 
 
 # --- the claims ---------------------------------------------------------------------------------------------------
@@ -106,7 +108,7 @@ CLAIMS = (
     Claim(
         "P1",
         PAPER,
-        "Pushing states towards isotropy changes what a model is worth, in one direction.",
+        "Pushing states towards isotropy consistently hurts or consistently helps a model.",
         {"lab": _isotropy_doses},
         published=(),
         control=either(
@@ -116,7 +118,7 @@ CLAIMS = (
                 for up in (True, False)
             )
         ),
-        settle="more seeds, a longer training of the lab (--size paper), or tasks of yours",
+        settle="more seeds, a longer training of the lab (--size paper), or your own tasks",
         figure=("validation_loss", "probe_accuracy", "reached_isoscore"),
         cells=(*_DOSES["isoscore"], *_DOSES["centring"][1:]),
         seconds=15,
@@ -124,7 +126,7 @@ CLAIMS = (
     Claim(
         "P2",
         PAPER,
-        "Sharper attention changes what a model is worth, in one direction.",
+        "Sharper attention consistently helps or consistently hurts a model.",
         {"lab": _sharpness_doses},
         published=(),
         control=either(

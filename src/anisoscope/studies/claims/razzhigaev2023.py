@@ -2,43 +2,38 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from statistics import fmean
 
 from anisoscope.records import Record
-from anisoscope.studies.claims.bench import Bench
-from anisoscope.studies.claims.claim import LAB, MODEL, Claim, Estimate, Evidence, above, below, every, gate
-from anisoscope.studies.claims.dimension_evidence import (
-    HIGHEST,
-    SCALE,
-    dimension_on_checkpoints,
-    dimension_on_lab,
-    low_on_lab,
-    low_on_model,
-)
-from anisoscope.studies.claims.given import Given, ran_on
-from anisoscope.studies.claims.looks import BELL, LOCAL, REMOVAL, SHAPE, TYLER
-from anisoscope.studies.claims.readings import (
+from anisoscope.stats.inference import bell, spearman
+from anisoscope.studies.claims.claim import Claim, Estimate, Evidence, above, below, every, gate
+from anisoscope.studies.claims.curve_shapes import span
+from anisoscope.studies.claims.dimension_evidence import HIGHEST, SCALE, dimension_evidence, low_dimension_evidence
+from anisoscope.studies.claims.given_models import GivenModel
+from anisoscope.studies.claims.measurements import BELL, LOCAL, REMOVAL, SHAPE, TYLER, MeasurementKind
+from anisoscope.studies.claims.run_view import (
     Missing,
     RunView,
     Units,
-    drawn,
     estimate,
+    estimate_record,
     estimates,
     figure_records,
     least_favourable,
     profile_records,
 )
-from anisoscope.studies.claims.statistics import bell, span, spearman
+from anisoscope.studies.claims.subjects import Subject, Subjects, SubjectSource
 
 PAPER = "razzhigaev2023"
 _SHARE, _TYLER = "spectral_anisotropy", "tyler_share"
 Statistic = Callable[[RunView], float]
-_KINDS = ("", "_no_sink", "_tyler")  # of a quantity: all tokens, without flagged ones, of Tyler's matrix
+Shape = Callable[[Sequence[float]], float]
+_VERSIONS = ("", "_no_sink", "_tyler")  # of a quantity: all tokens, without flagged ones, of Tyler's matrix
 
-# λ1/Σλ over hidden states as the paper's figures have it, the embedding first; None where no source gives a value.
+# λ1/Σλ over hidden states as in the paper's figures, the embedding first; None if no source gives a value.
 _FIGURES: dict[str, tuple[float | None, ...]] = {
     "GPT-2, published": (0.06, 0.30, 0.97, *[0.98] * 9, 0.83),
     "BERT, published, least": (0.01,) * 13,
@@ -48,44 +43,88 @@ _FIGURES: dict[str, tuple[float | None, ...]] = {
 }
 
 
-def _of_profile(shape: Callable[[Sequence[float]], float], metric: str, tokens: str = "all") -> Statistic:
-    return lambda reading: shape(reading.profile(metric, tokens))
-
-
-def _mean(metric: str, tokens: str = "all") -> Statistic:
-    return _of_profile(fmean, metric, tokens)
+def _of_profile(shape: Shape, metric: str, tokens: str = "all") -> Statistic:
+    return lambda view: shape(view.profile(metric, tokens))
 
 
 # --- S1, S6: the bell ---------------------------------------------------------------------------------------------
 
 
-Look = Callable[[], Units]  # taken when it is asked for: a text may be too short for it
+def bell_evidence(subjects: SubjectSource, kind: MeasurementKind = SHAPE) -> Evidence:
+    """Gather the bell of decoders and the range of encoders over layers (S1).
+
+    Args:
+        subjects: Where the models come from.
+        kind: The measurement of λ1/Σλ; `BELL` also has the removal curve of every model.
+    """
+    models = subjects.models("decoder", "encoder")
+    each = [
+        _bells("bell", bell, model, kind) if model.decoder else _bells("range", span, model, kind) for model in models
+    ]
+    records = [record for model in models for record in _profiles(model, kind)]
+    for model in models if kind is BELL else models[:1]:
+        units = model.measure(BELL if kind is BELL else REMOVAL)
+        records += figure_records(units, REMOVAL.metrics, of=model.name)
+    records += _published(max(_depth(model.measure(kind)) for model in models))
+    quantities = least_favourable(each, highest=[f"range{version}" for version in _VERSIONS])
+    return subjects.evidence(models, quantities, records, left_out=_not_given(models))
 
 
-def _bells(name: str, shape: Callable[[Sequence[float]], float], look: Look, tyler: Look) -> dict[str, Estimate]:
-    """A shape of the profile with all tokens, without flagged ones, and of Tyler's matrix."""
+def _bells(name: str, shape: Shape, model: Subject, kind: MeasurementKind) -> dict[str, Estimate]:
+    """A shape of the profile of all tokens, without flagged tokens, and of Tyler's matrix."""
     return estimates(
         {
-            name: lambda: estimate(_of_profile(shape, _SHARE), look()),
-            f"{name}_no_sink": lambda: estimate(_of_profile(shape, _SHARE, "no-sink"), look()),
-            f"{name}_tyler": lambda: estimate(_of_profile(shape, _TYLER, "no-sink"), tyler()),
+            name: lambda: estimate(_of_profile(shape, _SHARE), model.measure(kind)),
+            f"{name}_no_sink": lambda: estimate(_of_profile(shape, _SHARE, "no-sink"), model.measure(kind)),
+            f"{name}_tyler": lambda: estimate(_of_profile(shape, _TYLER, "no-sink"), model.measure(TYLER)),
         }
     )
 
 
-def _profiles(look: Look, tyler: Look, of: str) -> list[Record]:
-    """The figure of one model: λ1/Σλ over hidden states with and without flagged tokens, and Tyler's."""
-    out: list[Record] = []
-    for take, metric, tokens in ((look, _SHARE, "all"), (look, _SHARE, "no-sink"), (tyler, _TYLER, "no-sink")):
+def _profiles(model: Subject, kind: MeasurementKind) -> list[Record]:
+    """λ1/Σλ of one model over hidden states with and without flagged tokens, and that of Tyler's matrix."""
+    records: list[Record] = []
+    for measured, metric, tokens in ((kind, _SHARE, "all"), (kind, _SHARE, "no-sink"), (TYLER, _TYLER, "no-sink")):
         try:
-            out += profile_records(take(), metric, of=of, tokens=tokens)
+            records += profile_records(model.measure(measured), metric, of=model.name, tokens=tokens)
         except Missing:
             continue
-    return out
+    return records
 
 
-def _over_batches(model: Given) -> list[Record]:
-    """The mean over batches with its error, as published; pooled values are what is judged."""
+def _depth(units: Units) -> int:
+    return len((units.whole or units.parts[0]).profile(_SHARE))
+
+
+def _published(depth: int) -> list[Record]:
+    """The published profiles, resampled to the depth of the measured models."""
+    records = []
+    for name, values in _FIGURES.items():
+        for index in range(depth):
+            value = values[round(index * (len(values) - 1) / (depth - 1))]
+            if value is not None:
+                site = "embed" if index == 0 else f"resid.{index - 1}"
+                records.append(Record(site, _SHARE, value, variant={"of": name}, note="at equal relative depth"))
+    return records
+
+
+def _not_given(models: Sequence[Subject]) -> dict[str, str]:
+    absent = {
+        name: reason
+        for name, decoder, reason in (("bell", True, "no decoder was given"), ("range", False, "no encoder was given"))
+        if all(model.decoder != decoder for model in models)
+    }
+    return {f"{name}{version}": reason for name, reason in absent.items() for version in _VERSIONS}
+
+
+def _bell_on_models(subjects: Subjects) -> Evidence:
+    evidence = bell_evidence(subjects, BELL)
+    means = [record for model in subjects.given_models for record in _means_over_batches(model)]
+    return replace(evidence, records=(*evidence.records, *means))
+
+
+def _means_over_batches(model: GivenModel) -> list[Record]:
+    """The mean over batches with its error, as published. The rules use the pooled values."""
     of = f"{model.name}, mean over batches of {model.size.batch_tokens:,} tokens"
     return [
         replace(record, variant={"of": of}, run="")
@@ -94,123 +133,83 @@ def _over_batches(model: Given) -> list[Record]:
     ]
 
 
-def _published(places: int) -> list[Record]:
-    """The published profiles at as many depths as the models here have."""
-    out = []
-    for name, values in _FIGURES.items():
-        for place in range(places):
-            value = values[round(place * (len(values) - 1) / (places - 1))]
-            if value is not None:
-                site = "embed" if place == 0 else f"resid.{place - 1}"
-                out.append(Record(site, _SHARE, value, variant={"of": name}, note="at equal relative depth"))
-    return out
+def mask_evidence(subjects: SubjectSource) -> Evidence:
+    """Gather the bells of models that differ in the mask and in the objective (S6)."""
+    models = subjects.models("decoder", "causal-masked", "encoder", "uniform", "no-attention")
+    units = {model.name: model.measure(SHAPE) for model in models}
+    height = _of_profile(bell, _SHARE)
 
+    def difference_of_bells(a: str, b: str) -> Estimate:
+        return estimate(lambda one, other: height(one) - height(other), units[a], units[b])
 
-def _places(looks: Sequence[Units]) -> int:
-    return max(len((look.whole or look.parts[0]).profile(_SHARE)) for look in looks)
-
-
-def _bell_on_lab(bench: Bench) -> Evidence:
-    lab = bench.lab
-    looks = {cell: (partial(lab.last, cell, SHAPE), partial(lab.last, cell, TYLER)) for cell in ("decoder", "encoder")}
-    found = _bells("bell", bell, *looks["decoder"]) | _bells("range", span, *looks["encoder"])
-    records = [record for cell, pair in looks.items() for record in _profiles(*pair, cell)]
-    records += figure_records(lab.last("decoder", REMOVAL), REMOVAL.metrics, of="decoder")
-    records += _published(_places([look() for look, _ in looks.values()]))
-    return Evidence(bench.said(), LAB, found, records=tuple(records))
-
-
-def _bell_on_models(bench: Bench) -> Evidence:
-    each: list[dict[str, Estimate]] = []
-    records: list[Record] = []
-    for model in bench.models:
-        look, tyler = (partial(model.look, kind) for kind in (BELL, TYLER))
-        each.append(_bells("bell", bell, look, tyler) if model.decoder else _bells("range", span, look, tyler))
-        records += _profiles(look, tyler, model.name) + _over_batches(model)
-        records += figure_records(look(), REMOVAL.metrics, of=model.name)
-    found = least_favourable(each, highest=[f"range{kind}" for kind in _KINDS])
-    absent = {
-        name: why
-        for name, decoder, why in (("bell", True, "no decoder was given"), ("range", False, "no encoder was given"))
-        if all(model.decoder != decoder for model in bench.models)
+    quantities = {
+        "causal": difference_of_bells("decoder", "encoder"),
+        "mask_alone": difference_of_bells("causal-masked", "encoder"),
     }
-    left_out = {f"{name}{kind}": why for name, why in absent.items() for kind in _KINDS}
-    records += _published(_places([model.look(BELL) for model in bench.models]))
-    return Evidence(ran_on(bench.models), MODEL, found, left_out, tuple(records))
-
-
-def _mask_on_lab(bench: Bench) -> Evidence:
-    lab = bench.lab
-    looks = {cell: lab.last(cell, SHAPE) for cell in ("decoder", "causal-masked", "encoder", "uniform", "no-attention")}
-
-    def apart(a: str, b: str) -> Estimate:
-        height = _of_profile(bell, _SHARE)
-        return estimate(lambda one, other: height(one) - height(other), looks[a], looks[b])
-
-    found = {
-        "causal": apart("decoder", "encoder"),
-        "mask_alone": apart("causal-masked", "encoder"),
-    }
-    records = [record for cell, look in looks.items() for record in profile_records(look, _SHARE, of=cell)]
-    return Evidence(bench.said(), LAB, found, records=tuple(records))
+    records = [record for cell, each in units.items() for record in profile_records(each, _SHARE, of=cell)]
+    return subjects.evidence(models, quantities, records)
 
 
 # --- S4, S5 -------------------------------------------------------------------------------------------------------
 
 
-def _locally(look: Units, of: str) -> tuple[dict[str, Estimate], list[Record]]:
-    def over_global(reading: RunView) -> float:
-        return fmean(reading.profile("local_isotropy")) - fmean(reading.profile("isoscore"))
+def _local_evidence(subjects: SubjectSource) -> Evidence:
+    """IsoScore within clusters, compared with that of all rows and of Gaussian rows (S4)."""
+    model = subjects.models("decoder")[0]
+    units = model.measure(LOCAL)
 
-    def over_gaussian(reading: RunView) -> float:
-        return fmean(entry.value - (entry.null or 0.0) for entry in reading.find("local_isotropy"))
+    def over_global(view: RunView) -> float:
+        return fmean(view.profile("local_isotropy")) - fmean(view.profile("isoscore"))
 
-    made = {"over_global": lambda: estimate(over_global, look), "over_gaussian": lambda: estimate(over_gaussian, look)}
-    return estimates(made), figure_records(look, LOCAL.metrics, of=of)
+    def over_gaussian(view: RunView) -> float:
+        return fmean(entry.value - (entry.null or 0.0) for entry in view.find("local_isotropy"))
 
-
-def _local_on_lab(bench: Bench) -> Evidence:
-    found, records = _locally(bench.lab.last("decoder", LOCAL), "decoder")
-    return Evidence(bench.said(), LAB, found, records=tuple(records))
-
-
-def _local_on_model(bench: Bench) -> Evidence:
-    model = bench.models[0]
-    found, records = _locally(model.look(LOCAL), model.name)
-    return Evidence(ran_on([model]), MODEL, found, records=tuple(records))
+    quantities = estimates(
+        {
+            "over_global": lambda: estimate(over_global, units),
+            "over_gaussian": lambda: estimate(over_gaussian, units),
+        }
+    )
+    return subjects.evidence([model], quantities, figure_records(units, LOCAL.metrics, of=model.name))
 
 
-def _growth(
-    shape: Sequence[Units], tyler: Sequence[Units], steps: Sequence[int]
-) -> tuple[dict[str, Estimate], list[Record]]:
-    """Last less first and the rank correlation with the step, of the mean over layers, three times."""
-    ways = {"": (shape, _SHARE, "all"), "_no_sink": (shape, _SHARE, "no-sink"), "_tyler": (tyler, _TYLER, "no-sink")}
-    made: dict[str, Callable[[], Estimate]] = {}
+def growth_evidence(subjects: SubjectSource) -> Evidence:
+    """Gather the change of anisotropy over training and its rank correlation with the step (S5)."""
+    models = subjects.checkpoints("decoder")
+    steps = [model.step for model in models]
+    shape, tyler = ([model.measure(kind) for model in models] for kind in (SHAPE, TYLER))
+    versions = {
+        "": (shape, _SHARE, "all"),
+        "_no_sink": (shape, _SHARE, "no-sink"),
+        "_tyler": (tyler, _TYLER, "no-sink"),
+    }
+    makers: dict[str, Callable[[], Estimate]] = {}
     records: list[Record] = []
-    for name, (series, metric, tokens) in ways.items():
-        value = _mean(metric, tokens)
-        made[f"growth{name}"] = partial(estimate, lambda *rs, value=value: value(rs[-1]) - value(rs[0]), *series)
-        made[f"order{name}"] = partial(
-            estimate, lambda *rs, value=value: spearman(steps, list(map(value, rs))), *series
-        )
-        for units, step in zip(series, steps, strict=True):
-            try:
-                records.append(drawn(estimate(value, units), metric, of=f"mean over layers, {tokens}", step=step))
-            except Missing:
-                continue
-    return estimates(made), records
+    for version, (series, metric, tokens) in versions.items():
+        mean = _of_profile(fmean, metric, tokens)
+        makers[f"growth{version}"] = partial(estimate, partial(_last_minus_first, mean), *series)
+        makers[f"order{version}"] = partial(estimate, partial(_order, mean, steps), *series)
+        records += _means(mean, dict(zip(steps, series, strict=True)), metric, f"mean over layers, {tokens}")
+    return subjects.evidence(models, estimates(makers), records)
 
 
-def _growth_on_lab(bench: Bench) -> Evidence:
-    lab = bench.lab
-    found, records = _growth(lab.series("decoder", SHAPE), lab.series("decoder", TYLER), bench.size.looks)
-    return Evidence(bench.said(), LAB, found, records=tuple(records))
+def _last_minus_first(value: Statistic, *views: RunView) -> float:
+    return value(views[-1]) - value(views[0])
 
 
-def _growth_on_checkpoints(bench: Bench) -> Evidence:
-    shape, tyler = ([model.look(kind) for model in bench.series] for kind in (SHAPE, TYLER))
-    found, records = _growth(shape, tyler, [model.step for model in bench.series])
-    return Evidence(ran_on(bench.series), MODEL, found, records=tuple(records))
+def _order(value: Statistic, steps: Sequence[int], *views: RunView) -> float:
+    return spearman(steps, [value(view) for view in views])
+
+
+def _means(mean: Statistic, series: Mapping[int, Units], metric: str, of: str) -> list[Record]:
+    records = []
+    for step, units in series.items():
+        try:
+            value = estimate(mean, units)
+        except Missing:
+            continue
+        records.append(estimate_record(value, metric, of=of, step=step))
+    return records
 
 
 # --- the claims ---------------------------------------------------------------------------------------------------
@@ -221,8 +220,8 @@ CLAIMS = (
     Claim(
         "S1",
         PAPER,
-        "Decoders: anisotropy is a bell over the layers, highest in the middle; encoders: it is flat.",
-        {"lab": _bell_on_lab, "model": _bell_on_models},
+        "In decoders, anisotropy over layers is a bell, highest in the middle; in encoders it is flat.",
+        {"lab": bell_evidence, "model": _bell_on_models},
         published=every(
             above("bell", 0.1, "decoder, middle third − higher end sixth of λ1/Σλ"),
             below("range", 0.1, "encoder, range over layers"),
@@ -233,7 +232,7 @@ CLAIMS = (
             above("bell_tyler", 0.1, f"decoder's bell {_TYLERS}"),
             below("range_tyler", 0.1, f"encoder's range {_TYLERS}"),
         ),
-        settle="give a decoder and an encoder: --model gpt2 --model bert-base-uncased --text FILE",
+        settle="a decoder and an encoder: --model gpt2 --model bert-base-uncased --text FILE",
         figure=(_SHARE, _TYLER, "removal_curve"),
         cells=("decoder", "encoder"),
         seconds=12,
@@ -243,7 +242,7 @@ CLAIMS = (
         "S2",
         PAPER,
         "Intrinsic dimension rises early in training, then falls.",
-        {"lab": dimension_on_lab, "checkpoints": dimension_on_checkpoints},
+        {"lab": dimension_evidence, "checkpoints": dimension_evidence},
         published=every(
             above("rise_paper", 0.0, "peak − first, published estimator"),
             above("fall_paper", 0.0, "peak − last, published estimator"),
@@ -259,7 +258,7 @@ CLAIMS = (
                 for move, words in (("rise", "peak − first"), ("fall", "peak − last"))
             )
         ),
-        settle="give checkpoints of a long training: --model EleutherAI/pythia-70m --revisions 'step*' --text FILE",
+        settle="checkpoints of a long training: --model EleutherAI/pythia-70m --revisions 'step*' --text FILE",
         figure=("intrinsic_dimension",),
         cells=("decoder",),
         seconds=40,
@@ -270,13 +269,13 @@ CLAIMS = (
         "S3",
         PAPER,
         "Intrinsic dimension is low: never above 60 in decoders.",
-        {"lab": low_on_lab, "model": low_on_model},
+        {"lab": low_dimension_evidence, "model": low_dimension_evidence},
         published=every(below("highest_paper", HIGHEST, "highest dimension of a layer, published estimator")),
         control=every(
             gate("gaussian", HIGHEST, "dimension read off N(0, C) at the same n"),
             below("highest", HIGHEST, "highest dimension of a layer, duplicates removed"),
         ),
-        settle="a model whose Gaussian twin reads above 60 at this n: a wide one, on many tokens",
+        settle="a model for which Gaussian rows have a dimension above 60 at this n: a wide one, on many tokens",
         figure=("two_nn_paper",),
         cells=("decoder",),
         seconds=3,
@@ -285,8 +284,8 @@ CLAIMS = (
     Claim(
         "S4",
         PAPER,
-        "Clusters are isotropic inside, although the whole is not.",
-        {"lab": _local_on_lab, "model": _local_on_model},
+        "Clusters of states are isotropic, although all states together are not.",
+        {"lab": _local_evidence, "model": _local_evidence},
         published=every(above("over_global", 0.0, "IsoScore within clusters − of the whole")),
         control=every(above("over_gaussian", 0.0, "IsoScore within clusters − the same of N(0, C)")),
         settle="more seeds, or --model with --text",
@@ -299,7 +298,7 @@ CLAIMS = (
         "S5",
         PAPER,
         "Anisotropy grows with training.",
-        {"lab": _growth_on_lab, "checkpoints": _growth_on_checkpoints},
+        {"lab": growth_evidence, "checkpoints": growth_evidence},
         published=every(
             above("growth", 0.0, "last − first, mean over layers"),
             above("order", 0.5, "rank correlation with the step"),
@@ -314,7 +313,7 @@ CLAIMS = (
                 )
             )
         ),
-        settle="give checkpoints of a long training: --model FOLDER --revisions 'step*' --text FILE",
+        settle="checkpoints of a long training: --model FOLDER --revisions 'step*' --text FILE",
         figure=(_SHARE, _TYLER),
         cells=("decoder",),
         seconds=35,
@@ -324,8 +323,8 @@ CLAIMS = (
     Claim(
         "S6",
         PAPER,
-        "The causal mask is what separates the two shapes.",
-        {"lab": _mask_on_lab},
+        "The causal mask causes the difference between decoders and encoders.",
+        {"lab": mask_evidence},
         published=every(above("causal", 0.05, "bell of the decoder − bell of the encoder")),
         control=every(above("mask_alone", 0.05, "bell causal − bell bidirectional, both trained on masked tokens")),
         settle="more seeds, or a longer training of the lab (--size paper)",

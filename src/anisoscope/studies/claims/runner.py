@@ -1,4 +1,4 @@
-"""Running claims: evidence is gathered once and kept, verdicts are judged anew from it and go into the run."""
+"""Run claims: evidence is gathered once and kept; verdicts are judged from it each time and stored in the run."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from anisoscope.errors import AnisoscopeError, InputError, StoreError, unknown
 from anisoscope.store.files import understood
 from anisoscope.store.run import Run
 from anisoscope.studies.claims import bernas2026, godey2024, machina2024, open_questions, razzhigaev2023
-from anisoscope.studies.claims.ahead import Ahead, spare_processes
-from anisoscope.studies.claims.bench import Bench, Lab
+from anisoscope.studies.claims.background_training import BackgroundTraining, spare_processes
 from anisoscope.studies.claims.claim import FEWEST, Claim, Evidence, Verdict, judge, unjudged
 from anisoscope.studies.claims.figure_cards import cards_of
-from anisoscope.studies.claims.given import Given, given_models
-from anisoscope.studies.claims.looks import Say
-from anisoscope.studies.claims.sizes import SHOWN, SIZES, Size
+from anisoscope.studies.claims.given_models import GivenModel, open_series
+from anisoscope.studies.claims.measurements import OnStatus
+from anisoscope.studies.claims.run_sizes import SHOWN, SIZES, Size
+from anisoscope.studies.claims.subjects import Lab, Subjects
 
 CLAIMS: tuple[Claim, ...] = (
     *bernas2026.CLAIMS,
@@ -35,7 +35,11 @@ _EVIDENCE, _LAB, _MODELS = "evidence", "lab", "models"
 
 
 def find_claims(ids: Sequence[str]) -> list[Claim]:
-    """The claims of these ids, in the order of the papers; all of them for none."""
+    """Return the claims with these ids, in the order of the papers; all claims if `ids` is empty.
+
+    Raises:
+        InputError: An id is unknown.
+    """
     known = {claim.id: claim for claim in CLAIMS}
     wanted = [each.upper() for each in ids]
     for each in wanted:
@@ -45,40 +49,49 @@ def find_claims(ids: Sequence[str]) -> list[Claim]:
 
 
 def find_size(name: str, seeds: int | None = None) -> Size:
-    """The size of this name, with another number of seeds where one is given."""
+    """Return the size with this name, with another number of seeds if one is given."""
     if name not in SIZES:
         raise unknown("size", name, SIZES)
     return SIZES[name].with_seeds(seeds)
 
 
 def cost(claims: Sequence[Claim], size: Size) -> float:
-    """Minutes of one core that some claims take together where nothing is kept yet: trainings are shared."""
-    trainings, looks = _work(claims, size)
-    return trainings + looks
+    """Estimate the minutes of one core that some claims take together without earlier results; they share trainings."""
+    training, measuring = _work(claims, size)
+    return training + measuring
 
 
 def time_to_wait(claims: Sequence[Claim], size: Size) -> float:
-    """Minutes by the clock: trainings are made by as many processes as there are cores, looks by this one."""
-    trainings, looks = _work(claims, size)
-    return max(looks, (trainings + looks) / (1 + _processes(trainings)))
+    """Estimate the minutes of wall-clock time: trainings use all cores, measurements use this process only."""
+    training, measuring = _work(claims, size)
+    return max(measuring, (training + measuring) / (1 + _processes(training)))
 
 
 def _work(claims: Sequence[Claim], size: Size) -> tuple[float, float]:
-    """Minutes of one core for trainings, and for looks."""
+    """Minutes of one core for trainings, and for measurements."""
     cells = {cell for claim in claims if "lab" in claim.ways for cell in claim.cells}
     trainings = sum(min(FEWEST, size.seeds) if cell in SHOWN else size.seeds for cell in cells)
-    looks = size.seeds * sum(claim.seconds for claim in claims) / SIZES["small"].train_seconds
-    return trainings * size.train_seconds / 60, looks * size.train_seconds / 60
+    measuring = size.seeds * sum(claim.seconds for claim in claims) / SIZES["small"].train_seconds
+    return trainings * size.train_seconds / 60, measuring * size.train_seconds / 60
 
 
 def _processes(minutes: float) -> int:
-    """How many other processes train: none for what is done sooner than they would have started."""
+    """The number of other processes that train: none if the work takes less time than starting them."""
     return spare_processes() if minutes > 1 else 0
 
 
 @dataclass(frozen=True)
 class ClaimsRequest:
-    """What a run of claims works on."""
+    """What a run of claims was asked to do.
+
+    Attributes:
+        size: Size of the lab trainings and measurements.
+        models: Models of the user; none to use the lab.
+        revisions: Checkpoints of these models, such as `step*`.
+        text: Text for the models, or for the lab if there are none.
+        images: Folder of images.
+        audio: Folder of recordings.
+    """
 
     size: Size
     models: tuple[str, ...] = ()
@@ -88,6 +101,7 @@ class ClaimsRequest:
     audio: Path | None = None
 
     def to_json(self) -> dict[str, Any]:
+        """Return the request as it is stored in the run."""
         return {
             "size": self.size.name,
             "seeds": self.size.seeds,
@@ -102,50 +116,61 @@ class ClaimsRequest:
 def run_claims(
     claims: Sequence[Claim],
     out: str | Path,
-    asked: ClaimsRequest,
+    request: ClaimsRequest,
     *,
-    say: Say | None = None,
+    on_status: OnStatus | None = None,
     command: str | None = None,
 ) -> Iterator[tuple[Claim, tuple[Verdict, Verdict]]]:
-    """Every claim with its two verdicts, one after another; all verdicts so far are in the run `out` at any time.
+    """Judge claims one after another; the run `out` always holds all verdicts so far.
 
-    Evidence of a claim, trainings and looks that are there already are not made again; a claim for which no evidence
-    can be had stays inconclusive, with the reason.
+    Existing evidence, trainings and measurements in `out` are reused. A claim without evidence stays inconclusive,
+    with the reason.
+
+    Args:
+        claims: What to judge.
+        out: The run folder.
+        request: Size, models and data.
+        on_status: Called with a short text about the current work.
+        command: The command line, for the run's information.
+
+    Yields:
+        Each claim with its two verdicts: as published, and under the strongest control.
     """
     folder = Path(out)
-    text = None if asked.models else asked.text
-    bench = Bench(asked.size, Lab(folder / _LAB, asked.size, asked.size.seeds, say or (lambda _: None), text))
-    bench = replace(bench, given=_given(asked, asked.models, asked.revisions, bench, folder))
+    text = None if request.models else request.text
+    lab = Lab(folder / _LAB, request.size, request.size.seeds, on_status or (lambda _: None), text)
+    given = _given_models(request, request.models, request.revisions, lab, folder)
+    subjects = Subjects(request.size, lab, given)
     machine = f"{platform.system()}, {platform.machine()}, {os.cpu_count()} cores"
-    info = {"kind": "claims", "asked": asked.to_json(), "versions": _versions(), "machine": machine}
-    lacking = [claim for claim in claims if kept_evidence(folder, claim.id) is None and _trains(claim, bench, asked)]
-    processes = _processes(_work(lacking, asked.size)[0])
-    cells = list(dict.fromkeys(cell for claim in lacking for cell in claim.cells))
-    with _opened(folder, info, command) as run, bench.lab.training_ahead(cells, processes):
-        spent = _clock(run, bench.lab.ahead)
+    info = {"kind": "claims", "asked": request.to_json(), "versions": _versions(), "machine": machine}
+    missing = [c for c in claims if kept_evidence(folder, c.id) is None and _trains(c, subjects, request)]
+    processes = _processes(_work(missing, request.size)[0])
+    cells = list(dict.fromkeys(cell for claim in missing for cell in claim.cells))
+    with _open_or_create(folder, info, command) as run, lab.training_in_background(cells, processes):
+        minutes = _clock(run, lab.background)
         for claim in claims:
             try:
-                verdicts = judge(claim, kept_evidence(folder, claim.id) or _gathered(claim, bench, asked, folder))
-            except AnisoscopeError as why:
-                verdicts = unjudged(claim, str(why))
+                verdicts = judge(claim, kept_evidence(folder, claim.id) or _gather(claim, subjects, request, folder))
+            except AnisoscopeError as error:
+                verdicts = unjudged(claim, str(error))
             _publish(run, claim, verdicts)
-            run.update_info(minutes=spent())
+            run.update_info(minutes=minutes())
             yield claim, verdicts
 
 
-def _given(
-    asked: ClaimsRequest, models: Sequence[str], revisions: str | None, bench: Bench, folder: Path
-) -> tuple[tuple[Given, ...], ...]:
-    template = {"size": asked.size, "text": asked.text, "images": asked.images, "audio": asked.audio}
-    return given_models(models, revisions, folder / _MODELS, {**template, "say": bench.lab.say})
+def _given_models(
+    request: ClaimsRequest, models: Sequence[str], revisions: str | None, lab: Lab, folder: Path
+) -> tuple[tuple[GivenModel, ...], ...]:
+    template = {"size": request.size, "text": request.text, "images": request.images, "audio": request.audio}
+    return open_series(models, revisions, folder / _MODELS, {**template, "on_status": lab.on_status})
 
 
-def _clock(run: Run, ahead: Ahead) -> Callable[[], dict[str, float]]:
-    """Tells the minutes that a run has taken so far, broken off and continued, of its processor and by the clock."""
+def _clock(run: Run, background: BackgroundTraining) -> Callable[[], dict[str, float]]:
+    """Return a function that gives the minutes of a run so far, with earlier parts of an interrupted run."""
     before = run.info.get("minutes", {"processor": 0.0, "clock": 0.0})
     processor, clock = time.process_time(), time.monotonic()
     return lambda: {
-        "processor": before["processor"] + (time.process_time() - processor + ahead.seconds) / 60,
+        "processor": before["processor"] + (time.process_time() - processor + background.seconds) / 60,
         "clock": before["clock"] + (time.monotonic() - clock) / 60,
     }
 
@@ -156,16 +181,16 @@ def _versions() -> dict[str, str]:
     return {"anisoscope": __version__, "torch": torch.__version__, "python": platform.python_version()}
 
 
-def _opened(folder: Path, info: dict[str, Any], command: str | None) -> Run:
-    """The run of claims in a folder, begun or continued; what was asked must be the same."""
+def _open_or_create(folder: Path, info: dict[str, Any], command: str | None) -> Run:
+    """Create the run of claims in a folder, or resume it; the request must be the same."""
     if (folder / "run.json").is_file():
         before = Run.open(folder).info
         if before.get("kind") != "claims":
-            raise InputError(f"{folder} is a run, but not of claims; choose another --out")
+            raise InputError(f"{folder} is a run, but not of claims. Choose another --out.")
         if before.get("asked") != info["asked"]:
             differs = [name for name, value in info["asked"].items() if before["asked"].get(name) != value]
             raise InputError(
-                f"{folder} was begun with another {' and '.join(differs)}; ask for the same, or choose another --out"
+                f"{folder} was started with other {' and '.join(differs)}. Use the same, or choose another --out."
             )
     return Run.create(folder, info, command=command, resume=(folder / "run.json").is_file())
 
@@ -173,64 +198,64 @@ def _opened(folder: Path, info: dict[str, Any], command: str | None) -> Run:
 # --- evidence -----------------------------------------------------------------------------------------------------
 
 
-def _gathered(claim: Claim, bench: Bench, asked: ClaimsRequest, folder: Path) -> Evidence:
-    """The evidence of a claim, in the best way that what is at hand allows; it is kept.
+def _gather(claim: Claim, subjects: Subjects, request: ClaimsRequest, folder: Path) -> Evidence:
+    """Gather the evidence of a claim from the best available source, and store it.
 
-    In size paper, where no models are given, those that the claim was made about are taken.
+    Size paper without models of the user takes the models that the claim is about.
     """
-    if asked.size.name == "paper" and not asked.models:
-        bench = replace(bench, given=_given(asked, claim.sources, claim.revisions, bench, folder))
-    way = _way(claim, bench)
+    if request.size.name == "paper" and not request.models:
+        given = _given_models(request, claim.sources, claim.revisions, subjects.lab, folder)
+        subjects = replace(subjects, given=given)
+    way = _way(claim, subjects)
     if way is None:
-        raise InputError(f"it needs {claim.needs}")
-    made = claim.ways[way](bench)
-    place = folder / _EVIDENCE / claim.id
-    shutil.rmtree(place, ignore_errors=True)
-    place.parent.mkdir(parents=True, exist_ok=True)
-    info = {"kind": "evidence", "claim": claim.id, "metrics": cards_of(made.records)}
-    with Run.create(place, info) as run:
-        run.append(made.records)
-        run.update_info(evidence=made.to_json())  # last: it says that all is there
-    return made
+        raise InputError(f"The claim needs {claim.needs}")
+    evidence = claim.ways[way](replace(subjects, way=way))
+    home = folder / _EVIDENCE / claim.id
+    shutil.rmtree(home, ignore_errors=True)
+    home.parent.mkdir(parents=True, exist_ok=True)
+    info = {"kind": "evidence", "claim": claim.id, "metrics": cards_of(evidence.records)}
+    with Run.create(home, info) as run:
+        run.append(evidence.records)
+        run.update_info(evidence=evidence.to_json())  # last, so that incomplete evidence is gathered again
+    return evidence
 
 
-def _way(claim: Claim, bench: Bench) -> str | None:
-    """How evidence of a claim is gathered from what is at hand."""
-    return next((way for way in bench.ways() if way in claim.ways), None)
+def _way(claim: Claim, subjects: Subjects) -> str | None:
+    return next((way for way in subjects.ways() if way in claim.ways), None)
 
 
-def _trains(claim: Claim, bench: Bench, asked: ClaimsRequest) -> bool:
-    """Whether evidence of a claim is gathered from trainings, and not from models given or published."""
-    published = asked.size.name == "paper" and not asked.models and bool(claim.sources)
-    return not published and _way(claim, bench) == "lab"
+def _trains(claim: Claim, subjects: Subjects, request: ClaimsRequest) -> bool:
+    """Whether the evidence of a claim comes from lab trainings."""
+    published = request.size.name == "paper" and not request.models and bool(claim.sources)
+    return not published and _way(claim, subjects) == "lab"
 
 
 def kept_evidence(folder: str | Path, claim: str) -> Evidence | None:
-    """The evidence that a run of claims keeps for one of them."""
-    place = Path(folder) / _EVIDENCE / claim
-    if not (place / "run.json").is_file():
+    """Return the stored evidence of a claim; None if there is none."""
+    home = Path(folder) / _EVIDENCE / claim
+    if not (home / "run.json").is_file():
         return None
-    run = Run.open(place)
+    run = Run.open(home)
     values = run.info.get("evidence")
     if values is None:
         return None
-    with understood(place / "run.json", f"delete {place}, and the evidence is gathered again", StoreError):
+    with understood(home / "run.json", f"delete {home}, and the evidence is gathered again", StoreError):
         return Evidence.from_json(values, list(run.records()))
 
 
 def evidence_run(folder: str | Path, claim: str) -> Run | None:
-    """The run that holds the figure of a claim."""
-    place = Path(folder) / _EVIDENCE / claim
-    return Run.open(place) if (place / "run.json").is_file() else None
+    """Return the run that holds the records for the figures of a claim; None if there is none."""
+    home = Path(folder) / _EVIDENCE / claim
+    return Run.open(home) if (home / "run.json").is_file() else None
 
 
 # --- verdicts -----------------------------------------------------------------------------------------------------
 
 
 def _publish(run: Run, claim: Claim, verdicts: tuple[Verdict, Verdict]) -> None:
-    """Put the verdicts into the run; earlier ones of the same claim go."""
+    """Store the verdicts in the run and drop earlier ones of the same claim."""
     others = [record for record in run.records() if record.variant.get("claim") != claim.id]
-    order = {each.id: place for place, each in enumerate(CLAIMS)}
+    order = {each.id: index for index, each in enumerate(CLAIMS)}
     records = sorted(
         [*others, *(verdict.to_record() for verdict in verdicts)],
         key=lambda record: order.get(record.variant.get("claim", ""), len(order)),
@@ -240,11 +265,11 @@ def _publish(run: Run, claim: Claim, verdicts: tuple[Verdict, Verdict]) -> None:
 
 
 def last_verdicts(folder: str | Path) -> dict[str, dict[str, str]]:
-    """Outcomes by claim and line, as a run of claims holds them; none where there is nothing yet."""
+    """Return the outcomes in a run of claims, by claim and line; empty if the folder does not exist."""
     if not Path(folder).exists():
         return {}
-    found: dict[str, dict[str, str]] = {}
+    outcomes: dict[str, dict[str, str]] = {}
     for record in Run.open(folder).records():
         if record.metric == "verdict" and {"claim", "line", "verdict"} <= set(record.variant):
-            found.setdefault(record.variant["claim"], {})[record.variant["line"]] = record.variant["verdict"]
-    return found
+            outcomes.setdefault(record.variant["claim"], {})[record.variant["line"]] = record.variant["verdict"]
+    return outcomes

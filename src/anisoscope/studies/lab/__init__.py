@@ -1,1 +1,1 @@
-"""The lab: small transformers that grow up in front of the instrument."""
+"""The lab: small transformers, trained while being measured, that differ in one switch at a time."""

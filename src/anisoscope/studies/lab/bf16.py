@@ -1,4 +1,4 @@
-"""Whether bfloat16 products work here: on some CPUs they kill the process, so another process tries."""
+"""Check bfloat16 in a subprocess: on some CPUs it kills the process."""
 
 from __future__ import annotations
 
@@ -19,12 +19,16 @@ assert bool(torch.isfinite(loss))
 
 
 def require_bf16(device: str) -> None:
-    """Refuse bfloat16 with the reason where a small forward and backward in a process of its own does not survive."""
+    """Try a small forward and backward pass in bfloat16 in another process.
+
+    Raises:
+        InputError: The trial failed.
+    """
     done = subprocess.run([sys.executable, "-c", _TRIAL.format(device=device)], capture_output=True, check=False)
     if done.returncode == 0:
         return
     signal = -done.returncode
-    reason = f"signal {signal} killed it" if signal > 0 else done.stderr.decode(errors="replace").strip()[-200:]
+    reason = f"killed by signal {signal}" if signal > 0 else done.stderr.decode(errors="replace").strip()[-200:]
     raise InputError(
-        f"bfloat16 does not work on this {device}: a trial in another process failed ({reason}); leave it off"
+        f"bfloat16 does not work on this {device}: a trial in another process failed ({reason}). Set bf16=false."
     )

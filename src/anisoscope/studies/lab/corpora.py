@@ -1,4 +1,4 @@
-"""Texts to train on: one that is always there, any file, enwik8, and synthetic ones with a known frequency law."""
+"""Texts to train on: an embedded one, any file, enwik8, and synthetic ones with a known frequency law."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from anisoscope.store.files import given_path, near_paths
 from anisoscope.studies.lab.enwik8 import articles
 
 EMBEDDED = "topics"
-_PIECE = 1 << 14  # characters of an unmarked file that count as one document
-_PIECES = 20  # a short file has at least so many
+_PIECE = 1 << 14  # characters per document of a plain text file
+_PIECES = 20  # documents of a short file, at least
 _PARAGRAPHS = re.compile(r"\n\s*\n")
 _ZIPF_LETTER = 0x4E00  # token k of a synthetic text is this character plus k: each token one letter, none of them ASCII
 
 
 @dataclass(frozen=True)
 class Text:
-    """A text in documents, read anew whenever it is iterated."""
+    """A text as a sequence of documents, read again on each iteration."""
 
     name: str
     read: Callable[[], Iterator[str]]
@@ -33,7 +33,13 @@ class Text:
 
 
 def open_text(source: str | Path) -> Text:
-    """A text by name: `topics` (embedded), `zipf` or `zipf:exponent=1.2,vocabulary=500`, `enwik8:path`, or a file.
+    """Open a text by name.
+
+    Args:
+        source: `topics` (embedded), `zipf` or `zipf:exponent=1.2,vocabulary=500`, `enwik8:PATH`, or a text file.
+
+    Raises:
+        InputError: There is no such file, or an option of `zipf` is wrong.
 
     >>> len(list(open_text("topics"))) > 50
     True
@@ -46,16 +52,17 @@ def open_text(source: str | Path) -> Text:
     path = given_path(rest if name == "enwik8" else source)
     if not path.is_file():
         known = f"{EMBEDDED} (embedded), zipf:exponent=1, enwik8:PATH or a text file"
-        raise InputError(f"no text at {path}{near_paths(path)}; give {known}")
+        raise InputError(f"No text at {path}{near_paths(path)}. Give {known}.")
     if name == "enwik8":
         return Text(str(source), lambda: articles(path))
     return Text(str(path), lambda: _pieces(path))
 
 
 def embedded_text() -> Text:
-    """The help topics of Python itself, one document each: English prose with code, without a download.
+    """Return Python's help topics, one document each: English prose with code, without a download.
 
-    Topics quote each other at length: a paragraph is kept where it first occurs, or held-out text would be known text.
+    Topics quote each other, so only the first occurrence of each paragraph is kept: otherwise held-out text would
+    occur in the training text.
     """
     from pydoc_data.topics import topics
 
@@ -85,23 +92,31 @@ def zipf_text(
     length: int = 1 << 19,
     seed: int = 0,
 ) -> Text:
-    """Sequences whose token frequencies are known: p_k ∝ k^−exponent, k = 1 … vocabulary.
+    """Return sequences with known token frequencies: p_k ∝ k^−exponent, k = 1 … vocabulary.
 
-    With probability `copy` a token repeats the one `lag` places before, else it is drawn from the law anew. Copying
-    leaves the law as it is, and gives attention something to find: `zipf_entropy` is the loss of a perfect model.
+    Copying does not change the frequencies, and gives attention something to learn: `zipf_entropy` is the loss of a
+    perfect model.
+
+    Args:
+        exponent: Exponent of the law.
+        vocabulary: Number of different tokens.
+        copy: Probability that a token repeats the one `lag` positions before; otherwise it is drawn from the law.
+        lag: Distance of the copied token.
+        length: Total number of tokens.
+        seed: Seed of the draws.
     """
     if not (vocabulary > 1 and 0 <= copy < 1 and lag >= 1 and length > 0):
-        raise InputError("zipf needs vocabulary > 1, copy in [0, 1), lag ≥ 1 and length > 0")
+        raise InputError("zipf needs vocabulary > 1, copy in [0, 1), lag ≥ 1 and length > 0.")
     vocabulary, lag, length = int(vocabulary), int(lag), int(length)
     name = f"zipf:exponent={exponent:g},vocabulary={vocabulary},copy={copy:g},lag={lag},length={length},seed={seed:g}"
-    size = max(lag, min(_PIECE, length // _PIECES))  # tokens a document
+    size = max(lag, min(_PIECE, length // _PIECES))  # tokens per document
 
     def read() -> Iterator[str]:
         law = zipf_law(vocabulary, exponent)
         rows = -(-size // lag)
         for number in range(-(-length // size)):
             random = np.random.default_rng([int(seed), number])
-            ids = random.choice(vocabulary, (rows, lag), p=law)  # a token's earlier one stands above it
+            ids = random.choice(vocabulary, (rows, lag), p=law)  # the token that may be copied is one row above
             fresh = random.random((rows, lag)) >= copy
             fresh[0] = True
             source = np.maximum.accumulate(np.where(fresh, np.arange(rows)[:, None], 0), axis=0)
@@ -112,7 +127,7 @@ def zipf_text(
 
 
 def zipf_law(vocabulary: int, exponent: float) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
-    """p_k ∝ k^−exponent.
+    """Return the probabilities p_k ∝ k^−exponent.
 
     >>> zipf_law(3, 1.0).round(3).tolist()
     [0.545, 0.273, 0.182]
@@ -122,9 +137,9 @@ def zipf_law(vocabulary: int, exponent: float) -> np.ndarray[tuple[int], np.dtyp
 
 
 def zipf_entropy(vocabulary: int, exponent: float, copy: float) -> float:
-    """The entropy of a token given the one `lag` places before, in nats: what a perfect model still loses.
+    """Return the entropy of a token given the one `lag` positions before, in nats: the loss of a perfect model.
 
-    Given the earlier token a, b follows with probability copy·[a = b] + (1 − copy)·p_b.
+    After the earlier token a, token b has probability copy·[a = b] + (1 − copy)·p_b.
     """
     p = zipf_law(vocabulary, exponent)
     fresh, repeated = (1 - copy) * p, copy + (1 - copy) * p
@@ -135,25 +150,25 @@ def zipf_entropy(vocabulary: int, exponent: float, copy: float) -> float:
 def _numbers(text: str) -> dict[str, Any]:
     """`exponent=1.2,vocabulary=500` as numbers by name."""
     known = ("exponent", "vocabulary", "copy", "lag", "length", "seed")
-    found: dict[str, Any] = {}
+    numbers: dict[str, Any] = {}
     for part in filter(None, text.split(",")):
         name, _, value = part.partition("=")
         try:
-            found[name] = float(value)
+            numbers[name] = float(value)
         except ValueError:
             name = ""
         if name not in known:
             raise InputError(
-                f"zipf does not take {part!r}; give some of {', '.join(f'{k}=' for k in known)} and a number"
+                f"zipf has no option {part!r}. Give some of {', '.join(f'{k}=' for k in known)} with a number."
             )
-    return found
+    return numbers
 
 
 # --- files --------------------------------------------------------------------------------------------------------
 
 
 def _pieces(path: Path) -> Iterator[str]:
-    """A text file in pieces that end with a line, where lines are not too long."""
+    """A text file in pieces that end with a line, unless lines are very long."""
     size = max(1, min(_PIECE, path.stat().st_size // _PIECES))
     held = ""
     try:
@@ -165,6 +180,6 @@ def _pieces(path: Path) -> Iterator[str]:
                     yield held[: cut or len(held)]
                     held = held[cut:] if cut else ""
     except UnicodeDecodeError as error:
-        raise InputError(f"{path} is not UTF-8 text ({error.reason}); convert it, or give another file") from error
+        raise InputError(f"{path} is not UTF-8 text ({error.reason}). Convert it, or give another file.") from error
     if held:
         yield held

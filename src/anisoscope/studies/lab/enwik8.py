@@ -1,4 +1,4 @@
-"""enwik8, the first 10⁸ bytes of a Wikipedia dump, as plain text: no XML, HTML, code, media or markup. Streamed."""
+"""enwik8, the first 10⁸ bytes of a Wikipedia dump, as a stream of plain text without markup, code or media."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from anisoscope.errors import InputError
 
 _TEXT_BEGINS = re.compile(r"<text[^>]*>")
 _TEXT_ENDS = "</text>"
-_LIMIT = 1 << 23  # characters of one article: far above any real one, so that a wrong file cannot fill the memory
+_LIMIT = 1 << 23  # characters per article: far above any real one, so that a wrong file cannot fill the memory
 
-# What holds code, formulas, pictures or data is removed with its content; of other tags only the tag is.
+# Tags with code, formulas, pictures or data are removed with their content; of other tags only the tag itself.
 _WITH_CONTENT = re.compile(
     r"<!--.*?-->|<(math|code|pre|source|nowiki|gallery|timeline|score|ref|script|style|table)\b[^>]*?(/>|>.*?</\1\s*>)",
     re.IGNORECASE | re.DOTALL,
@@ -32,24 +32,28 @@ _LINES = re.compile(r"\n\s*\n\s*")
 
 
 def articles(path: Path) -> Iterator[str]:
-    """The articles of a dump, one after another, as `plain_text`; redirections and empty pages are left out."""
-    found = False
+    """Yield the articles of a dump as plain text, without redirections and empty pages.
+
+    Raises:
+        InputError: The file is not a Wikipedia dump.
+    """
+    any_text = False
     for source in _sources(path):
-        found = True
+        any_text = True
         text = plain_text(source)
         if text and not text.upper().startswith("REDIRECT"):
             yield text + "\n"
-    if not found:
-        raise InputError(f"{path} holds no <text> of a Wikipedia dump; give enwik8 itself, unpacked")
+    if not any_text:
+        raise InputError(f"{path} has no <text> of a Wikipedia dump. Give the unpacked enwik8 file.")
 
 
 def plain_text(source: str) -> str:
-    """What a reader sees of an article.
+    """Return the text of an article as a reader sees it.
 
     >>> plain_text("The ''cat'' {{cn}} is a [[mammal|small mammal]]. [[Image:Cat.jpg|thumb|A [[cat]]]]&lt;br /&gt;")
     'The cat is a small mammal.'
     """
-    text = html.unescape(html.unescape(source))  # a dump escapes its tags, and authors escaped signs before
+    text = html.unescape(html.unescape(source))  # a dump escapes its tags, and authors escape signs
     text = _WITH_CONTENT.sub("", text)
     text = _until_done(_TEMPLATE, "", text)
     text = _until_done(_TABLE, "", text)
@@ -61,7 +65,7 @@ def plain_text(source: str) -> str:
 
 
 def _links(text: str) -> str:
-    """Links become their words from the inside out, so that a caption's links do not hide its picture."""
+    """Replace links by their words, innermost first, so that a link in a caption does not hide the picture."""
     while True:
         plain, changed = _SPECIAL_LINK.subn("", text)
         plain, more = _LINK.subn(lambda m: m[1] if ":" not in m[0][2:].split("|")[0].lstrip(":") else "", plain)
@@ -78,7 +82,7 @@ def _until_done(pattern: re.Pattern[str], by: str, text: str) -> str:
 
 
 def _sources(path: Path) -> Iterator[str]:
-    """What stands between <text> and </text>; the last article of enwik8 is cut short and left out."""
+    """The text between <text> and </text>, without the last article of enwik8, which is cut."""
     held: list[str] | None = None
     size = 0
     with path.open(encoding="utf-8", errors="replace") as lines:
@@ -92,7 +96,7 @@ def _sources(path: Path) -> Iterator[str]:
             held.append(body)
             size += len(body)
             if size > _LIMIT:
-                raise InputError(f"{path} has an article of more than {_LIMIT:,} characters; give enwik8 itself")
+                raise InputError(f"{path} has an article of more than {_LIMIT:,} characters. Give the enwik8 file.")
             if ends:
                 yield "".join(held)
                 held = None

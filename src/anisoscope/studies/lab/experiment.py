@@ -1,4 +1,4 @@
-"""An experiment is a difference from the defaults: every switch of model and training, by name, and lists of them."""
+"""Experiments: every switch of the model and of the training by name, with defaults, and lists of variations."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from anisoscope.studies.lab.corpora import EMBEDDED
 from anisoscope.studies.lab.tokens import KINDS as TOKENIZERS
 from anisoscope.studies.lab.transformer import CHOICES, Config
 
-# The same network in three cells, so that mask and objective never change together.
+# The same network three times, so that mask and objective never change together.
 KINDS: dict[str, dict[str, Any]] = {
     "decoder": {"causal": True, "objective": "next"},
     "causal-masked": {"causal": True, "objective": "masked"},
@@ -29,71 +29,84 @@ _CHOICES = {
 
 @dataclass(frozen=True)
 class Recipe:
-    """Every switch of the data and the training."""
+    """All switches of the data and the training."""
 
     text: str = EMBEDDED  # see corpora.open_text
     tokens: str = "char"
-    symbols: int | None = None  # tokens of the tokenizer, at most; None: all characters, or 1,024 merges
+    symbols: int | None = None  # largest number of tokens of the tokenizer; None: all characters, or 1,024 merges
     steps: int = 2000
-    batch: int = 16  # windows a backward pass
-    accumulate: int = 1  # backward passes a step
+    batch: int = 16  # windows per backward pass
+    accumulate: int = 1  # backward passes per step
     optimizer: str = "adamw"
     learning_rate: float = 2e-3
-    warmup: float = 0.05  # share of the steps in which the learning rate rises
-    floor: float = 0.1  # share of the learning rate that the cosine ends at
-    weight_decay: float = 0.1  # of matrices; norms and biases have none
-    clip: float = 1.0  # the gradient's norm, at most; 0: not clipped
+    warmup: float = 0.05  # share of the steps during which the learning rate rises
+    floor: float = 0.1  # final learning rate as a share of the highest
+    weight_decay: float = 0.1  # of matrices; norms and biases do not decay
+    clip: float = 1.0  # largest norm of the gradient; 0: no clipping
     bf16: bool = False  # autocast to bfloat16
-    masking: float = 0.15  # share of the tokens that the masked objective asks for
-    seed: int = 0  # of first weights, data order, masks and dropout
-    isoscore: float = 0.0  # weight in the loss of 1 − IsoScore* of every block's output: positive pushes to isotropy
+    masking: float = 0.15  # share of the tokens that a masked model predicts
+    seed: int = 0  # of initial weights, data order, masks and dropout
+    isoscore: float = 0.0  # weight in the loss of 1 − IsoScore* of every layer's output; positive pushes to isotropy
     shrinkage: float = 0.2  # ζ of that IsoScore*
-    project: str = "none"  # the part of the hidden gradient that is kept after every block
-    rank: int = 8  # of the subspace that `project` means
-    refresh: int = 100  # steps after which a tangent or normal subspace is fitted anew
+    project: str = "none"  # the part of the hidden gradient that is kept after every layer
+    rank: int = 8  # of the subspace of `project`
+    refresh: int = 100  # steps after which a tangent or normal subspace is fitted again
 
     def __post_init__(self) -> None:
         for name in ("tokens", "optimizer", "project"):
             if getattr(self, name) not in _CHOICES[name]:
-                raise InputError(f"{name} is {getattr(self, name)!r}; choose one of {', '.join(_CHOICES[name])}")
+                raise InputError(f"{name} is {getattr(self, name)!r}; choose one of {', '.join(_CHOICES[name])}.")
         for name in ("steps", "batch", "accumulate", "rank", "refresh"):
             if getattr(self, name) < 1:
-                raise InputError(f"{name} is {getattr(self, name)}; it must be at least 1")
+                raise InputError(f"{name} is {getattr(self, name)}; it must be at least 1.")
         for name in ("warmup", "floor", "masking", "shrinkage"):
             if not 0 <= getattr(self, name) <= 1:
-                raise InputError(f"{name} is {getattr(self, name)}; it is a share, from 0 to 1")
+                raise InputError(f"{name} is {getattr(self, name)}; it must be a share from 0 to 1.")
         for name in ("learning_rate", "weight_decay", "clip", "seed"):
             if getattr(self, name) < 0:
-                raise InputError(f"{name} is {getattr(self, name)}; it cannot be negative")
+                raise InputError(f"{name} is {getattr(self, name)}; it cannot be negative.")
 
 
 @dataclass(frozen=True)
 class Experiment:
-    """A model and how it is trained."""
+    """A model and its training."""
 
     model: Config = field(default_factory=Config)
     recipe: Recipe = field(default_factory=Recipe)
 
     def to_json(self) -> dict[str, Any]:
+        """Return the experiment as runs store it."""
         return {"model": asdict(self.model), "recipe": asdict(self.recipe)}
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> Experiment:
+        """Read an experiment from a run.
+
+        Raises:
+            InputError: The values do not describe an experiment.
+        """
         try:
             return cls(Config(**values["model"]), Recipe(**values["recipe"]))
         except (TypeError, KeyError, ValueError) as error:
-            raise InputError(f"not an experiment of this lab: {error}; train again in another folder") from error
+            raise InputError(f"Not an experiment of this lab: {error}. Train again in another folder.") from error
 
 
 def changed(experiment: Experiment, switches: Mapping[str, Any]) -> Experiment:
-    """The experiment with some switches set, each by the name of a field of `Config` or `Recipe`, or `kind`.
+    """Return the experiment with some switches changed.
+
+    Args:
+        experiment: The base.
+        switches: Values by field of `Config` or `Recipe`, or by `kind`; text is converted to the type of the field.
+
+    Raises:
+        InputError: A name or a value is wrong.
 
     >>> changed(Experiment(), {"kind": "encoder", "steps": "50"}).model.causal
     False
     """
-    flat = {
-        k: v for name, value in switches.items() for k, v in (_kind(value) if name == "kind" else {name: value}).items()
-    }
+    flat: dict[str, Any] = {}
+    for name, value in switches.items():
+        flat |= _kind(value) if name == "kind" else {name: value}
     typed = {name: _typed(name, value) for name, value in flat.items()}
     try:
         model = replace(experiment.model, **{name: v for name, v in typed.items() if name in MODEL_SWITCHES})
@@ -101,14 +114,16 @@ def changed(experiment: Experiment, switches: Mapping[str, Any]) -> Experiment:
         raise InputError(str(error)) from error
     recipe = replace(experiment.recipe, **{name: v for name, v in typed.items() if name in RECIPE_SWITCHES})
     if recipe.project != "none" and recipe.rank >= model.width:
-        raise InputError(f"a subspace of rank {recipe.rank} is all of width {model.width}; choose a smaller rank")
+        raise InputError(f"A subspace of rank {recipe.rank} fills the width of {model.width}. Choose a smaller rank.")
     return Experiment(model, recipe)
 
 
 def cells(base: Experiment, switches: Iterable[str]) -> dict[str, Experiment]:
-    """The experiments of a comparison by name: for each `name=value,value,…` the base with that one switch changed.
+    """Return the experiments of a comparison by name: the base, with one switch changed at a time.
 
-    A value that the base already has gives the cell `base`, once. Without switches: the three kinds.
+    Args:
+        base: The base. Values that it already has give no second experiment.
+        switches: Each as `name=value,value,…`; empty for the three kinds of model.
 
     >>> list(cells(Experiment(), ["attention=softmax,sigmoid", "norm_at=post"]))
     ['base', 'attention-sigmoid', 'norm_at-post']
@@ -118,36 +133,39 @@ def cells(base: Experiment, switches: Iterable[str]) -> dict[str, Experiment]:
     lists = [_parsed(switch) for switch in switches] or [("kind", list(KINDS))]
     if lists == [("kind", list(KINDS))]:
         return {kind: changed(base, {"kind": kind}) for kind in KINDS}
-    found = {"base": base}
+    experiments = {"base": base}
     for name, values in lists:
         for value in values:
             cell = changed(base, {name: value})
             if cell != base:
-                found[f"{name}-{value.replace('/', '_').replace(':', '_')}"] = cell
-    return found
+                experiments[f"{name}-{value.replace('/', '_').replace(':', '_')}"] = cell
+    return experiments
 
 
 def switch_of(text: str) -> tuple[str, str]:
-    """`name=value` as a pair.
+    """Split `name=value` into a pair.
+
+    Raises:
+        InputError: There is no `=` or no value.
 
     >>> switch_of("dropout=0.1")
     ('dropout', '0.1')
     """
-    name, given, value = text.partition("=")
-    if not given or not value:
-        raise InputError(f"{text!r} is no switch; write name=value, such as attention=sigmoid")
+    name, equals, value = text.partition("=")
+    if not equals or not value:
+        raise InputError(f"{text!r} is not a switch. Write name=value, such as attention=sigmoid.")
     return name.strip(), value.strip()
 
 
 def differences(a: Experiment, b: Experiment) -> dict[str, tuple[Any, Any]]:
-    """The switches in which two experiments differ, with both values."""
+    """Return the switches in which two experiments differ, with both values."""
     left, right = ({**asdict(x.model), **asdict(x.recipe)} for x in (a, b))
     return {name: (left[name], right[name]) for name in left if left[name] != right[name]}
 
 
 def _parsed(switch: str) -> tuple[str, list[str]]:
     name, values = switch_of(switch)
-    if name == "text":  # a text's own options have commas
+    if name == "text":  # options of a text contain commas
         return name, [part.strip() for part in values.split(";")]
     return name, [part.strip() for part in values.split(",") if part.strip()]
 
@@ -159,12 +177,12 @@ def _kind(name: Any) -> dict[str, Any]:
 
 
 def _typed(name: str, value: Any) -> Any:
-    """A value given as text, as the type of its switch."""
+    """A value as the type of its switch, converted if it is text."""
     kinds = MODEL_SWITCHES.get(name) or RECIPE_SWITCHES.get(name)
     if kinds is None:
         raise unknown("switch", name, ["kind", *MODEL_SWITCHES, *RECIPE_SWITCHES])
     if name in _CHOICES and value not in _CHOICES[name]:
-        raise InputError(f"{name} is {value!r}; choose one of {', '.join(_CHOICES[name])}")
+        raise InputError(f"{name} is {value!r}; choose one of {', '.join(_CHOICES[name])}.")
     if not isinstance(value, str) or str in kinds:
         return value
     if NoneType in kinds and value == "none":
@@ -177,12 +195,12 @@ def _typed(name: str, value: Any) -> Any:
         return float(parsed)
     if type(parsed) not in kinds:
         wanted = " or ".join(kind.__name__.replace("NoneType", "none") for kind in kinds)
-        raise InputError(f"{name} is {value!r}; expected {wanted}")
+        raise InputError(f"{name} is {value!r}; expected {wanted}.")
     return parsed
 
 
 def _switches(kind: type) -> dict[str, tuple[type, ...]]:
-    """The fields of a dataclass and the types that each may have."""
+    """The fields of a dataclass with the types that each may have."""
     hints = get_type_hints(kind)
     types = {each.name: hints[each.name] for each in fields(kind)}
     return {name: get_args(hint) if isinstance(hint, UnionType) else (hint,) for name, hint in types.items()}

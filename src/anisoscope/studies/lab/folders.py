@@ -1,4 +1,4 @@
-"""Checkpoints of the lab: folders of its own small model, opened like any other."""
+"""Checkpoints of the lab, opened like any other model."""
 
 from __future__ import annotations
 
@@ -15,50 +15,54 @@ from anisoscope.models.weight_files import stored_tensors, weights_digest
 from anisoscope.store.files import read_json, understood
 from anisoscope.studies.lab.transformer import MODEL_TYPE, Config, Transformer
 
-_CONTEXT = 1 << 20  # tokens a window: rotary positions take memory that no weights file accounts for
+_CONTEXT = 1 << 20  # tokens per window: rotary positions take memory that the weights file does not show
 
 
 def open_lab_folder(
     folder: Path, dtype: torch.dtype | None, device: torch.device
 ) -> tuple[Transformer, Any, dict[str, Any]]:
-    """Open a checkpoint of the lab: its model, its tokenizer and what is known of both.
+    """Open a checkpoint of the lab: model, tokenizer and facts about both.
 
     `open_model` finds this function by the entry point `anisoscope.models` of the lab's model type.
+
+    Raises:
+        InputError: The checkpoint is damaged.
     """
     model = load_lab_model(folder, dtype, device)
     return model, lab_tokenizer(folder), lab_info(model, folder)
 
 
 def load_lab_model(folder: Path, dtype: torch.dtype | None, device: torch.device) -> Transformer:
-    """The model of a lab's checkpoint, in eval mode."""
+    """Load the model of a checkpoint of the lab, in eval mode."""
     with understood(folder / "config.json", "copy the checkpoint again"):
         config = Config.from_json(read_json(folder / "config.json"))
     _require_fitting(folder, config)
     model = Transformer(config)
     with understood(folder / "model.safetensors", "copy the checkpoint again"):
         missing, unexpected = model.load_state_dict(load_file(folder / "model.safetensors"), strict=False)
-    lacking = [name for name in missing if not (config.tied and name == "head.weight")]  # which is the embedding
-    if lacking or unexpected:
+    absent = [name for name in missing if not (config.tied and name == "head.weight")]  # which is the embedding
+    if absent or unexpected:
         raise InputError(
-            f"the weights in {folder} do not fit its config.json: {', '.join([*lacking, *unexpected][:3])}; "
-            "copy the checkpoint again"
+            f"The weights in {folder} do not fit its config.json: {', '.join([*absent, *unexpected][:3])}. "
+            "Copy the checkpoint again."
         )
     return model.to(device, dtype).eval()
 
 
 def _require_fitting(folder: Path, config: Config) -> None:
-    """Refuse a configuration that its weights do not fill, before memory is asked for what it claims."""
-    there = sum(math.prod(tensor.shape) for tensor in stored_tensors(folder / "model.safetensors").values())
+    """Refuse a configuration larger than its weights, before memory is allocated for it."""
+    stored = sum(math.prod(tensor.shape) for tensor in stored_tensors(folder / "model.safetensors").values())
     learned = config.context * config.width if config.positions == "learned" else 0
     needed = (config.vocabulary or 0) * config.width + learned + 2 * config.layers * config.width * config.mlp_width
-    if needed > there or config.context > _CONTEXT:
+    if needed > stored or config.context > _CONTEXT:
         raise InputError(
-            f"{folder / 'config.json'} describes a model of {needed:,} weights and more, with windows of "
-            f"{config.context:,}; model.safetensors holds {there:,}: copy the checkpoint again"
+            f"{folder / 'config.json'} describes a model of at least {needed:,} weights with windows of "
+            f"{config.context:,}, but model.safetensors has {stored:,}. Copy the checkpoint again."
         )
 
 
 def lab_tokenizer(folder: Path) -> Any:
+    """Open the tokenizer of a checkpoint of the lab."""
     import transformers
 
     with understood(folder / "tokenizer.json", "copy the checkpoint again"):
@@ -66,7 +70,7 @@ def lab_tokenizer(folder: Path) -> Any:
 
 
 def lab_info(model: Transformer, folder: Path) -> dict[str, Any]:
-    """What `open_model` says of any model, for one of the lab's."""
+    """Return the facts about a model of the lab that `open_model` reports."""
     values = read_json(folder / "config.json")
     return {
         "commit": None,

@@ -1,4 +1,4 @@
-"""Ctrl-C between two steps instead of in the middle of one."""
+"""Handle Ctrl-C between two steps instead of in the middle of one."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from typing import Any
 
 
 class Interrupts:
-    """While this context is open, the first Ctrl-C only sets `interrupted`; the second one interrupts at once.
+    """A context in which the first Ctrl-C only sets `interrupted`, and the second one interrupts immediately.
 
-    Outside the main thread signals cannot be caught; there it does nothing.
+    Outside the main thread signals cannot be caught, and the context does nothing.
     """
 
     def __init__(self) -> None:

@@ -1,4 +1,4 @@
-"""Interventions on the stream in training: pushed towards isotropy, or its gradient cut down to a subspace."""
+"""Interventions on the residual stream during training: a push towards isotropy, or a projected gradient."""
 
 from __future__ import annotations
 
@@ -15,15 +15,16 @@ from anisoscope.studies.lab.transformer import Transformer
 
 
 class Interventions:
-    """Hooks on the blocks of a model while it trains (a context manager): what `Recipe` asks for, and nothing else.
+    """A context with hooks on the layers of a model in training, as the `Recipe` requests.
 
-    `project` keeps of d loss/d h after every block the part in (`tangent`) or outside (`normal`) the span of the `rank`
-    strongest principal directions of that block's outputs on held-out tokens, or in a fixed `random` subspace.
+    `project` keeps the part of d loss/d h after every layer that is inside (`tangent`) or outside (`normal`) the span
+    of the `rank` strongest principal directions of that layer's outputs on held-out tokens, or inside a fixed `random`
+    subspace.
     """
 
     def __init__(self, model: Transformer, recipe: Recipe, held_out: Tensor) -> None:
         self.model, self.recipe, self.held_out = model, recipe, held_out
-        self.bases: list[Tensor] = []  # (width, rank) per block, orthonormal
+        self.bases: list[Tensor] = []  # (width, rank) per layer, orthonormal
         self._scores: list[Tensor] = []
         self._hooks = ExitStack()
 
@@ -39,19 +40,19 @@ class Interventions:
         self._hooks.close()
 
     def before_step(self, step: int) -> None:
-        """Fit the subspaces anew where that is due."""
+        """Fit the subspaces if they are due."""
         if self.recipe.project == "random" and not self.bases:
             self.bases = [self._random(layer) for layer in range(len(self.model.blocks))]
         elif self.recipe.project in ("tangent", "normal") and (not self.bases or step % self.recipe.refresh == 0):
             self.bases = principal_directions(self.model, self.held_out, self.recipe.rank)
 
     def penalty(self) -> Tensor | float:
-        """The term that the loss of the forward just made gets: isoscore · mean over blocks of 1 − IsoScore*."""
+        """Return the term to add to the loss of the last forward pass: isoscore · mean over layers of 1 − IsoScore*."""
         if not self._scores:
             return 0.0
-        lacking = 1 - torch.stack(self._scores).mean()
+        missing = 1 - torch.stack(self._scores).mean()
         self._scores.clear()
-        return self.recipe.isoscore * lacking
+        return self.recipe.isoscore * missing
 
     def _on_output(self, block: nn.Module, call: Callable[[Tensor], None]) -> None:
         def hook(_module: nn.Module, _inputs: Any, output: Tensor) -> None:
@@ -81,7 +82,7 @@ class Interventions:
 
 @torch.no_grad()
 def principal_directions(model: Transformer, ids: Tensor, rank: int) -> list[Tensor]:
-    """The strongest principal directions of every block's output on these tokens, (width, rank) each."""
+    """Return the strongest principal directions of every layer's output on these tokens, (width, rank) each."""
     outputs: list[Tensor] = []
     training = model.training
     with ExitStack() as cleanup:

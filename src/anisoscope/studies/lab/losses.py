@@ -1,4 +1,4 @@
-"""losses.jsonl of a training: a row a look, with step, training loss since the row before, and validation loss."""
+"""losses.jsonl of a training: rows with step, training loss since the previous row, and validation loss."""
 
 from __future__ import annotations
 
@@ -14,21 +14,26 @@ _NAME = "losses.jsonl"
 
 
 def read_losses(run: Path) -> list[dict[str, Any]]:
-    """The rows of a run folder: step, train, validation."""
-    with understood(run / _NAME, "delete what is no row of losses", StoreError):
+    """Read the losses of a run folder: rows with step, train and validation.
+
+    Raises:
+        StoreError: The file is damaged.
+    """
+    with understood(run / _NAME, "delete the lines that are not losses", StoreError):
         rows = [parse_json(line) for _, lines in read_lines(run / _NAME) for line in lines if line.strip()]
         if not all(isinstance(row, dict) and type(row["step"]) is int and "validation" in row for row in rows):
-            raise ValueError("a row has step, train and validation")
+            raise ValueError("a row needs step, train and validation")
     return rows
 
 
 def add_losses(run: Path, row: Mapping[str, Any]) -> None:
+    """Append one row."""
     with explained("write", run / _NAME):
         append_lines(run / _NAME, json.dumps(row).encode() + b"\n")
 
 
 def drop_losses(run: Path, start: int) -> None:
-    """Forget the rows from a step on, which a resumed training is going to write again."""
+    """Delete the rows from a step on, which a resumed training writes again."""
     kept = [json.dumps(row) + "\n" for row in read_losses(run) if row["step"] < start]
     with explained("write", run / _NAME), replacing(run / _NAME) as temporary:
         temporary.write_text("".join(kept))

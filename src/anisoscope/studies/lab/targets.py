@@ -1,4 +1,4 @@
-"""What a model is asked: its next token, or the tokens that were masked; and how isotropic its states are to be."""
+"""Training targets: the next token, masked tokens, and the isotropy of states."""
 
 from __future__ import annotations
 
@@ -10,30 +10,36 @@ _IGNORED = -100
 
 
 def next_token(ids: Tensor) -> dict[str, Tensor]:
-    """The window, and itself as labels: the model shifts them."""
+    """Return the window as inputs and labels; the model shifts the labels."""
     return {"input_ids": ids, "labels": ids}
 
 
 def masked_token(ids: Tensor, mask_id: int, rate: float, *seed: int) -> dict[str, Tensor]:
-    """BERT's game: of the tokens asked for, 80 % become the mask, 10 % another token, 10 % stay; others do not count.
+    """Mask tokens as BERT does: of the predicted tokens 80 % become the mask, 10 % another token, 10 % stay.
 
-    Which ones is a function of the seeds alone, so that any step can be made again. At least one is asked for.
+    The choice is a function of the seeds alone, so that any step can be repeated.
+
+    Args:
+        ids: Windows (b, T).
+        mask_id: Id of the mask, the last one of the vocabulary.
+        rate: Share of tokens to predict; at least one token is predicted.
+        *seed: Seeds.
     """
     random = np.random.default_rng(seed)
-    asked = random.random(ids.shape) < rate  # (b, T)
-    asked.flat[random.integers(ids.numel())] = True
+    predicted = random.random(ids.shape) < rate  # (b, T)
+    predicted.flat[random.integers(ids.numel())] = True
     fate = random.random(ids.shape)  # (b, T)
     other = torch.from_numpy(random.integers(0, mask_id, ids.shape))  # (b, T); the mask is the last id
-    inputs = torch.where(torch.from_numpy(asked & (fate < 0.8)), mask_id, ids)
-    inputs = torch.where(torch.from_numpy(asked & (fate >= 0.9)), other, inputs)
-    return {"input_ids": inputs, "labels": torch.where(torch.from_numpy(asked), ids, _IGNORED)}
+    inputs = torch.where(torch.from_numpy(predicted & (fate < 0.8)), mask_id, ids)
+    inputs = torch.where(torch.from_numpy(predicted & (fate >= 0.9)), other, inputs)
+    return {"input_ids": inputs, "labels": torch.where(torch.from_numpy(predicted), ids, _IGNORED)}
 
 
 def isoscore_star(x: Tensor, shrinkage: float) -> Tensor:
-    """IsoScore* of rows (n, d), differentiable: (PR − 1)/(d − 1) of (1 − ζ)·C + ζ·(tr C/d)·I.
+    """Return IsoScore* of rows (n, d), differentiable: (PR − 1)/(d − 1) of (1 − ζ)·C + ζ·(tr C/d)·I.
 
-    Shrinking leaves the trace and moves each eigenvalue towards the mean one, so with PR₀ that of C itself
-    1/PR = (1 − ζ)²/PR₀ + (1 − (1 − ζ)²)/d, and no eigenvalue is needed: PR₀ = (tr C)²/‖C‖².
+    Shrinking keeps the trace and moves each eigenvalue towards the mean. With PR₀ the participation ratio of C,
+    1/PR = (1 − ζ)²/PR₀ + (1 − (1 − ζ)²)/d, so no eigenvalue is needed: PR₀ = (tr C)²/‖C‖².
 
     >>> round(float(isoscore_star(torch.eye(4).repeat(2, 1) - 0.25, 0.0)), 4)
     0.6667

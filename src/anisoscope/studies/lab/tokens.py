@@ -1,4 +1,4 @@
-"""Tokenizers of the lab: characters, bytes or byte-pair merges, all in the format of the tokenizers library."""
+"""Tokenizers of the lab: characters, bytes or byte-pair merges, in the format of the tokenizers library."""
 
 from __future__ import annotations
 
@@ -13,20 +13,26 @@ from anisoscope.errors import InputError, unknown
 
 KINDS = ("char", "byte", "bpe")
 MASK, UNKNOWN = "[MASK]", "[UNK]"
-_BPE = 1024  # tokens, where nothing else was asked for
-_CHUNK = 1 << 12  # characters: long strings take the library longer than many short ones
+_BPE = 1024  # tokens of a bpe tokenizer by default
+_CHUNK = 1 << 12  # characters: the library is slower on long strings than on many short ones
 
 
 def make_tokenizer(kind: str, documents: Iterable[str], symbols: int | None = None) -> Tokenizer:
-    """A tokenizer of at most `symbols` tokens beside [UNK] and [MASK], which come last.
+    """Make a tokenizer from documents.
 
-    `char`: the most frequent characters of the documents, frequent ones first; `byte`: the 256 bytes, id = value;
-    `bpe`: merges of bytes, learnt from the documents.
+    Args:
+        kind: `char`: the characters of the documents, most frequent first; `byte`: the 256 bytes, id = value;
+            `bpe`: merges of bytes, learnt from the documents.
+        documents: The training text.
+        symbols: Largest number of tokens, without [UNK] and [MASK], which come last.
+
+    Raises:
+        InputError: The kind is unknown, or `symbols` is too small for it.
     """
     if kind not in KINDS:
         raise unknown("tokenizer", kind, KINDS)
     if symbols is not None and symbols < (2 if kind == "char" else 256):
-        raise InputError(f"a {kind} tokenizer needs more than {symbols} tokens; ask for more symbols")
+        raise InputError(f"A {kind} tokenizer needs more than {symbols} tokens. Give a larger number of symbols.")
     if kind == "char":
         tokenizer = _characters(documents, symbols)
     else:
@@ -38,20 +44,21 @@ def make_tokenizer(kind: str, documents: Iterable[str], symbols: int | None = No
 
 
 def encode(tokenizer: Tokenizer, text: str) -> list[int]:
-    """The ids of a text; where merges cannot cross, it is cut into short pieces, which is faster."""
+    """Return the ids of a text. Without merges it is encoded in short pieces, which is faster."""
     merges = isinstance(tokenizer.model, models.BPE) and tokenizer.get_vocab_size() > 258
     parts = [text] if merges else [text[i : i + _CHUNK] for i in range(0, len(text), _CHUNK)]
     return [i for part in tokenizer.encode_batch_fast(parts, add_special_tokens=False) for i in part.ids]
 
 
 def save_tokenizer(tokenizer: Tokenizer, folder: Path) -> None:
-    """tokenizer.json and what transformers needs beside it to open it."""
+    """Write tokenizer.json, and what transformers needs to open it."""
     tokenizer.save(str(folder / "tokenizer.json"))
     options = {"tokenizer_class": "PreTrainedTokenizerFast", "mask_token": MASK, "unk_token": UNKNOWN}
     (folder / "tokenizer_config.json").write_text(json.dumps(options, indent=2) + "\n")
 
 
 def load_tokenizer(folder: Path) -> Tokenizer:
+    """Read tokenizer.json."""
     return Tokenizer.from_file(str(folder / "tokenizer.json"))
 
 
@@ -87,7 +94,7 @@ def _merged(documents: Iterable[str], symbols: int) -> Tokenizer:
 
 
 def _byte_letters() -> Iterator[str]:
-    """The visible letter by which byte-level tokenizers write each byte, from 0 to 255."""
+    """The visible letter of each byte from 0 to 255 in byte-level tokenizers; their library gives them unordered."""
     spare = 256
     for byte in range(256):
         if 33 <= byte <= 126 or 161 <= byte <= 172 or byte >= 174:

@@ -1,8 +1,7 @@
-"""The training loop: the same steps from the same switches, to the bit, also after a break."""
+"""The training loop: the same switches give the same steps to the bit, also after an interruption."""
 
 from __future__ import annotations
 
-import math
 import os
 import tempfile
 import time
@@ -21,25 +20,26 @@ from anisoscope.store.files import WriterLock, explained, understood
 from anisoscope.store.run import Run
 from anisoscope.studies.lab.bf16 import require_bf16
 from anisoscope.studies.lab.corpora import open_text
-from anisoscope.studies.lab.data import Data, open_data, prepare
 from anisoscope.studies.lab.experiment import Experiment, Recipe
 from anisoscope.studies.lab.interrupts import Interrupts
 from anisoscope.studies.lab.interventions import Interventions
 from anisoscope.studies.lab.losses import add_losses, drop_losses, read_losses
+from anisoscope.studies.lab.optimization import learning_rate, make_optimizer
 from anisoscope.studies.lab.targets import masked_token, next_token
+from anisoscope.studies.lab.token_data import Data, open_data, prepare
 from anisoscope.studies.lab.training_state import STATE, is_begun, load_state, save_checkpoint, save_state
 from anisoscope.studies.lab.transformer import Transformer
 
 DATA = "data"
-_LOCK = "training.lock"  # two trainings of one run would mix; the run's own lock is the observer's
-HELD_OUT = 32  # windows by which a model is judged, and which an observer probes
-_LOOK = 10  # steps between two looks at the loss: each makes a GPU wait
-_STATE = 500  # steps between two states, at most
-_WINDOWS, _MASKS, _JUDGING = range(3)  # uses of one seed that must not meet
+_LOCK = "training.lock"  # against two trainings of one run; the lock of the run belongs to the observer
+HELD_OUT = 32  # windows for the validation loss and for an observer's probes
+_LOSS_EVERY = 10  # steps between two checks of the loss: each makes a GPU wait
+_STATE_EVERY = 500  # steps between two saved states, at most
+_WINDOWS, _MASKS, _VALIDATION = range(3)  # independent streams of one seed
 
 
 class Observer(Protocol):
-    """Who looks on while a model trains, such as a Tracker: before the forward, and between backward and step."""
+    """An object that follows a training, such as a Tracker: called before the forward pass and after backward."""
 
     @property
     def should_stop(self) -> bool: ...
@@ -49,27 +49,28 @@ class Observer(Protocol):
 
 
 Observe = Callable[[Transformer, dict[str, Tensor], Path, int], Observer]  # model, held-out batch, folder, first step
-Told = Callable[[int, float], None]  # the steps done and the latest loss
+OnStep = Callable[[int, float], None]  # called with the number of steps done and the latest loss
 
 
 @dataclass(frozen=True)
 class Trained:
-    """How a training ended: at which step, why if before the last one, and its losses in nats a token."""
+    """How a training ended: its last step, why it stopped early if it did, and its losses in nats per token."""
 
     folder: Path
     experiment: Experiment
     step: int
-    stopped: str | None  # "interrupted", "diverged", "observer", or None: it came to its end
-    losses: list[dict[str, Any]]  # step, train (since the row before), validation
+    stopped: str | None  # "interrupted", "diverged", "observer"; None if it is complete
+    losses: list[dict[str, Any]]  # rows with step, train (since the previous row), validation
     baselines: dict[str, float]
     seconds: float
 
     @property
     def validation(self) -> float | None:
+        """The last validation loss."""
         return self.losses[-1]["validation"] if self.losses else None
 
 
-# --- starting and going on ----------------------------------------------------------------------------------------
+# --- starting and resuming ----------------------------------------------------------------------------------------
 
 
 def train(
@@ -80,32 +81,44 @@ def train(
     observe: Observe | None = None,
     checkpoints: Schedule | None = None,
     device: str | None = None,
-    told: Told | None = None,
+    on_step: OnStep | None = None,
     command: str | None = None,
 ) -> Trained:
     """Train a model into a new run folder: run.json, losses.jsonl, checkpoints/step-N, data/, state.pt.
 
-    `data` is another folder for the tokenised text, which several runs may share; `observe` makes whoever looks on;
-    `checkpoints` says at which steps a model is kept (log-spaced; the last one always is). Ctrl-C saves a checkpoint
-    and returns; a loss that is not finite stops the training and leaves the run as it was.
+    Ctrl-C saves a checkpoint and returns. A loss that is not finite stops the training; the run keeps the checkpoints
+    before it.
+
+    Args:
+        experiment: Model and training.
+        out: The run folder, new or empty.
+        data: Folder of the tokenised text, which runs may share; by default in the run folder.
+        observe: Creates the observer of the training, such as `tracked(steps)`.
+        checkpoints: Steps at which the model is saved; by default log-spaced. The last step is always saved.
+        device: Device, such as `cuda:1`; by default a GPU if there is one.
+        on_step: Called now and then with the number of steps done and the latest loss.
+        command: The command line, for the run's information.
+
+    Raises:
+        InputError: The folder is not empty, or the text, the device or a switch cannot be used.
 
     Example: `train(changed(Experiment(), {"kind": "encoder", "steps": 200}), "runs/encoder").validation`.
     """
     folder, recipe = Path(out), experiment.recipe
     if folder.is_dir() and any(folder.iterdir()):
-        raise InputError(f"{folder} exists already; go on with it (--resume), or choose another folder")
-    place_of_work = _device(device)  # looked at before anything is written
+        raise InputError(f"{folder} exists already. Continue it with --resume, or choose another folder.")
+    target = _device(device)  # checked before anything is written
     if recipe.bf16:
-        require_bf16(place_of_work.type)
+        require_bf16(target.type)
     with explained("create", folder):
         folder.parent.mkdir(parents=True, exist_ok=True)
-    # Tokenised aside first: a text that cannot be used must leave no half-made run behind.
-    with tempfile.TemporaryDirectory(prefix=f".{folder.name}.", dir=folder.parent) as aside:
-        place = Path(aside) / DATA if data is None else Path(data)
+    # Tokenise in a temporary folder first: a text that cannot be used must leave no incomplete run.
+    with tempfile.TemporaryDirectory(prefix=f".{folder.name}.", dir=folder.parent) as temporary:
+        tokens = Path(temporary) / DATA if data is None else Path(data)
         context = experiment.model.context
-        text = prepare(open_text(recipe.text), place, tokens=recipe.tokens, symbols=recipe.symbols, context=context)
+        text = prepare(open_text(recipe.text), tokens, tokens=recipe.tokens, symbols=recipe.symbols, context=context)
         experiment = _fitted(experiment, text)
-        home = DATA if data is None else os.path.relpath(place, folder)
+        home = DATA if data is None else os.path.relpath(tokens, folder)
         info = {
             "kind": "lab",
             "experiment": experiment.to_json(),
@@ -113,16 +126,16 @@ def train(
             "baselines": text.baselines,
             "libraries": {"torch": torch.__version__},
         }
-        # Whole or not at all: a kill leaves no run that could neither go on nor be started again.
-        made = Path(aside) / "run"
+        # Complete or not at all: a killed process must leave no run that can neither resume nor start again.
+        made = Path(temporary) / "run"
         Run.create(made, info, name=folder.name, command=command).close()
         if data is None:
-            os.replace(place, made / DATA)
+            os.replace(tokens, made / DATA)
         with explained("create", folder):
             if folder.is_dir():
-                folder.rmdir()  # empty; the system may not put one folder in the place of another
+                folder.rmdir()  # empty; some systems cannot replace a folder by another
             os.replace(made, folder)
-    return _run(folder, observe, checkpoints, device, told)
+    return _run(folder, observe, checkpoints, device, on_step)
 
 
 def resume_training(
@@ -131,17 +144,24 @@ def resume_training(
     observe: Observe | None = None,
     checkpoints: Schedule | None = None,
     device: str | None = None,
-    told: Told | None = None,
+    on_step: OnStep | None = None,
 ) -> Trained:
-    """Go on with a run from its last state; in the end it is the run that an uninterrupted training would have made."""
-    return _run(Path(out), observe, checkpoints, device, told)
+    """Resume a run from its last state; the result equals that of an uninterrupted training.
+
+    The arguments are those of `train`.
+    """
+    return _run(Path(out), observe, checkpoints, device, on_step)
 
 
 def experiment_of(out: str | Path) -> Experiment:
-    """The experiment of a run folder."""
+    """Return the experiment of a run folder.
+
+    Raises:
+        InputError: The folder is a run of something else.
+    """
     info = Run.open(out).info
     if info.get("kind") != "lab":
-        raise InputError(f"{out} is a run, but no training of the lab; choose another folder")
+        raise InputError(f"{out} is a run, but not a training of the lab. Choose another folder.")
     with understood(Path(out) / "run.json", "restore it from a copy, or train again in another folder", StoreError):
         return Experiment.from_json(info["experiment"])
 
@@ -151,7 +171,7 @@ def experiment_of(out: str | Path) -> Experiment:
 
 @dataclass(frozen=True)
 class _Parts:
-    """Everything that a step works with."""
+    """Everything that a step needs."""
 
     experiment: Experiment
     folder: Path
@@ -172,25 +192,25 @@ def _run(
     observe: Observe | None,
     checkpoints: Schedule | None,
     device: str | None,
-    told: Told | None,
+    on_step: OnStep | None,
 ) -> Trained:
     started = time.monotonic()
-    experiment, place, info = experiment_of(folder), _device(device), Run.open(folder).info
-    devices = [place] if place.type == "cuda" else []
-    # All randomness is seeded here, and the caller's own random state comes back afterwards.
+    experiment, target, info = experiment_of(folder), _device(device), Run.open(folder).info
+    devices = [target] if target.type == "cuda" else []
+    # All randomness is seeded here, and the caller's random state is restored afterwards.
     with torch.random.fork_rng(devices=devices), ExitStack() as stack:
         with explained("lock", folder):
             stack.callback(WriterLock(folder / _LOCK).release)
         state = load_state(folder) if is_begun(folder) else None
         torch.manual_seed(experiment.recipe.seed)
-        parts = _assemble(experiment, folder, open_data(folder / info["data"]["folder"]), place)
+        parts = _assemble(experiment, folder, open_data(folder / info["data"]["folder"]), target)
         stack.enter_context(parts.interventions)
         start, pending = _restored(parts, state) if state is not None else (0, [])
         observer = None if observe is None else observe(parts.model, {"input_ids": parts.held_out}, folder, start)
         if observer is not None:
             stack.callback(observer.close)
-        asked = stack.enter_context(Interrupts())
-        step, stopped = _steps(parts, start, pending, observer, asked, checkpoints or log_spaced(), told)
+        interrupts = stack.enter_context(Interrupts())
+        step, stopped = _steps(parts, start, pending, observer, interrupts, checkpoints or log_spaced(), on_step)
     with Run.create(folder, resume=True) as run:
         run.update_info(ended={"step": step, "stopped": stopped})
     seconds = time.monotonic() - started
@@ -202,42 +222,42 @@ def _steps(
     start: int,
     pending: list[Tensor],
     observer: Observer | None,
-    asked: Interrupts,
-    kept: Schedule,
-    told: Told | None,
+    interrupts: Interrupts,
+    checkpoints: Schedule,
+    on_step: OnStep | None,
 ) -> tuple[int, str | None]:
-    """The steps from `start` on; how far they came, and why no further. `pending` are losses of no row yet."""
+    """Run the steps from `start` on; return the last step and why it stopped. `pending` losses have no row yet."""
     last = parts.recipe.steps
-    judged = any_of(log_spaced(), every(max(1, last // 10)))
+    validated = any_of(log_spaced(), every(max(1, last // 10)))
     drop_losses(parts.folder, start)
     for step in range(start, last + 1):
-        ends = step == last or asked.interrupted or (observer is not None and observer.should_stop)
-        keeps = kept(step) or ends
-        if pending and (keeps or judged(step) or step % _LOOK == 0):
+        ends = step == last or interrupts.interrupted or (observer is not None and observer.should_stop)
+        saves = checkpoints(step) or ends
+        if pending and (saves or validated(step) or step % _LOSS_EVERY == 0):
             finite = torch.stack(pending).isfinite()
             if not bool(finite.all()):
                 return step - len(pending) + int((~finite).int().argmax()), "diverged"
-            if told is not None:
-                told(step, float(pending[-1]))
-        if keeps or step % _STATE == 0:
+            if on_step is not None:
+                on_step(step, float(pending[-1]))
+        if saves or step % _STATE_EVERY == 0:
             save_state(parts.folder, _state(parts, step, pending))
-        if judged(step) or step == last:
+        if validated(step) or step == last:
             add_losses(parts.folder, _losses(parts, step, pending))
             pending = []
-        if keeps:
+        if saves:
             save_checkpoint(parts.model, parts.data, parts.folder, step)
         if step == last:
             if observer is not None:
-                observer.probe(step)  # the finished model is looked at too
+                observer.probe(step)  # measure the final model too
             return step, None
         if ends:
-            return step, "interrupted" if asked.interrupted else "observer"
+            return step, "interrupted" if interrupts.interrupted else "observer"
         pending.append(_step(parts, step, observer))
     raise AssertionError("the last step ends the loop")
 
 
 def _step(parts: _Parts, step: int, observer: Observer | None) -> Tensor:
-    """One update of the weights; the loss it came from, without what interventions add."""
+    """One update of the weights; return its loss without the terms of interventions."""
     recipe, model = parts.recipe, parts.model
     if observer is not None:
         observer.probe(step)
@@ -249,8 +269,8 @@ def _step(parts: _Parts, step: int, observer: Observer | None) -> Tensor:
         batch = _batch(parts, step, part)
         with torch.autocast(parts.device.type, torch.bfloat16, enabled=recipe.bf16):
             loss = model(**batch).loss
-            asked = loss + parts.interventions.penalty()
-        (asked / recipe.accumulate).backward()
+            objective = loss + parts.interventions.penalty()
+        (objective / recipe.accumulate).backward()
         total += loss.detach() / recipe.accumulate
     if observer is not None:
         observer.watch(step)
@@ -259,20 +279,6 @@ def _step(parts: _Parts, step: int, observer: Observer | None) -> Tensor:
     parts.optimizer.step()
     parts.optimizer.zero_grad()
     return total
-
-
-def learning_rate(recipe: Recipe, step: int) -> float:
-    """Rises over the warm-up, then falls as a cosine to `floor` times its height.
-
-    >>> recipe = Recipe(steps=100, warmup=0.1, learning_rate=1.0, floor=0.0)
-    >>> [round(learning_rate(recipe, step), 3) for step in (0, 9, 55, 100)]
-    [0.1, 1.0, 0.5, 0.0]
-    """
-    rising = round(recipe.warmup * recipe.steps)
-    if step < rising:
-        return recipe.learning_rate * (step + 1) / rising
-    turn = math.pi * (step - rising) / max(1, recipe.steps - rising)
-    return recipe.learning_rate * (recipe.floor + (1 - recipe.floor) * (1 + math.cos(turn)) / 2)
 
 
 # --- parts --------------------------------------------------------------------------------------------------------
@@ -287,35 +293,24 @@ def _assemble(experiment: Experiment, folder: Path, data: Data, device: torch.de
 
 
 def _fitted(experiment: Experiment, data: Data) -> Experiment:
-    """The experiment with a vocabulary that holds the text's."""
+    """The experiment with a vocabulary that holds the tokens of the text."""
     rows = experiment.model.vocabulary
     if rows is not None and rows < data.vocabulary:
         raise InputError(
-            f"the text has {data.vocabulary} tokens, the model's embedding {rows} rows; leave vocabulary out, "
-            f"or have fewer tokens (symbols={max(2, rows - 2)})"
+            f"The text has {data.vocabulary} tokens, the model's embedding {rows} rows. Leave vocabulary out, "
+            f"or use fewer tokens (symbols={max(2, rows - 2)})."
         )
     return replace(experiment, model=replace(experiment.model, vocabulary=rows or data.vocabulary))
 
 
-def make_optimizer(model: Transformer, recipe: Recipe) -> torch.optim.Optimizer:
-    """AdamW, Adam or SGD with momentum; the weights of norms and all biases do not decay."""
-    matrices = [p for p in model.parameters() if p.ndim > 1]
-    others = [p for p in model.parameters() if p.ndim <= 1]
-    groups = [{"params": matrices, "weight_decay": recipe.weight_decay}, {"params": others, "weight_decay": 0.0}]
-    if recipe.optimizer == "sgd":
-        return torch.optim.SGD(groups, lr=recipe.learning_rate, momentum=0.9)
-    kind = torch.optim.AdamW if recipe.optimizer == "adamw" else torch.optim.Adam
-    return kind(groups, lr=recipe.learning_rate, betas=(0.9, 0.99))
-
-
 def _batch(parts: _Parts, step: int, part: int) -> dict[str, Tensor]:
-    """The windows of a step are a function of seed and step alone: equal in every twin, and after every break."""
+    """The inputs of a step, a function of seed and step alone: equal in every twin, and after an interruption."""
     recipe, context = parts.recipe, parts.experiment.model.context
     ids = parts.data.windows(recipe.batch, context, recipe.seed, _WINDOWS, step, part)
-    return _asked(parts, ids, recipe.seed, _MASKS, step, part)
+    return _with_targets(parts, ids, recipe.seed, _MASKS, step, part)
 
 
-def _asked(parts: _Parts, ids: Tensor, *seed: int) -> dict[str, Tensor]:
+def _with_targets(parts: _Parts, ids: Tensor, *seed: int) -> dict[str, Tensor]:
     if parts.experiment.model.objective == "next":
         batch = next_token(ids)
     else:
@@ -325,18 +320,18 @@ def _asked(parts: _Parts, ids: Tensor, *seed: int) -> dict[str, Tensor]:
 
 def _device(name: str | None) -> torch.device:
     try:
-        place = torch.device(name or ("cuda" if torch.cuda.is_available() else "cpu"))
-        torch.zeros(1, device=place)
+        device = torch.device(name or ("cuda" if torch.cuda.is_available() else "cpu"))
+        torch.zeros(1, device=device)
     except (RuntimeError, AssertionError, NotImplementedError) as error:
-        raise InputError(f"device {name!r} is not there ({first_line(error)}); give cpu, cuda or cuda:1") from error
-    return place
+        raise InputError(f"No device {name!r} ({first_line(error)}). Give cpu, cuda or cuda:1.") from error
+    return device
 
 
 # --- states -------------------------------------------------------------------------------------------------------
 
 
 def _state(parts: _Parts, step: int, pending: list[Tensor]) -> dict[str, Any]:
-    """All that the steps from this one on depend on; windows and masks are functions of the step."""
+    """Everything that later steps depend on; windows and masks are functions of the step."""
     return {
         "step": step,
         "model": parts.model.state_dict(),
@@ -366,7 +361,7 @@ def _restore(parts: _Parts, state: dict[str, Any]) -> tuple[int, list[Tensor]]:
     return state["step"], [torch.tensor(loss, device=parts.device) for loss in state["pending"]]
 
 
-# --- judging ------------------------------------------------------------------------------------------------------
+# --- validation ---------------------------------------------------------------------------------------------------
 
 
 def _losses(parts: _Parts, step: int, pending: list[Tensor]) -> dict[str, Any]:
@@ -376,12 +371,12 @@ def _losses(parts: _Parts, step: int, pending: list[Tensor]) -> dict[str, Any]:
 
 @torch.no_grad()
 def _validation(parts: _Parts) -> float:
-    """The mean loss over the held-out windows, dropout off; masks are the same at every step."""
+    """The mean loss over the held-out windows without dropout; masks are the same at every step."""
     parts.model.eval()
     total = 0.0
     windows = parts.held_out.cpu().split(parts.recipe.batch)
     for number, ids in enumerate(windows):
-        batch = _asked(parts, ids, parts.recipe.seed, _JUDGING, number)
+        batch = _with_targets(parts, ids, parts.recipe.seed, _VALIDATION, number)
         with torch.autocast(parts.device.type, torch.bfloat16, enabled=parts.recipe.bf16):
             total += float(parts.model(**batch).loss) * len(ids)
     parts.model.train()

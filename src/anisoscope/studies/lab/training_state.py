@@ -1,4 +1,4 @@
-"""What a training leaves behind: models that `measure` opens, and the one state from which it can go on exactly."""
+"""Files of a training: checkpoints that `measure` opens, and the state from which it resumes exactly."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from safetensors.torch import save_file
 
 from anisoscope.errors import StoreError, first_line
 from anisoscope.store.files import TEMPORARY, explained, replacing, sweep_temporaries
-from anisoscope.studies.lab.data import Data
+from anisoscope.studies.lab.token_data import Data
 from anisoscope.studies.lab.tokens import save_tokenizer
 from anisoscope.studies.lab.transformer import MODEL_TYPE, Transformer
 
@@ -26,9 +26,9 @@ CHECKPOINTS, STATE = "checkpoints", "state.pt"
 
 
 def save_checkpoint(model: Transformer, data: Data, run: Path, step: int) -> Path:
-    """Write run/checkpoints/step-N: the configuration, the weights and the tokenizer, all of it or nothing.
+    """Write run/checkpoints/step-N with configuration, weights and tokenizer, either completely or not at all.
 
-    `measure`, `open_model` and `sweep` take the folder like any other model's.
+    `measure`, `open_model` and `sweep` open the folder like any other model.
     """
     folder = run / CHECKPOINTS / f"step-{step}"
     temporary = folder.with_name(f".{folder.name}.{os.getpid()}{TEMPORARY}")
@@ -40,14 +40,14 @@ def save_checkpoint(model: Transformer, data: Data, run: Path, step: int) -> Pat
         (temporary / "config.json").write_text(json.dumps(config, indent=2) + "\n")
         save_tokenizer(data.tokenizer, temporary)
         save_file(_weights(model), temporary / "model.safetensors", {"format": "pt"})
-        shutil.rmtree(folder, ignore_errors=True)  # a training that was resumed writes its later steps again
+        shutil.rmtree(folder, ignore_errors=True)  # a resumed training writes its later steps again
         os.replace(temporary, folder)
     return folder
 
 
 @contextmanager
 def _removed_on_error(folder: Path) -> Iterator[None]:
-    """A half-written folder goes: the space may be what is lacking."""
+    """Delete a half-written folder on error: the disk may be full."""
     try:
         yield
     except BaseException:
@@ -56,38 +56,42 @@ def _removed_on_error(folder: Path) -> Iterator[None]:
 
 
 def _weights(model: Transformer) -> dict[str, torch.Tensor]:
-    """The tensors to save; an output matrix that is the embedding is saved once, as that."""
+    """The tensors to save; a tied output matrix is saved only as the embedding."""
     tied = {"head.weight"} if model.config.tied else set()
     return {name: value.detach().cpu().contiguous() for name, value in model.state_dict().items() if name not in tied}
 
 
 def save_state(run: Path, state: dict[str, Any]) -> None:
-    """Keep what the next step depends on, replacing what was kept before."""
+    """Save everything that the next step depends on, replacing the previous state."""
     path = run / STATE
-    data = io.BytesIO()  # torch would not say why it could not write to a file
+    data = io.BytesIO()  # torch does not report why it cannot write to a file
     torch.save(state, data)
     with explained("write", path), replacing(path) as temporary:
         temporary.write_bytes(data.getbuffer())
 
 
 def is_begun(run: Path) -> bool:
-    """Whether a training has come to its first step; one that was killed before that starts there."""
+    """Return whether a training has reached its first step; one that was killed earlier starts from the beginning."""
     return (run / STATE).is_file() or (run / CHECKPOINTS).is_dir()
 
 
 def load_state(run: Path) -> dict[str, Any]:
-    """What `save_state` kept; tensors and plain values only, nothing is executed."""
+    """Load what `save_state` wrote: tensors and plain values only, without executing code.
+
+    Raises:
+        StoreError: There is no state, or it is damaged.
+    """
     path = run / STATE
     if not path.is_file():
-        raise StoreError(f"{run} has no {STATE} to go on from; train it again in another folder")
+        raise StoreError(f"{run} has no {STATE} to resume from. Train again in another folder.")
     with explained("read", path):
         try:
             state: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
         except pickle.UnpicklingError as error:
-            told = "opening it would run code that it carries, or it is damaged"
-            raise StoreError(f"{path}: {told}; train again in another folder") from error
+            reason = "opening it would run code that it contains, or it is damaged"
+            raise StoreError(f"Cannot read {path}: {reason}. Train again in another folder.") from error
         except Exception as error:  # damaged archives raise dozens of kinds
-            raise StoreError(f"{path} cannot be read ({first_line(error)}); train again in another folder") from error
+            raise StoreError(f"Cannot read {path} ({first_line(error)}). Train again in another folder.") from error
     if not isinstance(state, dict):
-        raise StoreError(f"{path} is no state of a training; train again in another folder")
+        raise StoreError(f"{path} is not the state of a training. Train again in another folder.")
     return state

@@ -1,6 +1,6 @@
-"""A small transformer in which everything that the papers blame can be switched. It imports torch alone.
+"""A small transformer with a switch for everything that the papers hold responsible. It imports only torch.
 
-Read top to bottom: the configuration, attention, a block, the model, its first weights.
+From top to bottom: configuration, attention, layer, model, initial weights.
 """
 
 from __future__ import annotations
@@ -24,46 +24,47 @@ CHOICES = {
     "norm_at": ("pre", "post"),
     "init": ("gpt2", "bert"),
 }
-MODEL_TYPE = "anisoscope-lab"  # how a checkpoint's config.json says whose it is
-_IGNORED = -100  # a label that does not count, as everywhere in torch
-_STD = 0.02  # of first weights, in GPT-2 and in BERT
-_MEMORY = 10  # batches that a running mean remembers: few, since the mean moves fast early in training
+MODEL_TYPE = "anisoscope-lab"  # in config.json of a checkpoint
+_IGNORED = -100  # label without a loss, as in torch
+_STD = 0.02  # of initial weights, in GPT-2 and in BERT
+_MEMORY = 10  # batches in a running mean: few, because the mean moves fast early in training
 
 
 @dataclass(frozen=True)
 class Config:
-    """Every switch of the model; two models that differ in one field are twins.
+    """All switches of the model; two models that differ in one field are twins.
 
     >>> Config(attention="sigmoid").mlp_width
     512
     """
 
-    vocabulary: int | None = None  # rows of the embedding; None in an experiment: as many as the tokenizer has
-    context: int = 128  # tokens a window, at most
+    vocabulary: int | None = None  # rows of the embedding; None in an experiment: the number of tokens
+    context: int = 128  # tokens per window, at most
     layers: int = 4
     width: int = 128
     heads: int = 4
     mlp: int | None = None  # hidden width of the feed-forward layer; None: four times the width
-    causal: bool = True  # a token sees those before it; False: all of its window
-    objective: str = "next"  # what `labels` mean: the window itself, shifted inside; or the masked tokens in place
+    causal: bool = True  # a token sees only earlier tokens; False: the whole window
+    objective: str = "next"  # `labels` are the window itself, shifted inside, or (masked) the masked tokens
     attention: str = "softmax"
-    temperature: float = 1.0  # logits are divided by it: below 1 sharper
+    temperature: float = 1.0  # divides the logits: sharper below 1
     positions: str = "rotary"
     norm: str = "layer"
     norm_at: str = "pre"  # before each sublayer, as in GPT-2, or after each residual sum, as in BERT
-    tied: bool = True  # the output matrix is the embedding
+    tied: bool = True  # the output matrix equals the embedding
     dropout: float = 0.0
-    init: str = "gpt2"  # gpt2: what writes into the stream starts smaller by sqrt(2 · layers); bert: all alike
-    init_scale: float = 1.0  # times the usual standard deviation of 0.02
-    centring: float = 0.0  # this share of a running mean is taken from the stream after every block
+    init: str = "gpt2"  # gpt2: matrices that write into the stream are smaller by sqrt(2 · layers); bert: all equal
+    init_scale: float = 1.0  # factor of the standard deviation 0.02
+    centring: float = 0.0  # share of a running mean that is subtracted after every layer
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> Config:
-        """From what a checkpoint's config.json holds; what is no switch of this model is left aside."""
+        """Read config.json of a checkpoint; other keys are ignored."""
         return cls(**{each.name: values[each.name] for each in fields(cls) if each.name in values})
 
     @property
     def mlp_width(self) -> int:
+        """The hidden width of the feed-forward layer."""
         return 4 * self.width if self.mlp is None else self.mlp
 
     def __post_init__(self) -> None:
@@ -84,7 +85,7 @@ class Config:
 
 @dataclass(frozen=True)
 class Output:
-    """What a forward gives: logits (b, T, vocabulary) and, where labels were given, the mean loss in nats a token."""
+    """What a forward gives: logits (b, T, vocabulary) and, with labels, the mean loss in nats per token."""
 
     logits: Tensor
     loss: Tensor | None = None
@@ -96,7 +97,7 @@ class Output:
 class SelfAttention(nn.Module):
     """Self-attention of one kind; x (b, T, width) -> (b, T, width).
 
-    Weights of query i on the keys j it sees, x_ij = q_i·k_j / (√d · temperature):
+    Weights of query i on its visible keys j, x_ij = q_i·k_j / (√d · temperature):
     softmax e^x_ij / Σ e^x_ij · off-by-one e^x_ij / (1 + Σ e^x_ij) · sigmoid σ(x_ij − ln T) ·
     cosine softmax of g · cos(q_i, k_j) / temperature with a learned g per head · uniform 1 / (number of keys seen).
     """
@@ -115,7 +116,7 @@ class SelfAttention(nn.Module):
             self.q_norm = UnitLength(config.heads, math.sqrt(self.head_dim))
             self.k_norm = UnitLength()
         if self.kind in ("off-by-one", "sigmoid"):
-            # No fused kernel knows these; what passes through the marks can be seen from outside.
+            # No fused kernel has these kinds; capture sees what passes through these identities.
             self.queries, self.keys, self.pattern = nn.Identity(), nn.Identity(), nn.Identity()
 
     def forward(self, x: Tensor, rotation: Tensor | None, mask: Tensor | None) -> Tensor:
@@ -133,7 +134,7 @@ class SelfAttention(nn.Module):
         return out
 
     def _queries_and_keys(self, x: Tensor, rotation: Tensor | None) -> tuple[Tensor, Tensor]:
-        if self.kind == "uniform":  # zero queries weigh all keys alike
+        if self.kind == "uniform":  # zero queries give all keys the same weight
             zeros = x.new_zeros(x.shape[0], self.num_heads, x.shape[1], self.head_dim)
             return zeros, zeros
         q, k = self._split(self.q_proj(x)), self._split(self.k_proj(x))  # (b, T, heads, head_dim)
@@ -185,11 +186,11 @@ def _rotation(context: int, head_dim: int) -> Tensor:
 
 
 def _causal(length: int, device: torch.device) -> Tensor:
-    """Which key (column) each query (row) sees."""
+    """Which keys (columns) each query (row) sees."""
     return torch.ones(length, length, dtype=torch.bool, device=device).tril()
 
 
-# --- blocks -------------------------------------------------------------------------------------------------------
+# --- layers -------------------------------------------------------------------------------------------------------
 
 
 class MLP(nn.Module):
@@ -206,7 +207,7 @@ class MLP(nn.Module):
 
 
 class TransformerBlock(nn.Module):
-    """Attention and feed-forward layer, each added to the stream; norms before each or after each sum."""
+    """Attention and feed-forward sublayer, each added to the stream; norms before each or after each sum."""
 
     def __init__(self, config: Config) -> None:
         super().__init__()
@@ -231,9 +232,9 @@ class TransformerBlock(nn.Module):
 
 
 class Centring(nn.Module):
-    """x − strength · m, where m is the running mean of the training batches seen before.
+    """x − strength · m, with m the running mean of earlier training batches.
 
-    Earlier batches only: the mean of the batch at hand would tell a token about those that follow it.
+    The current batch is not included: its mean would tell a token about later tokens.
     """
 
     mean: Tensor
@@ -261,10 +262,10 @@ def _norm(config: Config) -> nn.Module:
 
 
 class Transformer(nn.Module):
-    """Token ids (b, T) -> logits, and the loss where labels are given.
+    """Token ids (b, T) -> logits, and the loss if labels are given.
 
-    The first weights are a function of the configuration and the seed; a parameter that two configurations share
-    starts with the same numbers in both.
+    Initial weights are a function of the configuration and the seed; a parameter that two configurations share has
+    the same initial values in both.
 
     >>> model = Transformer(Config(vocabulary=10, width=16, layers=2))
     >>> model(torch.zeros(1, 5, dtype=torch.long)).logits.shape
@@ -277,7 +278,7 @@ class Transformer(nn.Module):
     def __init__(self, config: Config, seed: int = 0) -> None:
         super().__init__()
         if config.vocabulary is None:
-            raise ValueError("how many tokens are there? give Config a vocabulary")
+            raise ValueError("the number of tokens is unknown: give Config a vocabulary")
         self.config = config
         self.tokens = nn.Embedding(config.vocabulary, config.width)
         if config.positions == "learned":
@@ -295,7 +296,13 @@ class Transformer(nn.Module):
         initialise(self, config, seed)
 
     def forward(self, input_ids: Tensor, attention_mask: Tensor | None = None, labels: Tensor | None = None) -> Output:
-        """`attention_mask` (b, T) is 0 at padding, which stands on the right; see `Config.objective` for labels."""
+        """Return logits and loss.
+
+        Args:
+            input_ids: Token ids (b, T).
+            attention_mask: (b, T), 0 at padding, which must be on the right.
+            labels: (b, T), as `Config.objective` defines them.
+        """
         config, T = self.config, input_ids.shape[1]
         if config.context < T:
             raise ValueError(f"a window of {T} tokens is longer than the model's context of {config.context}")
@@ -327,9 +334,9 @@ class Transformer(nn.Module):
 
 @torch.no_grad()
 def initialise(model: nn.Module, config: Config, seed: int) -> None:
-    """Normal weights of standard deviation 0.02 · init_scale, zero biases; norms and gains stay as they are made.
+    """Set normal weights of standard deviation 0.02 · init_scale and zero biases; norms and gains keep their values.
 
-    Each matrix has a generator of its own, seeded by its name: switching one part on or off moves no other.
+    Each matrix has its own generator, seeded by its name, so that switching one part on or off changes no other.
     """
     for name, parameter in model.named_parameters():
         if name.endswith("bias"):

@@ -1,0 +1,233 @@
+"""Estimates, rules and verdicts."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections.abc import Iterator, Mapping
+
+import numpy as np
+import pytest
+import scipy.stats
+
+from anisoscope.records import Record
+from anisoscope.studies.claims.claim import (
+    CONTROL,
+    INCONCLUSIVE,
+    LAB,
+    MODEL,
+    NOT_REPRODUCED,
+    PUBLISHED,
+    REPRODUCED,
+    Claim,
+    Condition,
+    Estimate,
+    Evidence,
+    Rule,
+    Verdict,
+    above,
+    below,
+    either,
+    every,
+    gate,
+    judge,
+    unjudged,
+)
+from anisoscope.studies.claims.run_sizes import SIZES, cells
+from anisoscope.studies.claims.runner import CLAIMS
+
+
+def rule_of(claim: Claim, line: str) -> Rule:
+    return claim.published if line == PUBLISHED else claim.control
+
+
+def verdict_of(
+    claim: Claim, line: str, values: Mapping[str, float], error: float = 0.01, scale: str = MODEL
+) -> Verdict:
+    """The verdict on a line whose quantities have these values, each over ten units."""
+    found = {name: Estimate(value, error, 10) for name, value in values.items()}
+    return judge(claim, Evidence("made up", scale, found))[line == CONTROL]
+
+
+def firm(condition: Condition, holds: bool) -> float:
+    """A value far on one side of the threshold."""
+    far = 1 + abs(condition.threshold)
+    return condition.threshold + (far if condition.above == holds else -far)
+
+
+def holding(conditions: tuple[Condition, ...]) -> dict[str, float]:
+    """Values with which all of these conditions hold; two thresholds on one quantity are met in the middle."""
+    by_name: dict[str, list[Condition]] = {}
+    for condition in conditions:
+        by_name.setdefault(condition.name, []).append(condition)
+    return {
+        name: firm(those[0], True) if len(those) == 1 else sum(c.threshold for c in those) / len(those)
+        for name, those in by_name.items()
+    }
+
+
+def completed(
+    rule: Rule, place: int, fixed: dict[str, float], wanted: str, claim: Claim, line: str
+) -> dict[str, float]:
+    """The fixed values, and values for the quantities of other alternatives that give the outcome wanted."""
+    free = sorted({c.name for alternative in rule for c in alternative} - set(fixed))
+    for signs in itertools.product((-9.0, 9.0), repeat=len(free)):
+        values = {**fixed, **dict(zip(free, signs, strict=True))}
+        if verdict_of(claim, line, values).outcome == wanted:
+            return values
+    raise AssertionError(f"{claim.id}, {line}: no evidence gives {wanted}")
+
+
+def alternatives() -> Iterator[tuple[Claim, str, int]]:
+    for claim in CLAIMS:
+        for line in (PUBLISHED, CONTROL):
+            for place in range(len(rule_of(claim, line))):
+                yield claim, line, place
+
+
+EVERY = [pytest.param(*each, id="-".join(map(str, (each[0].id, *each[1:])))) for each in alternatives()]
+
+
+@pytest.mark.parametrize(("claim", "line", "place"), EVERY)
+def test_evidence_for_a_claim_reproduces_it(claim: Claim, line: str, place: int) -> None:
+    rule = rule_of(claim, line)
+    found = verdict_of(claim, line, holding(rule[place]))  # what other alternatives ask for is not measured
+    assert found.outcome == REPRODUCED
+    assert found.effect is not None
+    assert found.effect.value in holding(rule[place]).values()
+
+
+@pytest.mark.parametrize(("claim", "line", "place"), EVERY)
+def test_reversing_any_quantity_reverses_the_verdict(claim: Claim, line: str, place: int) -> None:
+    rule = rule_of(claim, line)
+    for condition in rule[place]:
+        turned = {**holding(rule[place]), condition.name: firm(condition, False)}
+        wanted = INCONCLUSIVE if condition.gate else NOT_REPRODUCED
+        values = completed(rule, place, turned, wanted, claim, line)
+        found = verdict_of(claim, line, values)
+        assert found.outcome == wanted
+        assert condition.description in found.reason
+
+
+@pytest.mark.parametrize(("claim", "line", "place"), EVERY)
+def test_a_quantity_whose_interval_spans_its_threshold_leaves_the_claim_open(
+    claim: Claim, line: str, place: int
+) -> None:
+    conditions = rule_of(claim, line)[place]
+    for condition in conditions:
+        values = {**holding(conditions), condition.name: condition.threshold}
+        assert verdict_of(claim, line, values).outcome == INCONCLUSIVE
+
+
+@pytest.mark.parametrize(("claim", "line", "place"), EVERY)
+def test_a_missing_quantity_leaves_the_claim_open(claim: Claim, line: str, place: int) -> None:
+    conditions = rule_of(claim, line)[place]
+    for condition in conditions:
+        values = {name: value for name, value in holding(conditions).items() if name != condition.name}
+        found = verdict_of(claim, line, values)
+        assert found.outcome == INCONCLUSIVE
+        assert "not measured" in found.reason
+        assert claim.settle in found.reason
+
+
+def test_the_claims_are_those_of_the_papers() -> None:
+    wanted = [f"{paper}{n}" for paper, count in (("T", 7), ("S", 6), ("A", 6), ("N", 5), ("P", 2)) for n in
+              range(1, count + 1)]  # fmt: skip
+    assert [claim.id for claim in CLAIMS] == wanted
+    for claim in CLAIMS:
+        assert claim.control
+        assert claim.ways
+        assert set(claim.cells) <= set(cells(SIZES["tiny"]))
+        assert bool(claim.cells) == ("lab" in claim.ways)
+
+
+def test_a_claim_about_large_models_stays_open_in_the_lab() -> None:
+    (large,) = (claim for claim in CLAIMS if claim.large)
+    values = holding(large.published[0])
+    assert verdict_of(large, PUBLISHED, values, scale=MODEL).outcome == REPRODUCED
+    found = verdict_of(large, PUBLISHED, values, scale=LAB)
+    assert found.outcome == INCONCLUSIVE
+    assert "pythia-410m" in found.reason
+
+
+TOY = Claim("X", "nobody2026", "x is large", {}, every(above("x", 1.0, "x")), (), "measure x", ())
+
+
+@pytest.mark.parametrize(
+    ("values", "outcome"),
+    [
+        ([1.5, 1.6, 1.7, 1.6], REPRODUCED),
+        ([0.5, 0.6, 0.7, 0.6], NOT_REPRODUCED),
+        ([0.9, 1.2, 1.0, 1.3], INCONCLUSIVE),
+        ([9.0, 9.1], INCONCLUSIVE),  # two seeds make no interval
+        ([1.0, 1.0, 1.0], NOT_REPRODUCED),  # at the threshold is not beyond it
+    ],
+)
+def test_the_interval_decides(values: list[float], outcome: str) -> None:
+    published, _ = judge(TOY, Evidence("toy", LAB, {"x": Estimate.over(values)}))
+    assert published.outcome == outcome
+
+
+def test_below_mirrors_above() -> None:
+    for value in (-2.0, 0.3, 0.5, 0.7, 2.0):
+        estimate = Estimate(value, 0.05, 8)
+        turned = Estimate(-value, 0.05, 8)
+        assert below("x", 0.5, "").outcome(estimate) == above("x", -0.5, "").outcome(turned)
+
+
+def test_the_interval_is_that_of_student_t() -> None:
+    values = [0.2, 0.5, 0.9, 0.4, 0.1]
+    low, high = scipy.stats.t.interval(0.95, 4, np.mean(values), scipy.stats.sem(values))
+    assert Estimate.over(values).interval == pytest.approx((low, high))
+
+
+def test_a_jackknifed_mean_has_the_error_of_the_mean() -> None:
+    values = np.array([0.2, 0.5, 0.9, 0.4, 0.1])
+    without = [float(np.delete(values, place).mean()) for place in range(5)]
+    made = Estimate.jackknifed(float(values.mean()), without)
+    assert made.error == pytest.approx(scipy.stats.sem(values))
+
+
+def test_one_of_several_alternatives_is_enough() -> None:
+    rule = either(every(above("x", 0, "x")), every(above("y", 0, "y")))
+    claim = Claim("X", "p", "s", {}, rule, (), "", ())
+    assert verdict_of(claim, PUBLISHED, {"x": -1, "y": 1}).outcome == REPRODUCED
+    assert verdict_of(claim, PUBLISHED, {"x": -1, "y": -1}).outcome == NOT_REPRODUCED
+    assert verdict_of(claim, PUBLISHED, {"x": -1}).outcome == INCONCLUSIVE
+
+
+def test_a_failed_gate_leaves_the_claim_open() -> None:
+    claim = Claim("X", "p", "s", {}, every(gate("g", 0, "g"), above("x", 0, "x")), (), "", ())
+    assert verdict_of(claim, PUBLISHED, {"g": 1, "x": 1}).outcome == REPRODUCED
+    assert verdict_of(claim, PUBLISHED, {"g": 1, "x": -1}).outcome == NOT_REPRODUCED
+    assert verdict_of(claim, PUBLISHED, {"g": -1, "x": -1}).outcome == INCONCLUSIVE
+
+
+def test_quantities_that_cannot_exist_are_left_out_and_reported() -> None:
+    rule = every(above("x", 0, "the x"), above("y", 0, "the y"))
+    claim = Claim("X", "p", "s", {}, rule, (), "", ())
+    found = judge(claim, Evidence("r", MODEL, {"x": Estimate(1, 0.1, 5)}, {"y": "nobody gave one"}))[0]
+    assert found.outcome == REPRODUCED
+    assert found.reason.startswith("only part of the claim was tested")
+    assert "nobody gave one" in found.reason
+    nothing = judge(claim, Evidence("r", MODEL, {}, {"x": "none", "y": "none"}))[0]
+    assert nothing.outcome == INCONCLUSIVE
+
+
+def test_a_verdict_becomes_a_record() -> None:
+    record = verdict_of(TOY, PUBLISHED, {"x": 3.0}).to_record()
+    assert (record.site, record.metric, record.value, record.error) == ("vectors", "verdict", 3.0, 0.01)
+    assert record.variant == {"claim": "X", "line": "as published", "verdict": "reproduced", "quantity": "x (> 1)"}
+    assert record.error_kind == "spread-10-seeds"
+    missing = unjudged(TOY, "no weights")[0].to_record()
+    assert missing.value is None
+    assert "no weights. To settle it: measure x" in str(missing.note)
+
+
+def test_evidence_survives_json() -> None:
+    evidence = Evidence("r", LAB, {"x": Estimate(0.1, 0.2, 3), "y": Estimate(1.0, None, 1, "models")}, {"z": "why"})
+    assert Evidence.from_json(json.loads(json.dumps(evidence.to_json()))) == evidence
+
+
+def record(site: str, value: float | None, metric: str = "isoscore", **more: object) -> Record:
+    return Record(site, metric, value, **more)  # type: ignore[arg-type]

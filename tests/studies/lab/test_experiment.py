@@ -1,0 +1,46 @@
+"""Switches and experiments."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from anisoscope.errors import InputError
+from anisoscope.studies.lab.experiment import Experiment, cells, changed, differences
+from anisoscope.studies.lab.twins import over_seeds
+
+
+@pytest.mark.parametrize(
+    ("switches", "words"),
+    [
+        ({"atention": "softmax"}, "did you mean attention"),
+        ({"attention": "sofmax"}, "choose one of softmax"),
+        ({"layers": "many"}, "expected int"),
+        ({"causal": "maybe"}, "expected bool"),
+        ({"kind": "decodr"}, "did you mean decoder"),
+        ({"masking": 1.5}, "from 0 to 1"),
+        ({"steps": 0}, "at least 1"),
+        ({"project": "tangent", "rank": 500}, "smaller rank"),
+        ({"kind": "encoder", "objective": "next"}, "sees its next token"),
+    ],
+)
+def test_wrong_switches_are_refused_with_the_reason(switches: dict[str, Any], words: str) -> None:
+    with pytest.raises(InputError, match=words):
+        changed(Experiment(), switches)
+
+
+def test_switches_as_text_get_their_type() -> None:
+    made = changed(Experiment(), {"layers": "3", "dropout": "0", "tied": "False", "mlp": "none", "text": "zipf"})
+    assert (made.model.layers, made.model.dropout, made.model.tied) == (3, 0.0, False)
+    assert isinstance(made.model.dropout, float)
+    assert differences(Experiment(), made) == {"layers": (4, 3), "tied": (True, False), "text": ("topics", "zipf")}
+    assert Experiment.from_json(json.loads(json.dumps(made.to_json()))) == made
+
+
+def test_cells_change_one_switch_at_a_time() -> None:
+    found = cells(Experiment(), ["attention=softmax,uniform", "text=zipf;topics", "width=64"])
+    assert list(found) == ["base", "attention-uniform", "text-zipf", "width-64"]
+    assert all(len(differences(found["base"], cell)) <= 1 for cell in found.values())
+    assert list(over_seeds(found, 2))[-1] == "width-64-seed-1"
