@@ -59,13 +59,22 @@ def _section(name: str, command: Any) -> list[str]:
         lines += [f"| `{_usage(p)}` | {_cell(p.help or '')} |" for p in arguments]
         lines += [""]
     if options:
-        kinds = get_type_hints(inspect.unwrap(command.callback), include_extras=True)
+        kinds = _kinds(command.callback)
         lines += ["| option | default | meaning |", "|---|---|---|"]
         lines += [f"| {_names(p, kinds)} | {_default(p)} | {_cell(p.help or '')} |" for p in options]
         lines += [""]
     if examples(command):
         lines += ["```sh", *examples(command), "```", ""]
     return lines
+
+
+def _kinds(callback: Any) -> dict[str, Any]:
+    """Return the annotation of every parameter; a command with options of a request has them in its signature."""
+    while hasattr(callback, "__wrapped__") and "__signature__" not in vars(callback):
+        callback = callback.__wrapped__
+    if "__signature__" in vars(callback):
+        return {p.name: p.annotation for p in callback.__signature__.parameters.values()}
+    return get_type_hints(callback, include_extras=True)
 
 
 def _help(command: Any) -> str:

@@ -68,7 +68,7 @@ def test_recompute_refuses_a_metric_whose_statistic_was_not_kept(vectors: Path, 
     run("measure", vectors, "-m", "mean_cosine", "--out", tmp_path / "run")
     done = run("recompute", tmp_path / "run", "--metric", "two_nn")
     assert done.returncode == 1
-    assert "two_nn: the run keeps no Sample" in done.stderr.replace("\n", " ")
+    assert "two_nn: The run keeps no Sample" in done.stderr.replace("\n", " ")
 
 
 def test_a_file_of_several_tensors_asks_for_one(tmp_path: Path) -> None:

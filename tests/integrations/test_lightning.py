@@ -88,5 +88,5 @@ def test_an_alert_that_stops_ends_lightning(tmp_path: Path) -> None:
 
 @quietly
 def test_a_module_that_the_lightning_module_does_not_have_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="did you mean model"):
+    with pytest.raises(InputError, match="Did you mean 'model"):
         pl_train(tmp_path, pl_callback(tmp_path, module="mode"), enable_checkpointing=False)

@@ -19,7 +19,7 @@ MAX_LINES = 400
 MAX_PARAMETERS = 8
 
 # Functions and classes that users call: their keyword-only parameters are options, so any number is allowed.
-ENTRY_POINTS = {*anisoscope.__all__, "sweep"}
+ENTRY_POINTS = {*anisoscope.__all__, "sweep", "model_batches", "text_batches"}
 # The same interface for two libraries.
 SHARED_CLASS_NAMES = {"GeometryCallback"}
 SHARED_FILE_NAMES = {"__init__.py", "__main__.py"}

@@ -102,7 +102,7 @@ def test_picks_that_no_record_has_together_are_refused(run: Run) -> None:
 
 
 def test_an_unknown_metric_is_refused_with_similar_names(run: Run) -> None:
-    with pytest.raises(InputError, match="did you mean two_nn"):
+    with pytest.raises(InputError, match="Did you mean 'two_nn"):
         run.plot("two_n")
 
 
@@ -119,7 +119,7 @@ def test_a_pick_that_no_record_has_is_refused_with_existing_values(run: Run) -> 
 def test_a_colour_that_does_not_fit_is_refused_with_those_that_do(run: Run) -> None:
     with pytest.raises(InputError, match="possible: tokens, training step"):
         run.plot("two_nn", colour="layer")
-    with pytest.raises(InputError, match="no field of these records is called 'hed'"):
+    with pytest.raises(InputError, match="No field of these records named 'hed'"):
         run.plot("attention_entropy", colour="hed")
 
 

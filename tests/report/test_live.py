@@ -4,23 +4,31 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import gc
 import json
 import os
 import socket
 import subprocess
 import sys
+import tracemalloc
 import zlib
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 from starlette.testclient import TestClient
+from typer.testing import CliRunner
 
+from anisoscope.cli import app
 from anisoscope.errors import InputError
 from anisoscope.records import Record
+from anisoscope.report import live
 from anisoscope.report.live import _follow, is_loopback, live_app, serve
+from anisoscope.report.page import report_page
 from anisoscope.report.run_index import RunIndex
 from anisoscope.store.run import Run
+from benchmarks.long import long_run
 from tests import report_runs as runs
 
 
@@ -286,3 +294,58 @@ def test_an_invalid_position_is_refused(folder: Path, position: str) -> None:
     client = TestClient(live_app(str(folder)), base_url="http://127.0.0.1")
     name = client.get("/api/runs").json()[0]["id"]
     assert client.get("/api/events", params={"run": name, "position": position}).status_code == 404
+
+
+def test_a_followed_run_costs_the_server_nothing_that_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(live, "_POLL_EVERY", 0.001)
+    path = tmp_path / "r"
+    Run.create(path).close()
+
+    async def follow() -> list[int]:
+        stream = live._follow([Run.open(path)], [0])
+        await anext(stream)
+        marks = []
+        with Run.create(path, resume=True) as writer:
+            for step in range(60):
+                writer.append([Record(f"resid.{layer}", "isoscore", 0.5, step=step) for layer in range(20)])
+                assert len(json.loads((await anext(stream)).removeprefix("data: "))["rows"]) == 20
+                if step in (20, 59):
+                    gc.collect()
+                    marks.append(tracemalloc.get_traced_memory()[0])
+        await stream.aclose()  # type: ignore[attr-defined]
+        return marks
+
+    tracemalloc.start()
+    try:
+        early, late = asyncio.run(follow())
+    finally:
+        tracemalloc.stop()
+    assert late - early < 50_000
+
+
+def require_every_view(folder: Path, count: int) -> None:
+    run = long_run(folder / "run", count)
+    frame = run.frame()
+    assert len(frame) == count
+    assert [frame["step"].iloc[-1], len(run.sites())] == [frame["step"].max(), 38]
+    shown = CliRunner().invoke(app, ["show", str(run.path)])
+    assert shown.exit_code == 0
+    assert "spectral_anisotropy" in shown.stdout
+    page = report_page([run])
+    assert f"{count:,} records" in page  # all of them: nothing is thinned
+    other = long_run(folder / "other", count, seed=1)
+    compared = CliRunner().invoke(app, ["compare", str(run.path), str(other.path)])
+    assert compared.exit_code == 0, compared.output
+    assert f"the last of {frame['step'].nunique():,} that both have" in " ".join(compared.stdout.split())
+
+
+def test_every_view_of_twenty_thousand_records(tmp_path: Path) -> None:
+    require_every_view(tmp_path, 20_000)
+
+
+@pytest.mark.slow
+def test_every_view_of_a_million_records_in_bounded_memory(tmp_path: Path) -> None:
+    before = psutil.Process().memory_info().rss
+    require_every_view(tmp_path, 1_000_000)
+    assert psutil.Process().memory_info().rss - before < 1.5e9
+    assert os.path.getsize(tmp_path / "run" / "records.jsonl") > 2e8

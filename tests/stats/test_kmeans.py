@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from anisoscope.stats.kmeans import cluster_means, kmeans, nearest_centre, spread_starts
+from anisoscope.stats.kmeans import cluster_means, distant_starts, kmeans, lloyd, nearest_centre, spread_starts
 
 G = torch.Generator().manual_seed(0)
 TRUE = torch.tensor([0, 1, 2]).repeat_interleave(40)
@@ -34,3 +34,18 @@ def test_a_cluster_without_rows_keeps_its_centre() -> None:
     labels, centres = kmeans(X, torch.cat((X[[0, 40, 80]], far)), rounds=5)
     assert int(labels.max()) == 2
     assert torch.equal(centres[3], far[0])
+
+
+def test_well_separated_clusters_are_recovered() -> None:
+    draw = torch.Generator().manual_seed(0)
+    true = torch.arange(300) % 3
+    x = 100 * torch.eye(3, 5)[true] + torch.randn(300, 5, generator=draw)
+    centres = lloyd(x, distant_starts(x, 3, 0, draw), 5)
+    label = nearest_centre(x, centres)
+    assert len({(int(a), int(b)) for a, b in zip(true, label, strict=True)}) == 3
+
+
+def test_equal_rows_give_equal_centres() -> None:
+    x = torch.ones(10, 4)
+    centres = distant_starts(x, 3, 0, torch.Generator().manual_seed(0))
+    assert torch.equal(lloyd(x, centres, 2), torch.ones(3, 4))

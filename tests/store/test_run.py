@@ -8,14 +8,17 @@ import math
 import multiprocessing
 import os
 import pickle
+import random
 import signal
 import sys
+import tracemalloc
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pandas as pd
+import psutil
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -24,6 +27,7 @@ from anisoscope.errors import InputError, StoreError
 from anisoscope.records import COLUMNS, Record, Replicates
 from anisoscope.store.run import Run, record_key
 from anisoscope.store.run_header import FORMAT
+from benchmarks.long import long_run, look_of
 from tests.run_samples import any_record, full_run, python, record
 
 
@@ -349,3 +353,35 @@ def test_fifty_thousand_records_come_back_in_order(tmp_path: Path) -> None:
             run.append([record(i, index=i % 3) for i in range(first, first + 10_000)])
     assert run.frame()["step"].tolist() == list(range(50_000))
     assert json.loads((tmp_path / "r" / "run.json").read_text())["format"] == FORMAT
+
+
+def io_of_a_look(folder: Path, before: int) -> tuple[int, int]:
+    """Bytes that appending one look reads and writes in a run that holds so many looks."""
+    chance = random.Random(0)
+    with Run.create(folder) as run:
+        for step in range(before):
+            run.append(look_of(step, bars=False, chance=chance))
+        then = psutil.Process().io_counters()
+        run.append(look_of(before, bars=False, chance=chance))
+        run.update_info(tracker={"probes": before})
+        now = psutil.Process().io_counters()
+    return now.read_chars - then.read_chars, now.write_chars - then.write_chars
+
+
+def test_what_a_look_reads_and_writes_does_not_grow_with_the_run(tmp_path: Path) -> None:
+    few, many = io_of_a_look(tmp_path / "few", 3), io_of_a_look(tmp_path / "many", 60)
+    assert many[0] <= few[0] + 300_000  # the end of the file is looked at, never the file
+    assert many[1] == pytest.approx(few[1], rel=0.05)
+
+
+def test_reading_a_run_takes_a_few_bytes_a_record(tmp_path: Path) -> None:
+    count = 30_000
+    run = long_run(tmp_path / "r", count)
+    run.frame()  # what is imported at first use
+    tracemalloc.start()
+    try:
+        assert len(run.frame()) == count
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert peak < 400 * count  # an object per record took 900

@@ -18,7 +18,7 @@ from anisoscope.records import Record
 from anisoscope.sweep import sweep
 from anisoscope.sweep.engines import Outcome, Pull
 from anisoscope.sweep.jobs import Answer, Job, Measure
-from anisoscope.sweep.tasks import content_key, models_of, settings_of
+from anisoscope.sweep.tasks import _names, content_key, models_of, settings_of
 from tests.sweep_folders import STEPS, checkpoint_series, documents
 
 SMALL: dict[str, Any] = {"tokens": 400, "window": 32, "metrics": ["mean_cosine"], "sites": ["resid"], "errors": False}
@@ -92,3 +92,8 @@ def test_a_key_depends_on_everything_that_changes_the_numbers(text: Path) -> Non
     ]
     assert len({key, *others}) == 6
     assert settings_of(request)["metrics"] == {"mean_cosine": 1}
+
+
+def test_names_of_a_list_do_not_lead_out_of_the_folder_of_runs() -> None:
+    for names in (_names(["..", "a/.."]), _names(["/"]), _names(["../../x", "./x"])):
+        assert not {"", ".", ".."} & {part for name in names for part in name.split("/")}

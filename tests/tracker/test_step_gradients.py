@@ -76,7 +76,7 @@ def test_every_null_that_needs_only_sums_is_available_and_others_are_refused(tmp
     for p in records(tmp_path, metric="gradient_p"):
         assert p.value is not None
         assert 0 <= p.value <= 1
-    with pytest.raises(InputError, match="the null local_test needs more than the sums"):
+    with pytest.raises(InputError, match="The null local_test needs more than the sums"):
         tracked(tmp_path / "other", model, tangent=Tangent(nulls=["local_test"]))
 
 

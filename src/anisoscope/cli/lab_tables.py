@@ -15,7 +15,7 @@ from rich.text import Text
 from anisoscope.report.terminal import sparkline
 
 if TYPE_CHECKING:
-    from anisoscope.studies.demo_training import Curve, CurveRow, TrackedTraining
+    from anisoscope.studies.demo_training import Curve, DemoRow, TrackedTraining
 
 
 def losses_table(rows: Sequence[Mapping[str, Any]]) -> Table:
@@ -56,7 +56,7 @@ def introduction(steps: int) -> RenderableType:
     return Padding(text, (1, 2))
 
 
-def demo_table(rows: Sequence[CurveRow], trainings: Mapping[str, TrackedTraining]) -> RenderableType:
+def demo_table(rows: Sequence[DemoRow], trainings: Mapping[str, TrackedTraining]) -> RenderableType:
     """One row per quantity, one column per model: first value, curve, last value."""
     first = next(iter(trainings.values()))
     title = f"From step 0 to step {first.trained.step}"

@@ -66,8 +66,8 @@ def measure_rows(
     def measured_as(run: str) -> tuple[Any, list[Any]]:
         cloud = collect(batches, names, sample=sample, precise=vectors.precise)
         labels: dict[str, Any] = {"site": site, "run": run, "unit": unit}
-        errors, slow = statistics.errors, metrics is not None
-        return cloud, evaluate(cloud, chosen, errors=errors, slow_errors=slow, **labels)
+        errors: Any = "fast" if statistics.errors and metrics is None else statistics.errors
+        return cloud, evaluate(cloud, chosen, errors=errors, **labels)
 
     if out is None:
         return [m.record for m in measured_as("")[1]]

@@ -100,7 +100,7 @@ def _measure_matrix(
 ) -> list[MetricResult]:
     names = set().union(*(metric.sources for metric in metrics)) | {"Directions", "Moments"}
     cloud = collect(lambda: batches_of(rows), names, sample=sample)
-    return evaluate(cloud, metrics, site=site, run=run, unit="rows", errors=errors, slow_errors=False)
+    return evaluate(cloud, metrics, site=site, run=run, unit="rows", errors="fast" if errors else False)
 
 
 def _norm_entries(model: nn.Module, layout: Layout | None, run: str) -> list[MetricResult]:

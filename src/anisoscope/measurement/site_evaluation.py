@@ -36,13 +36,12 @@ class EvaluationOptions:
     step: int = 0
     unit: str = "documents"
     errors: bool = True
-    slow_errors: bool = True
     policies: tuple[str, str] = POLICIES
     sparing: bool = False
 
     def labels(self, errors: bool) -> dict[str, Any]:
         """Return the keywords of `evaluate` that all sites share."""
-        shared = {"run": self.run, "step": self.step, "unit": self.unit, "slow_errors": self.slow_errors}
+        shared = {"run": self.run, "step": self.step, "unit": self.unit}
         return {**shared, "errors": errors}
 
 

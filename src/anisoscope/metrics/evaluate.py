@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 from anisoscope.errors import MetricError
 from anisoscope.metrics.metric import Metric, Undefined, Value
@@ -44,8 +45,7 @@ def evaluate(
     step: int = 0,
     tokens: str = "all",
     unit: str = "rows",
-    errors: bool = True,
-    slow_errors: bool = True,
+    errors: bool | Literal["fast"] = True,
 ) -> list[MetricResult]:
     """Compute metrics of a cloud.
 
@@ -57,8 +57,7 @@ def evaluate(
         step: Step of the records.
         tokens: Token policy of the records.
         unit: What blocks consist of, for `error_kind`: documents, windows or rows.
-        errors: Compute error bars.
-        slow_errors: Compute error bars of slow metrics too.
+        errors: Compute error bars; "fast" leaves out those of slow metrics.
 
     Returns:
         One result per number. A metric without a value gives one record without value, whose note has the reason.
@@ -68,7 +67,7 @@ def evaluate(
         m.name: _largest(_attempt(m, cloud), m.top)
         for m in sorted(metrics, key=lambda m: not {Neighbours, LocalDimensions} & set(m.needs))
     }
-    barred = [m for m in metrics if m.bars and (slow_errors or not m.slow)]
+    barred = [m for m in metrics if m.bars and (errors != "fast" or not m.slow)]
     without = _replicates(cloud, barred, whole) if errors and len(cloud.blocks) >= FEWEST_BLOCKS else []
     null = isotropic(cloud) if cloud.has(Moments) and _finite(cloud) else None
     out: list[MetricResult] = []
@@ -79,7 +78,7 @@ def evaluate(
             out.append(MetricResult(Record(site, metric.name, None, run, step, metric.version, tokens, note=why)))
             continue
         for value in outcome:
-            error, note, replicates = _error(metric, value, without, cloud, unit, errors)
+            error, note, replicates = _error(metric, value, without, cloud, unit, bool(errors))
             record = Record(
                 site=site,
                 metric=metric.name,

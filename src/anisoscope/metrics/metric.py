@@ -292,7 +292,7 @@ def metric(
         keeps: What leaves the value unchanged, a subset of `INVARIANCES`.
         paper: Key of the paper that defines it, or "anisoscope".
         knows: Known answers by name of a cloud in `anisoscope.synthetic`: a number, or (number, tolerance).
-        version: Raise it if the formula changes: records of both versions are then kept apart.
+        version: Raise it if the formula changes: records of both versions are then stored separately.
         null: Function (isotropic rows, value) -> the value expected without structure.
         requires: What the rows must come with: "documents", "tokens", "heads", "reference", "norm".
         slow: Leave it out unless it is named.

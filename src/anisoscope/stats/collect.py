@@ -23,16 +23,21 @@ BLOCKS = 16
 _BATCH = 8192
 
 
-def collect(read: Callable[[], Iterable[Rows]], names: Iterable[str], **options: Any) -> Cloud:
+def collect(
+    read: Callable[[], Iterable[Rows]], names: Iterable[str], *, precise: bool = False, **options: Any
+) -> Cloud:
     """Collect statistics of rows.
 
     Args:
         read: Returns batches of the rows; called once, or twice if a statistic needs a second pass.
         names: Names of the statistics.
+        precise: Multiply rows in float64.
         **options: Options of `Collector`.
     """
     names = set(names)
     second = [name for name in SECOND_PASS if name in names]
+    if precise:
+        options["make"] = {"Moments": partial(Moments.of, precise=True)}
     collector = Collector(sorted((names - set(SECOND_PASS)) | ({"Moments"} if second else set())), **options)
     for rows in read():
         collector.add(rows)
@@ -68,6 +73,7 @@ def cloud_of(x: Any, names: Iterable[str], *, documents: Any = None, **options: 
         x: Rows (n, d): a tensor, an array or nested lists.
         names: Names of the statistics.
         documents: A document number for each row.
+        precise: Multiply rows in float64.
         **options: Options of `Collector`.
 
     >>> cloud_of([[1.0, 2.0], [3.0, 4.0]], ["Moments"]).n

@@ -37,7 +37,6 @@ from anisoscope.stats.cloud import (
     to_arrays,
 )
 from anisoscope.stats.documents import segments
-from anisoscope.stats.moments import Moments
 from anisoscope.stats.packing import pack, unpack
 from anisoscope.stats.registry import COLLECTED, SUMS
 from anisoscope.stats.rows import Rows, Tokens, join_rows
@@ -102,7 +101,6 @@ class Collector:
         extremes: int = 256,
         blocks: int = 16,
         sinks: bool = False,
-        precise: bool = False,
         level: int = 0,
         outsized: float = math.inf,
     ) -> None:
@@ -115,7 +113,6 @@ class Collector:
             extremes: Number of rows of highest priority that are stored separately from the sums.
             blocks: Number of blocks to end with; up to twice as many while collecting.
             sinks: Store rows at offset 0 of their window separately (`first.*`), so that they can be left out exactly.
-            precise: Multiply rows in float64.
             level: How often neighbouring blocks are joined from the start, if more than enough blocks will come.
             outsized: Rows of at least this priority stay extremes, even if they are more than `extremes`.
         """
@@ -125,8 +122,6 @@ class Collector:
         self._make: dict[str, Callable[[Rows], Any]] = {
             name: (make or {}).get(name, COLLECTED[name].of) for name in names if name not in ("Sample", "Extremes")
         }
-        if "Moments" in self._make and precise:
-            self._make["Moments"] = lambda rows: Moments.of(rows, precise=True)
         self._blocks = blocks
         self._sinks = sinks
         self._level = level

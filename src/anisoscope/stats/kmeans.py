@@ -51,6 +51,25 @@ def kmeans(x: Tensor, centres: Tensor, rounds: int) -> tuple[Tensor, Tensor]:
     return labels, centres
 
 
+def distant_starts(x: Tensor, k: int, first: int, draw: torch.Generator) -> Tensor:
+    """Choose k rows as starts, each drawn with a probability proportional to its squared distance, (k, d)."""
+
+    def pick(nearest: Tensor) -> int:
+        weight = nearest.double().cpu() + 1e-300  # rows that are all equal may be chosen again
+        return int(torch.multinomial(weight / weight.sum(), 1, generator=draw))
+
+    return spread_starts(x, k, first, pick)
+
+
+def lloyd(x: Tensor, centres: Tensor, rounds: int) -> Tensor:
+    """Return the centres after a fixed number of rounds, each round one product: no synchronisation with a device."""
+    for _ in range(rounds):
+        member = torch.nn.functional.one_hot(nearest_centre(x, centres), len(centres)).to(x.dtype)  # (n, k)
+        count = member.sum(0)[:, None]
+        centres = torch.where(count > 0, member.T @ x / count.clamp(min=1), centres)
+    return centres
+
+
 def nearest_centre(x: Tensor, centres: Tensor) -> Tensor:
     """Return the index of the centre nearest to each row, (n,)."""
     return (centres.square().sum(1) - 2 * x @ centres.T).argmin(1)

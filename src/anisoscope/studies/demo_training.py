@@ -125,7 +125,7 @@ def train_models(
 
 
 @dataclass(frozen=True)
-class CurveRow:
+class DemoRow:
     """One row of the table: a curve over training for each model, and the value that chance gives."""
 
     label: str
@@ -133,20 +133,20 @@ class CurveRow:
     null: float | None = None
 
 
-def table_rows(trainings: Mapping[str, TrackedTraining]) -> list[CurveRow]:
+def table_rows(trainings: Mapping[str, TrackedTraining]) -> list[DemoRow]:
     """Return loss, anisotropy, dimension, attention and gradients of every model from the first to the last step."""
     chance = next((r.null for t in trainings.values() for r in t.records.get("gradient_energy", ())), None)
     return [
-        CurveRow("loss", {name: _losses(training) for name, training in trainings.items()}),
-        CurveRow("anisotropy λ1/Σλ", _middle(trainings, "spectral_anisotropy", grad=False)),
-        CurveRow("  without sinks", _middle(trainings, "spectral_anisotropy", tokens="no-sink", grad=False)),
-        CurveRow("mean cosine", _middle(trainings, "mean_cosine")),
-        CurveRow("intrinsic dimension", _middle(trainings, "two_nn", tokens="no-sink", neighbours="all")),
-        CurveRow("attention entropy", _all_heads(trainings, "attention_entropy")),
-        CurveRow("query drift", _all_heads(trainings, "q_drift", **{"in": "rms"})),
-        CurveRow("key drift", _all_heads(trainings, "k_drift", **{"in": "rms"})),
-        CurveRow("|cos(q̄, k̄)|", _all_heads(trainings, "qk_cosine", magnitude=True)),
-        CurveRow("gradient in proxy", _middle(trainings, "gradient_energy"), chance),
+        DemoRow("loss", {name: _losses(training) for name, training in trainings.items()}),
+        DemoRow("anisotropy λ1/Σλ", _middle(trainings, "spectral_anisotropy", grad=False)),
+        DemoRow("  without sinks", _middle(trainings, "spectral_anisotropy", tokens="no-sink", grad=False)),
+        DemoRow("mean cosine", _middle(trainings, "mean_cosine")),
+        DemoRow("intrinsic dimension", _middle(trainings, "two_nn", tokens="no-sink", neighbours="all")),
+        DemoRow("attention entropy", _all_heads(trainings, "attention_entropy")),
+        DemoRow("query drift", _all_heads(trainings, "q_drift", **{"in": "rms"})),
+        DemoRow("key drift", _all_heads(trainings, "k_drift", **{"in": "rms"})),
+        DemoRow("|cos(q̄, k̄)|", _all_heads(trainings, "qk_cosine", magnitude=True)),
+        DemoRow("gradient in proxy", _middle(trainings, "gradient_energy"), chance),
     ]
 
 

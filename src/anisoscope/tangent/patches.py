@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from anisoscope.stats.arithmetic import full_precision, plain
-from anisoscope.tangent.kmeans import lloyd, nearest_centre, spread_centres
+from anisoscope.stats.kmeans import distant_starts, lloyd, nearest_centre
 from anisoscope.tangent.null import HIDDEN, null
 from anisoscope.tangent.permutation import permutation_p
 from anisoscope.tangent.proxies import leading
@@ -66,8 +66,8 @@ def fit_patches(x: Tensor, rank: int, *, clusters: int = CLUSTERS, seed: int = 0
         rows = plain(x).float()
         some = rows[:: max(1, len(rows) // _ROWS)]
         draw = torch.Generator().manual_seed(seed)
-        first = some[torch.randint(len(some), (1,), generator=draw).to(some.device)]
-        centres = lloyd(some, spread_centres(some, first, clusters, draw), _ROUNDS)
+        first = int(torch.randint(len(some), (1,), generator=draw))
+        centres = lloyd(some, distant_starts(some, clusters, first, draw), _ROUNDS)
         count = torch.bincount(nearest_centre(rows, centres), minlength=len(centres))
         centres = centres[count >= 2 * rank]
         if len(centres) < 2:

@@ -302,9 +302,9 @@ def test_checkpoints_of_a_model_are_used_as_a_series(tmp_path: Path, text: str) 
 def test_an_unknown_claim_or_size_is_refused() -> None:
     assert [claim.id for claim in find_claims(["a3", "S1"])] == ["S1", "A3"]
     assert len(find_claims([])) == 26
-    with pytest.raises(InputError, match="no claim is called 'S9'"):
+    with pytest.raises(InputError, match="No claim named 'S9'"):
         find_claims(["S9"])
-    with pytest.raises(InputError, match="no size is called 'huge'"):
+    with pytest.raises(InputError, match="No size named 'huge'"):
         find_size("huge")
 
 

@@ -15,11 +15,11 @@ from anisoscope.studies.lab.twins import over_seeds
 @pytest.mark.parametrize(
     ("switches", "words"),
     [
-        ({"atention": "softmax"}, "did you mean attention"),
+        ({"atention": "softmax"}, "Did you mean 'attention"),
         ({"attention": "sofmax"}, "choose one of softmax"),
         ({"layers": "many"}, "expected int"),
         ({"causal": "maybe"}, "expected bool"),
-        ({"kind": "decodr"}, "did you mean decoder"),
+        ({"kind": "decodr"}, "Did you mean 'decoder"),
         ({"masking": 1.5}, "from 0 to 1"),
         ({"steps": 0}, "at least 1"),
         ({"project": "tangent", "rank": 500}, "smaller rank"),

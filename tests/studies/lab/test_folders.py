@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import sys
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ from anisoscope.studies.lab.token_data import open_data
 from anisoscope.studies.lab.train import train
 from anisoscope.studies.lab.training_state import load_state
 from anisoscope.studies.lab.transformer import Transformer
+from tests import model_folders as made
 
 TINY = {"layers": 2, "width": 16, "heads": 2, "context": 16, "batch": 4, "steps": 12, "learning_rate": 0.01}
 
@@ -66,3 +68,22 @@ def test_the_tokens_of_a_checkpoint_are_those_of_the_training(tmp_path: Path) ->
 
 def lab(*arguments: str | Path) -> list[str]:
     return [sys.executable, "-m", "anisoscope", "lab", *map(str, arguments)]
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("lab") / "run"
+    switches = {"layers": 1, "width": 8, "heads": 2, "context": 16, "steps": 2, "batch": 2}
+    train(changed(Experiment(), switches), folder)
+    return folder
+
+
+def test_a_lab_checkpoint_with_an_absurd_config_is_refused_before_memory_is_allocated(
+    trained: Path, tmp_path: Path
+) -> None:
+    for name, value in (("vocabulary", 10**9), ("layers", 10**9), ("context", 10**9), ("mlp", 10**9), ("width", 10**6)):
+        folder = tmp_path / name
+        shutil.copytree(trained / "checkpoints" / "step-2", folder)
+        made.change_json(folder / "config.json", **{name: value})
+        with pytest.raises(InputError, match=r"(?i)copy the checkpoint again"):
+            open_model(folder)

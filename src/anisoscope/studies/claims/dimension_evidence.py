@@ -101,7 +101,7 @@ def low_dimension_evidence(subjects: SubjectSource) -> Evidence:
         }
     )
     records = profile_records(units, "two_nn_paper", of=model.name)
-    records.append(estimate_record(gaussian, "two_nn_paper", of=f"N(0, C) beside {model.name}, highest layer"))
+    records.append(estimate_record(gaussian, "two_nn_paper", of=f"N(0, C) compared with {model.name}, highest layer"))
     return subjects.evidence([model], {**quantities, "gaussian": gaussian}, records)
 
 

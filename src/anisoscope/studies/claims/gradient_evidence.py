@@ -188,7 +188,7 @@ def objects_table(units: Units, step: int) -> list[Record]:
                 level = estimate(partial(_mean_null, which), units).value
             except Missing:
                 continue
-            of = f"{gradient}, {proxy}, step {step}, beside {null}"
+            of = f"{gradient}, {proxy}, step {step}, against {null}"
             records.append(estimate_record(energies, "energy_by_gradient", of=of, null=level))
     return records
 
