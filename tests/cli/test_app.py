@@ -59,6 +59,7 @@ def desk(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return desk
 
 
+STEP = "runs/decoder/checkpoints/step-2"
 MEASURE_CHECKPOINT = [
     "measure",
     STEP,
@@ -220,9 +221,6 @@ def test_control_characters_of_a_run_do_not_reach_the_terminal(
     assert not ended.value.code
     assert "\x1b" not in said.out
     assert "\\x1b" in said.out
-
-
-STEP = "runs/decoder/checkpoints/step-2"
 
 
 @pytest.fixture(scope="module")
