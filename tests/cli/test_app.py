@@ -128,7 +128,7 @@ WRONG = [
     (["report", "nowhere"], "is not a run"),
     (["report", "broken"], "records.jsonl, line 1"),
     (["report", "run", "--out", "x.pdf"], "must end in .html"),
-    (["report", "run", "--out", "nowhere/x.html"], "no folder"),
+    (["report", "run", "--out", "nowhere/x.html"], "the folder nowhere does not exist"),
     (["report", "run", "--out", "/proc/x.html"], "cannot write /proc/x.html"),
     (["show", "v.npy"], "is not a run"),
     (["figure", "run", "-m", "nope", "--save", "a.svg"], "no metric of this run"),
