@@ -95,10 +95,6 @@ def version(
         context.exit()
 
 
-def names_of(metrics: str | None) -> list[str] | None:
-    return None if metrics is None else [name.strip() for name in metrics.split(",") if name.strip()]
-
-
 def command_line() -> str:
     return shlex.join(["anisoscope", *sys.argv[1:]])
 

@@ -9,7 +9,8 @@ from typing import Annotated, Any
 import typer
 from rich.markup import escape
 
-from anisoscope.cli.app import AsJson, Metrics, app, names_of, stderr, stdout
+from anisoscope.cli.app import AsJson, Metrics, app, stderr, stdout
+from anisoscope.cli.options import split_names
 from anisoscope.errors import InputError
 from anisoscope.records import Site
 from anisoscope.store.files import parse_json
@@ -128,7 +129,7 @@ def compare(
     from anisoscope.store.run import Run
 
     one, other = Run.open(first), Run.open(second)
-    both = shared(one, other, names_of(metrics))
+    both = shared(one, other, split_names(metrics))
     last = both[both["step"] == both["step"].max()]  # what the table shows
     results = differences(one, other, both if sites or as_json else last)
     title = f"{one.name} and {other.name}"

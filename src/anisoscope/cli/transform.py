@@ -8,7 +8,8 @@ from typing import Annotated
 
 import typer
 
-from anisoscope.cli.app import AsJson, Metrics, app, names_of, progress_bar, stdout
+from anisoscope.cli.app import AsJson, Metrics, app, progress_bar, stdout
+from anisoscope.cli.options import split_names
 from anisoscope.errors import InputError, unknown
 
 
@@ -70,7 +71,7 @@ def transform(
         remedy = transform_rows(
             vectors, out, centre=centre, remove_top=remove_top, whiten=whiten, shrinkage=shrinkage, progress=progress
         )
-    names = names_of(metrics)
+    names = split_names(metrics)
     before, after = measure_rows(vectors, names), measure_rows(open_vectors(out), names)
     if as_json:
         rows = [{"when": when, **r.to_json()} for when, rs in (("before", before), ("after", after)) for r in rs]
