@@ -94,3 +94,10 @@ def test_the_pickle_of_an_adapter_next_to_a_decoy_is_not_opened(tmp_path: Path) 
     with pytest.raises(InputError, match="pickle"):
         open_model(folder)
     assert not (tmp_path / "taken").exists()
+
+
+def test_lora_weights_under_the_name_of_another_kind_are_refused(adapter: tuple[Path, Any]) -> None:
+    folder, _ = adapter
+    made.change_json(folder / "adapter_config.json", peft_type="IA3")
+    with pytest.raises(InputError, match="IA3 adapter; only LoRA"):
+        open_model(folder)

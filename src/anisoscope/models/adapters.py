@@ -2,28 +2,31 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from anisoscope.errors import InputError
+from anisoscope.models.adapter_config import lora_options
 from anisoscope.models.weight_files import pickle_refused, stored_tensors
 from anisoscope.store.files import read_json, understood
 
 _CONFIG = "adapter_config.json"
 _WEIGHTS = "adapter_model.safetensors"
 _PREFIX = "base_model.model."
+_FIRST_MATRIX = re.compile(r"\.lora_(embedding_)?A\b")
 
 
 @dataclass(frozen=True)
 class Adapter:
-    """An adapter: its folder, its kind (such as LORA), its base model and the modules of the base that it changes."""
+    """An adapter: its folder, its base model, the modules of the base that it changes, and the options for PEFT."""
 
     folder: Path
-    kind: str
     base: str
     revision: str | None
     modules: frozenset[str]
+    options: dict[str, Any]
 
 
 def is_adapter(folder: Path) -> bool:
@@ -34,7 +37,7 @@ def read_adapter(folder: Path) -> Adapter:
     """Read an adapter from its folder.
 
     Raises:
-        InputError: if it is a pickle, or of a kind that changes the input instead of modules.
+        InputError: if it is a pickle, is not a LoRA, or has entries that a LoRA does not need (see adapter_config.py).
     """
     with understood(folder / _CONFIG, "copy or save it again"):
         config: dict[str, Any] = dict(read_json(folder / _CONFIG))
@@ -45,14 +48,18 @@ def read_adapter(folder: Path) -> Adapter:
     # Adapters are never loaded from a pickle, because every library that writes them uses safetensors by default.
     if not (folder / _WEIGHTS).is_file():
         raise pickle_refused(f"{folder} (it has no {_WEIGHTS})")
-    names = stored_tensors(folder / _WEIGHTS)
-    modules = frozenset(name.removeprefix(_PREFIX).partition(".lora_")[0] for name in names if ".lora_" in name)
-    if not modules:
+    ranks = {
+        name.removeprefix(_PREFIX).partition(".lora_")[0]: tensor.shape[0]
+        for name, tensor in stored_tensors(folder / _WEIGHTS).items()
+        if _FIRST_MATRIX.search(name) and tensor.shape
+    }
+    if kind != "LORA" or not ranks:
         raise InputError(
             f"{folder} is a {kind} adapter; only LoRA adapters are supported. Merge it into its base first."
         )
+    options = lora_options(config, ranks, str(folder))
     local_base = folder / base
-    return Adapter(folder, kind, str(local_base if local_base.is_dir() else base), revision, modules)
+    return Adapter(folder, str(local_base if local_base.is_dir() else base), revision, frozenset(ranks), options)
 
 
 def missing_modules(adapter: Adapter, model: Any) -> list[str]:
@@ -65,4 +72,5 @@ def apply_adapter(adapter: Adapter, model: Any) -> Any:
     """Apply an adapter without merging it into the weights: y = Wx + s·B(Ax)."""
     import peft
 
-    return peft.PeftModel.from_pretrained(model, str(adapter.folder)).get_base_model()
+    config = peft.LoraConfig(inference_mode=True, **adapter.options)
+    return peft.PeftModel.from_pretrained(model, str(adapter.folder), config=config).get_base_model()

@@ -241,7 +241,7 @@ def _open_adapter(options: OpenOptions, located: Located) -> Opened:
         "revision": options.revision,
         "commit": located.commit,
         "head": base.info["head"] and options.head,
-        "adapter": {"kind": adapter.kind, "base": adapter.base, "digest": weights_digest(located.folder)},
+        "adapter": {"kind": "LORA", "base": adapter.base, "digest": weights_digest(located.folder)},
         "libraries": base.info["libraries"] | {"peft": version("peft")},
     }
     return Opened(model.eval(), processor, base.modality, info | _module_info(model))
