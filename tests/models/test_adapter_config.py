@@ -23,7 +23,12 @@ def save_adapter(folder: Path, base: Path, **options: Any) -> Any:
     import peft
 
     model = made.hf.GPT2LMHeadModel.from_pretrained(base)
-    settings = {"r": 2, "target_modules": ["c_attn"], "fan_in_fan_out": True, "init_lora_weights": False} | options
+    settings: dict[str, Any] = {
+        "r": 2,
+        "target_modules": ["c_attn"],
+        "fan_in_fan_out": True,
+        "init_lora_weights": False,
+    } | options
     tuned = peft.get_peft_model(model, peft.LoraConfig(task_type="CAUSAL_LM", **settings)).eval()
     tuned.save_pretrained(str(folder))
     return tuned
