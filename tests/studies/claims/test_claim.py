@@ -21,7 +21,6 @@ from anisoscope.studies.claims.claim import (
     REPRODUCED,
     Claim,
     Condition,
-    Estimate,
     Evidence,
     Rule,
     Verdict,
@@ -33,6 +32,7 @@ from anisoscope.studies.claims.claim import (
     judge,
     unjudged,
 )
+from anisoscope.studies.claims.estimate import Estimate
 from anisoscope.studies.claims.run_sizes import SIZES, cells
 from anisoscope.studies.claims.runner import CLAIMS
 

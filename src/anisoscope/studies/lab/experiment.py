@@ -157,12 +157,6 @@ def switch_of(text: str) -> tuple[str, str]:
     return name.strip(), value.strip()
 
 
-def differences(a: Experiment, b: Experiment) -> dict[str, tuple[Any, Any]]:
-    """Return the switches in which two experiments differ, with both values."""
-    left, right = ({**asdict(x.model), **asdict(x.recipe)} for x in (a, b))
-    return {name: (left[name], right[name]) for name in left if left[name] != right[name]}
-
-
 def _parsed(switch: str) -> tuple[str, list[str]]:
     name, values = switch_of(switch)
     if name == "text":  # options of a text contain commas
