@@ -78,6 +78,10 @@ class Experiment:
         """Return the experiment as runs store it."""
         return {"model": asdict(self.model), "recipe": asdict(self.recipe)}
 
+    def flat(self) -> dict[str, Any]:
+        """Return the value of every switch by its name."""
+        return {**asdict(self.model), **asdict(self.recipe)}
+
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> Experiment:
         """Read an experiment from a run.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import tempfile
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -67,7 +67,7 @@ def discard_training(out: str | Path) -> None:
 
 
 def _settings(experiment: Experiment, track: bool) -> dict[str, Any]:
-    return {**asdict(experiment.model), **asdict(experiment.recipe), "track": track}
+    return {**experiment.flat(), "track": track}
 
 
 def create_training(experiment: Experiment, folder: Path, data: Path | None, track: bool, command: str | None) -> None:
