@@ -91,13 +91,16 @@ def run(
     size: Annotated[str, typer.Option(help="tiny, small or paper; paper uses the published models.")] = "small",
     seeds: Annotated[int | None, typer.Option(min=3, help="Lab trainings of each kind.")] = None,
     out: Out = _OUT,
-    overwrite: Annotated[bool, typer.Option("--overwrite", help="Discard the run in --out and start again.")] = False,
+    overwrite: Annotated[
+        bool, typer.Option("--overwrite", help="Replace the run in --out instead of resuming it.")
+    ] = False,
     as_json: AsJson = False,
 ) -> None:
     """Gather evidence and judge each claim.
 
     Interrupt it at any time: the same command resumes. Other claims with the same options reuse what --out holds.
     """
+    from anisoscope.studies.claims.claim import SMOKE_TEST
     from anisoscope.studies.claims.runner import (
         ClaimsRequest,
         find_claims,
@@ -131,6 +134,8 @@ def run(
         typer.echo(json.dumps([verdict.to_record().to_json() for _, pair in judged for verdict in pair]))
         return
     stdout().print(verdicts_view(judged))
+    if any(verdict.outcome == SMOKE_TEST for _, pair in judged for verdict in pair):
+        stderr().print("[yellow]This was a smoke test: no claim was judged.[/]")
     stderr().print(f"[dim]report[/]  anisoscope claims report --out {escape(str(out))}", soft_wrap=True)
 
 

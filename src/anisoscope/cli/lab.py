@@ -31,7 +31,7 @@ lab = typer.Typer(
 app.add_typer(lab, name="lab")
 
 
-Overwrite = Annotated[bool, typer.Option("--overwrite", help="Discard the runs in --out and start again.")]
+Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace the run in --out instead of resuming it.")]
 
 
 def _training_options(

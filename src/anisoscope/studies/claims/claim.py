@@ -146,8 +146,9 @@ def either(*rules: Rule) -> Rule:
     return tuple(alternative for rule in rules for alternative in rule)
 
 
-# Of lab trainings, in nats per token: a model that counts could replace decides nothing.
-LEARNT = gate("learnt", 0.0, "loss of counting tokens (decoders: pairs of tokens) − loss of the trained models")
+# The quantity that tells whether lab trainings have learnt anything: the loss of counting tokens (for decoders, pairs of
+# tokens) minus that of the models, in nats per token. Models that counts could replace decide nothing.
+LEARNT = "learnt"
 
 
 # --- claims and verdicts ------------------------------------------------------------------------------------------
@@ -306,9 +307,10 @@ def _line(claim: Claim, line: str, rule: Rule, evidence: Evidence) -> Verdict:
         texts = ("only part of the claim was tested", *texts)
     if evidence.smoke_test:
         return Verdict(claim.id, line, SMOKE_TEST, effect, Reasons(texts, "", evidence.ran), quantity)
-    learnt = LEARNT.estimate(evidence)
-    if learnt is not None and LEARNT.outcome(learnt) != REPRODUCED:
-        texts, outcome = (f"the models have not learnt enough: {LEARNT.compared(learnt)}", *texts), INCONCLUSIVE
+    learnt = evidence.estimates.get(LEARNT)
+    if learnt is not None and learnt.value <= 0:
+        loss = f"their loss is {-learnt.value:.2g} nats per token above that of counting tokens"
+        texts, outcome = (f"the models have not learnt enough: {loss}", *texts), INCONCLUSIVE
     if claim.large and evidence.scale == LAB:
         settle = f"the lab cannot, because the claim is about large models. {claim.settle}"
         return Verdict(claim.id, line, INCONCLUSIVE, effect, Reasons(texts, settle), quantity)

@@ -108,7 +108,7 @@ class ClaimsRequest:
         return {
             "size": self.size.name,
             "seeds": self.size.seeds,
-            "models": list(self.models),
+            "models": list(self.models) or None,
             "revisions": self.revisions,
             "text": self.text,
             "images": None if self.images is None else str(self.images),
@@ -238,7 +238,7 @@ def _with_learning(evidence: Evidence, claim: Claim, subjects: Subjects) -> Evid
     if evidence.scale != LAB or evidence.smoke_test:
         return evidence
     learnt, behind = subjects.lab.learnt(claim.cells), subjects.lab.no_better_than_counts(claim.cells)
-    estimates = evidence.estimates if learnt is None else {**evidence.estimates, LEARNT.name: learnt}
+    estimates = evidence.estimates if learnt is None else {**evidence.estimates, LEARNT: learnt}
     note = f"; the loss is no better than that of counting tokens: {', '.join(behind)}" if behind else ""
     return replace(evidence, estimates=estimates, ran=evidence.ran + note)
 

@@ -219,9 +219,9 @@ class Lab:
         return trained.baselines[counts] - self.loss(cell, seed)
 
     def learnt(self, cells: Sequence[str]) -> Estimate | None:
-        """Return the gain of the reference trainings among some cells, the least one of each seed; None without any."""
-        references = [cell for cell in cells if cell in REFERENCES]
-        return self.over_seeds(lambda seed: min(self.gain(cell, seed) for cell in references)) if references else None
+        """Return the least gain of the reference trainings among some cells, over seeds; None without any."""
+        gains = [self.over_seeds(partial(self.gain, cell)) for cell in cells if cell in REFERENCES]
+        return min(gains, key=lambda gain: gain.value, default=None)
 
     def no_better_than_counts(self, cells: Sequence[str]) -> list[str]:
         """Return the harder trainings among some cells whose loss does not clearly beat that of counts."""
