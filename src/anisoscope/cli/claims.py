@@ -16,6 +16,7 @@ from rich.panel import Panel
 from rich.table import Table
 
 from anisoscope.cli.app import AsJson, app, command_line, progress_bar, stderr, stdout
+from anisoscope.cli.lab import Overwrite
 from anisoscope.errors import InputError
 
 if TYPE_CHECKING:
@@ -88,12 +89,12 @@ def run(
     ] = None,
     images: Annotated[Path | None, typer.Option(help="A folder of images, for image models.")] = None,
     audio: Annotated[Path | None, typer.Option(help="A folder of recordings, for audio models.")] = None,
-    size: Annotated[str, typer.Option(help="tiny, small or paper; paper uses the published models.")] = "small",
+    size: Annotated[
+        str, typer.Option(help="tiny (a smoke test without verdicts), small, or paper (published models).")
+    ] = "small",
     seeds: Annotated[int | None, typer.Option(min=3, help="Lab trainings of each kind.")] = None,
     out: Out = _OUT,
-    overwrite: Annotated[
-        bool, typer.Option("--overwrite", help="Replace the run in --out instead of resuming it.")
-    ] = False,
+    overwrite: Overwrite = False,
     as_json: AsJson = False,
 ) -> None:
     """Gather evidence and judge each claim.

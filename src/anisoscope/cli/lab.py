@@ -16,7 +16,7 @@ import typer
 from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from anisoscope.cli.app import AsJson, app, command_line, stderr, stdout
+from anisoscope.cli.app import app, command_line, stderr, stdout
 from anisoscope.cli.lab_tables import losses_table
 from anisoscope.errors import InputError
 
@@ -45,7 +45,7 @@ def _training_options(
         str | None, typer.Option(help="A text file, topics (embedded), zipf:exponent=1.2 or enwik8:PATH.")
     ] = None,
     tokens: Annotated[str | None, typer.Option(help="Tokenizer: char, byte or bpe [char].")] = None,
-    symbols: Annotated[int | None, typer.Option(min=2, help="Largest number of tokens of the tokenizer.")] = None,
+    symbols: Annotated[int | None, typer.Option(min=2, help="Largest vocabulary of the tokenizer.")] = None,
     learning_rate: Annotated[float | None, typer.Option(help="Highest learning rate [0.002].")] = None,
     seed: Annotated[
         int | None, typer.Option(min=0, help="Seed of initial weights, data order, masks and dropout [0].")
@@ -57,7 +57,9 @@ def _training_options(
     track: Annotated[bool, typer.Option(help="Measure the model during training.")] = True,
     device: Annotated[str | None, typer.Option(help="Device: cpu, cuda, cuda:1.")] = None,
     overwrite: Overwrite = False,
-    as_json: AsJson = False,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print the losses as one JSON list and nothing else.")
+    ] = False,
 ) -> None:
     """The options that all commands of the lab share."""
 

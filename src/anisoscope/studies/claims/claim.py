@@ -146,8 +146,8 @@ def either(*rules: Rule) -> Rule:
     return tuple(alternative for rule in rules for alternative in rule)
 
 
-# The quantity that tells whether lab trainings have learnt anything: the loss of counting tokens (for decoders, pairs of
-# tokens) minus that of the models, in nats per token. Models that counts could replace decide nothing.
+# The quantity that tells whether lab trainings have learnt anything: the loss of counting tokens (for decoders, pairs
+# of tokens) minus that of the models, in nats per token. Models that counts could replace decide nothing.
 LEARNT = "learnt"
 
 

@@ -18,7 +18,7 @@ from anisoscope.studies.claims.run_sizes import CENTRING, ISOSCORE, TEMPERATURE
 from anisoscope.studies.claims.run_view import estimate, estimate_record
 from anisoscope.studies.claims.subjects import Subjects
 
-PAPER = "open"
+PAPER = "open questions"
 # Doses in rising order. The decoder is the middle one of the temperatures and the first one of the others.
 _DOSES = {
     "isoscore": ("decoder", *(f"isoscore-{weight:g}" for weight in ISOSCORE)),
