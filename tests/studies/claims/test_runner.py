@@ -62,10 +62,10 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def judged_anyway(out: Path) -> dict[str, dict[str, str]]:
     """The verdicts that the evidence of a smoke test would give."""
-    evidence_of = {claim: kept_evidence(out, claim.id) for claim in CLAIMS}
+    evidence_of = [(claim, kept_evidence(out, claim.id)) for claim in CLAIMS]
     return {
         claim.id: {verdict.line: verdict.outcome for verdict in judge(claim, replace(evidence, smoke_test=False))}
-        for claim, evidence in evidence_of.items()
+        for claim, evidence in evidence_of
         if evidence is not None
     }
 
