@@ -11,6 +11,7 @@ from dataclasses import replace
 import pytest
 
 from anisoscope.records import Record
+from anisoscope.report.theme import VERDICTS
 from anisoscope.studies.claims.claim import (
     CONTROL,
     INCONCLUSIVE,
@@ -250,6 +251,11 @@ def test_a_smoke_test_is_not_judged() -> None:
         assert {verdict.outcome for verdict in judge(claim, evidence)} == {SMOKE_TEST}
     assert judge(TOY, replace(evidence, smoke_test=False))[0].outcome == REPRODUCED
     assert "x: 3 [2.97, 3.03]" in judge(TOY, evidence)[0].reason  # what was measured is still shown
+
+
+def test_every_outcome_has_its_own_colour_in_charts() -> None:
+    assert set(VERDICTS) == {REPRODUCED, NOT_REPRODUCED, INCONCLUSIVE, SMOKE_TEST}
+    assert len(set(VERDICTS.values())) == 4
 
 
 @pytest.mark.parametrize(("gain", "outcome"), [(0.3, REPRODUCED), (0.01, REPRODUCED), (-0.3, INCONCLUSIVE)])
