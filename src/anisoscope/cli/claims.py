@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich import box
@@ -120,7 +120,7 @@ def run(
     judged: list[tuple[Claim, tuple[Verdict, Verdict]]] = []
     try:
         with progress_bar("claims", len(wanted)) as bar:
-            how = {"on_status": bar.say, "command": command_line(), "overwrite": overwrite}
+            how: dict[str, Any] = {"on_status": bar.say, "command": command_line(), "overwrite": overwrite}
             for claim, verdicts in run_claims(wanted, out, request, **how):
                 judged.append((claim, verdicts))
                 bar(1)

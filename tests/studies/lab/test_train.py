@@ -176,15 +176,15 @@ def test_a_vocabulary_that_the_text_does_not_fit_is_refused(tmp_path: Path) -> N
 
 
 def test_another_request_is_refused_before_anything_else_and_overwrite_starts_again(tmp_path: Path) -> None:
-    words = ["train", *SMALL, "--steps", "4", "--no-track", "--out", tmp_path / "run"]
-    assert CliRunner().invoke(app, ["lab", *map(str, words)]).exit_code == 0
+    words = ["train", *SMALL, "--steps", "4", "--no-track", "--out", str(tmp_path / "run")]
+    assert CliRunner().invoke(app, ["lab", *words]).exit_code == 0
     other = [*words, "--width", "32", "--text", "nowhere.txt"]
     message = refusal(*other)
     assert "different: width (16 before, 32 now); text (topics before, nowhere.txt now)" in message
     assert "--overwrite" in message
     assert Run.open(tmp_path / "run").info["settings"]["width"] == 16
     assert "track (False before, True now)" in refusal(*(word for word in words if word != "--no-track"))
-    done = CliRunner().invoke(app, ["lab", *map(str, [*words, "--width", "32", "--overwrite"])])
+    done = CliRunner().invoke(app, ["lab", *words, "--width", "32", "--overwrite"])
     assert done.exit_code == 0, done.output
     assert experiment_of(tmp_path / "run").model.width == 32
 
