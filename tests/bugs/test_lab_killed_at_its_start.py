@@ -10,6 +10,7 @@ import pytest
 from anisoscope.studies.lab import train as training
 from anisoscope.studies.lab.experiment import Experiment, changed
 from anisoscope.studies.lab.losses import read_losses
+from anisoscope.studies.lab.training_run import DATA
 
 SWITCHES = {"layers": 1, "width": 16, "heads": 2, "context": 16, "batch": 2, "steps": 3}
 
@@ -28,7 +29,7 @@ def test_a_training_killed_before_its_first_state_starts_from_the_beginning(
         patch.setattr(training, "save_state", die)
         with pytest.raises(Killed):
             training.train(changed(Experiment(), SWITCHES), tmp_path / "run")
-    assert training.resume_training(tmp_path / "run").step == 3
+    assert training.train(changed(Experiment(), SWITCHES), tmp_path / "run").step == 3
     training.train(changed(Experiment(), SWITCHES), tmp_path / "whole")
     assert read_losses(tmp_path / "run") == read_losses(tmp_path / "whole")
 
@@ -39,7 +40,7 @@ def test_a_training_killed_while_its_folder_is_made_leaves_none(
     replace = os.replace
 
     def die(source: Path, target: Path) -> None:
-        if Path(target).name == training.DATA:  # the last thing to come into its place
+        if Path(target).name == DATA:  # the last thing to come into its place
             raise Killed
         replace(source, target)
 

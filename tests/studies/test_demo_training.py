@@ -14,6 +14,7 @@ from rich.console import Console
 
 from anisoscope.cli.claims import verdicts_view
 from anisoscope.cli.lab_tables import demo_table, losses_table
+from anisoscope.errors import StoreError
 from anisoscope.records import Record
 from anisoscope.store.run import Run
 from anisoscope.studies.claims.claim import CONTROL, INCONCLUSIVE, Verdict
@@ -101,6 +102,16 @@ def test_a_second_call_reads_the_models_of_the_first(demo: Demo) -> None:
     assert table_rows(again) == table_rows(trainings)
 
 
+def test_overwrite_trains_again_and_another_request_is_refused(tmp_path: Path) -> None:
+    one = {**TINY, "steps": 1}
+    train_models(tmp_path, Steps(), one)
+    with pytest.raises(StoreError, match=r"steps \(1 before, 2 now\)"):
+        train_models(tmp_path, Steps(), {**one, "steps": 2})
+    steps = Steps()
+    train_models(tmp_path, steps, {**one, "steps": 2}, overwrite=True)
+    assert {name for name, _ in steps.calls} == {"decoder", "causal-masked", "encoder"}
+
+
 def test_one_training_per_model_is_measured_but_decides_no_claim(demo: Demo) -> None:
     _, trainings, _ = demo
     judged = demo_verdicts(trainings)
@@ -173,7 +184,7 @@ def test_verdicts_keep_their_reasons_apart() -> None:
 
     verdict = Verdict("X", CONTROL, INCONCLUSIVE, None, Reasons(("a: 1", "b: 2"), "do this", "that"))
     assert verdict.reason == "a: 1; b: 2. To settle it: do this. Run: that"
-    assert verdict.reasons.lines == ("a: 1", "b: 2", "To settle it: do this", "Run: that")
+    assert verdict.reasons.context == ("To settle it: do this", "Run: that")
 
 
 @pytest.mark.slow

@@ -5,16 +5,18 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich import box
 from rich.console import Group, RenderableType
 from rich.markup import escape
 from rich.padding import Padding
+from rich.panel import Panel
 from rich.table import Table
 
 from anisoscope.cli.app import AsJson, app, command_line, progress_bar, stderr, stdout
+from anisoscope.cli.lab import Overwrite
 from anisoscope.errors import InputError
 
 if TYPE_CHECKING:
@@ -30,8 +32,16 @@ app.add_typer(claims, name="claims")
 
 Out = Annotated[Path, typer.Option(help="The run folder of the claims.")]
 _OUT = Path("runs/claims")
-_MARKS = {"reproduced": "[green]●[/]", "not reproduced": "[red]○[/]", "inconclusive": "[dim]·[/]"}
-_LEGEND = "● reproduced   ○ not reproduced   · inconclusive. First mark: as published; second: strongest control."
+_MARKS = {
+    "reproduced": "[green]●[/]",
+    "not reproduced": "[red]○[/]",
+    "inconclusive": "[dim]·[/]",
+    "smoke test": "[dim]▨[/]",
+}
+_LEGEND = (
+    "● reproduced   ○ not reproduced   · inconclusive   ▨ smoke test, not judged\n"
+    "First mark: as published; second mark: strongest control. Minutes: one core, size small."
+)
 
 
 @claims.callback(invoke_without_command=True)
@@ -61,6 +71,8 @@ def listed(
 
     anisoscope claims run N1 N2 --model EleutherAI/pythia-70m --revisions 'step*' --out runs/pythia
 
+    anisoscope claims run --size tiny --out runs/smoke-test
+
     anisoscope claims run A1 --model gpt2 --text corpus.txt --model google/vit-base-patch16-224 --images photos/
 """
 )
@@ -77,15 +89,19 @@ def run(
     ] = None,
     images: Annotated[Path | None, typer.Option(help="A folder of images, for image models.")] = None,
     audio: Annotated[Path | None, typer.Option(help="A folder of recordings, for audio models.")] = None,
-    size: Annotated[str, typer.Option(help="tiny, small or paper; paper uses the published models.")] = "small",
+    size: Annotated[
+        str, typer.Option(help="tiny (a smoke test without verdicts), small, or paper (published models).")
+    ] = "small",
     seeds: Annotated[int | None, typer.Option(min=3, help="Lab trainings of each kind.")] = None,
     out: Out = _OUT,
+    overwrite: Overwrite = False,
     as_json: AsJson = False,
 ) -> None:
     """Gather evidence and judge each claim.
 
-    Existing results in --out are reused, so you can interrupt the command and run it again.
+    Interrupt it at any time: the same command resumes. Other claims with the same options reuse what --out holds.
     """
+    from anisoscope.studies.claims.claim import SMOKE_TEST
     from anisoscope.studies.claims.runner import (
         ClaimsRequest,
         find_claims,
@@ -97,13 +113,15 @@ def run(
 
     wanted, chosen = find_claims(ids or []), find_size(size, seeds)
     request = ClaimsRequest(chosen, tuple(model or ()), revisions, text, images, audio)
-    if not model:
-        minutes = time_to_wait(wanted, chosen)
-        stderr().print(f"[dim]about {minutes:.0f} minutes without earlier results in {out}[/]")
+    todo = wanted if overwrite else [claim for claim in wanted if kept_evidence(out, claim.id) is None]
+    if todo and not model:
+        minutes = max(1, round(time_to_wait(todo, chosen)))
+        stderr().print(f"[dim]about {minutes} {'minute' if minutes == 1 else 'minutes'}[/]")
     judged: list[tuple[Claim, tuple[Verdict, Verdict]]] = []
     try:
         with progress_bar("claims", len(wanted)) as bar:
-            for claim, verdicts in run_claims(wanted, out, request, on_status=bar.say, command=command_line()):
+            how: dict[str, Any] = {"on_status": bar.say, "command": command_line(), "overwrite": overwrite}
+            for claim, verdicts in run_claims(wanted, out, request, **how):
                 judged.append((claim, verdicts))
                 bar(1)
     except KeyboardInterrupt:
@@ -117,6 +135,8 @@ def run(
         typer.echo(json.dumps([verdict.to_record().to_json() for _, pair in judged for verdict in pair]))
         return
     stdout().print(verdicts_view(judged))
+    if any(verdict.outcome == SMOKE_TEST for _, pair in judged for verdict in pair):
+        stderr().print("[yellow]This was a smoke test: no claim was judged.[/]")
     stderr().print(f"[dim]report[/]  anisoscope claims report --out {escape(str(out))}", soft_wrap=True)
 
 
@@ -168,11 +188,27 @@ def _list_table(known: tuple[Claim, ...], verdicts: dict[str, dict[str, str]], s
 
 def verdicts_view(judged: Sequence[tuple[Claim, tuple[Verdict, Verdict]]], *, settle: bool = True) -> RenderableType:
     """Every claim with its two verdicts and the reasons; `settle` adds what was run and what would settle a claim."""
+    from anisoscope.studies.claims.claim import SMOKE_TEST, SMOKE_TEST_NOTE, shared_context
+
     parts: list[RenderableType] = []
+    if any(verdict.outcome == SMOKE_TEST for _, verdicts in judged for verdict in verdicts):
+        parts.append(Panel(SMOKE_TEST_NOTE, style="yellow"))
     for claim, verdicts in judged:
-        parts.append(Padding(f"[bold]{claim.id}[/]  {escape(claim.statement)}", (1, 0, 0, 0)))
+        parts.append(Padding(_hanging(f"[bold]{claim.id}[/]", escape(claim.statement)), (1, 0, 0, 0)))
         for verdict in verdicts:
-            reasons = verdict.reason if settle else "; ".join(verdict.reasons.conditions)
-            parts.append(Padding(f"{_MARKS[verdict.outcome]} {verdict.line}: [bold]{verdict.outcome}[/]", (0, 0, 0, 4)))
-            parts.append(Padding(f"[dim]{escape(reasons)}[/]", (0, 2, 0, 6)))
+            heading = f"{verdict.line}: [bold]{verdict.outcome}[/]"
+            parts.append(Padding(_hanging(_MARKS[verdict.outcome], heading), (0, 0, 0, 4)))
+            parts += [
+                Padding(_hanging("[dim]–[/]", f"[dim]{escape(r)}[/]"), (0, 2, 0, 6)) for r in verdict.reasons.conditions
+            ]
+        if settle:
+            parts += [Padding(f"[dim]{escape(line)}[/]", (0, 2, 0, 4)) for line in shared_context(verdicts)]
     return Group(*parts)
+
+
+def _hanging(mark: str, text: str) -> Table:
+    """A text whose lines all begin after the mark."""
+    grid = Table.grid(padding=(0, 1, 0, 0))
+    grid.add_column(no_wrap=True)
+    grid.add_row(mark, text)
+    return grid

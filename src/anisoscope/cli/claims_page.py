@@ -4,27 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from datetime import UTC, datetime
-from html import escape
 from pathlib import Path
 from typing import Any
+
+from markupsafe import Markup
 
 from anisoscope.errors import InputError, StoreError
 from anisoscope.report.charts import plot
 from anisoscope.report.sections import paper_name
 from anisoscope.report.shapes import choose, colours_of, shape_of
 from anisoscope.report.tables import of_metric, table_of
-from anisoscope.report.templates import asset
+from anisoscope.report.templates import asset, render
 from anisoscope.store.files import understood, write_text
 from anisoscope.store.run import Run
-from anisoscope.studies.claims.claim import Claim, Evidence, Verdict, judge
+from anisoscope.studies.claims.claim import SMOKE_TEST_NOTE, Claim, Evidence, Verdict, judge, shared_context
 from anisoscope.studies.claims.runner import CLAIMS, evidence_run, kept_evidence
 
-_STYLE = """
-.claim { border-top: 1px solid var(--line); padding: .6rem 0 1.2rem; }
-.claim .figures { display: flex; flex-wrap: wrap; gap: 1rem; }
-.claim .figures svg { max-width: 100%; height: auto; background: #fff; border-radius: 6px; }
-table.summary td { white-space: nowrap; } table.summary td:nth-child(2) { white-space: normal; }
-"""
 _WIDTH, _HEIGHT = 420, 240
 _MOST = 4  # figures per claim
 _LABEL = 360  # largest width of a label in pixels
@@ -49,52 +44,35 @@ def write_claims_page(folder: Path, page: Path) -> Path:
 
 def _page(run: Run, evidence_of: Sequence[tuple[Claim, Evidence]]) -> str:
     with understood(run.path / "run.json", "restore it from a copy, or run the claims again", StoreError):
-        request = ", ".join(f"{name} {value}" for name, value in run.info["asked"].items() if value not in (None, []))
+        request = ", ".join(_setting(*each) for each in run.info["settings"].items() if each[1] not in (None, []))
         versions = ", ".join(f"{name} {value}" for name, value in run.info["versions"].items())
-    judged = [(claim, evidence, judge(claim, evidence)) for claim, evidence in evidence_of]
-    missing = [claim.id for claim in CLAIMS if claim.id not in {each.id for each, _ in evidence_of}]
-    not_run = f"<p class='quiet'>Not run: {', '.join(missing)}.</p>" if missing else ""
-    sections = "".join(_section(run.path, claim, evidence, verdicts) for claim, evidence, verdicts in judged)
-    return (
-        "<!doctype html><html lang='en'><head><meta charset='utf-8'>"
-        "<meta http-equiv='Content-Security-Policy' content=\"default-src 'none'; style-src 'unsafe-inline'\">"
-        "<meta name='viewport' content='width=device-width, initial-scale=1'>"
-        f"<title>Claims: {escape(run.name)}</title><style>{asset('page.css')}{_STYLE}</style></head><body>"
-        f"<header><div><h1>Four papers, claim by claim</h1><p class='quiet'>{escape(request)} · {escape(versions)} · "
-        f"made {datetime.now(UTC):%Y-%m-%d}</p></div></header>"
-        f"{_summary([(claim, verdicts) for claim, _, verdicts in judged])}{not_run}{sections}</body></html>"
+    return render(
+        "claims.html",
+        title=f"Claims: {run.name}",
+        style=Markup(asset("page.css")),
+        request=request,
+        versions=versions,
+        made=f"{datetime.now(UTC):%Y-%m-%d}",
+        note=SMOKE_TEST_NOTE if any(evidence.smoke_test for _, evidence in evidence_of) else None,
+        claims=[_claim(run.path, claim, judge(claim, evidence)) for claim, evidence in evidence_of],
+        not_run=[claim.id for claim in CLAIMS if claim.id not in {each.id for each, _ in evidence_of}],
     )
 
 
-def _summary(judged: Sequence[tuple[Claim, tuple[Verdict, Verdict]]]) -> str:
-    rows = "".join(
-        f"<tr><td><a href='#{claim.id}'>{claim.id}</a></td><td>{escape(claim.statement)}</td>"
-        f"<td>{_badge(verdicts[0])}</td><td>{_badge(verdicts[1])}</td></tr>"
-        for claim, verdicts in judged
-    )
-    head = "<tr><th></th><th>claim</th><th>as published</th><th>strongest control</th></tr>"
-    return f"<section><div class='scroll'><table class='summary'>{head}{rows}</table></div></section>"
+def _setting(name: str, value: Any) -> str:
+    return f"{name} {', '.join(map(str, value)) if isinstance(value, list) else value}"
 
 
-def _section(folder: Path, claim: Claim, evidence: Evidence, verdicts: tuple[Verdict, Verdict]) -> str:
-    lines = "".join(
-        f"<p>{_badge(verdict)} <b>{verdict.line}</b>{_effect(verdict)}<br><span class='quiet'>"
-        f"{'<br>'.join(map(escape, verdict.reasons.lines))}</span></p>"
-        for verdict in verdicts
-    )
-    figures = "".join(_figures(folder, claim))
-    return (
-        f"<section class='claim' id='{claim.id}'><h2>{claim.id} · {escape(claim.statement)}</h2>"
-        f"<p class='quiet'>{escape(paper_name(claim.paper))}</p>{lines}<div class='figures'>{figures}</div></section>"
-    )
-
-
-def _badge(verdict: Verdict) -> str:
-    return f'<span class="verdict {verdict.outcome.replace(" ", "-")}">{verdict.outcome}</span>'
-
-
-def _effect(verdict: Verdict) -> str:
-    return "" if verdict.effect is None else f" · {escape(str(verdict.effect))}"
+def _claim(folder: Path, claim: Claim, verdicts: tuple[Verdict, Verdict]) -> dict[str, Any]:
+    """What the page shows of a claim."""
+    return {
+        "id": claim.id,
+        "statement": claim.statement,
+        "paper": paper_name(claim.paper),
+        "verdicts": verdicts,
+        "more": shared_context(verdicts),
+        "figures": [Markup(svg) for svg in _figures(folder, claim)],
+    }
 
 
 def _figures(folder: Path, claim: Claim) -> list[str]:

@@ -9,9 +9,9 @@ from typing import Annotated
 import typer
 from rich.markup import escape
 
-from anisoscope.cli.app import app, command_line, progress_bar, stderr, stdout
+from anisoscope.cli.app import app, progress_bar, stderr, stdout
 from anisoscope.cli.claims import verdicts_view
-from anisoscope.cli.lab import report_stopped, training_bar
+from anisoscope.cli.lab import Overwrite, report_stopped, training_bar
 from anisoscope.cli.lab_tables import demo_table, introduction
 from anisoscope.store.files import explained
 
@@ -27,10 +27,11 @@ from anisoscope.store.files import explained
 def demo(
     out: Annotated[Path, typer.Option(help="Folder for runs, report and pictures.")] = Path("runs/demo"),
     clouds: Annotated[bool, typer.Option("--clouds", help="Only measure synthetic clouds with known values.")] = False,
+    overwrite: Overwrite = False,
 ) -> None:
     """Train three small transformers while measuring them: a table, verdicts on claims, and a report.
 
-    A second call with the same --out reads the models of the first one.
+    Interrupt it at any time: the same command resumes.
     """
     if clouds:
         _clouds(out)
@@ -44,8 +45,8 @@ def demo(
     torch.set_num_threads(1)  # models this small gain little from a second thread, and lose much on a busy machine
     console = stdout()
     console.print(introduction(int(SWITCHES["steps"])))
-    trainings = train_models(out, partial(training_bar, keep=True))
-    report_stopped([each.trained for each in trainings.values()], again=command_line())
+    trainings = train_models(out, partial(training_bar, keep=True), overwrite=overwrite)
+    report_stopped([each.trained for each in trainings.values()])
     console.print(demo_table(table_rows(trainings), trainings))
     with stderr().status("judging claims"):
         judged = demo_verdicts(trainings)

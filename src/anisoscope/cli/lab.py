@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import inspect
 import json
-from collections.abc import Callable, Iterator
+import os
+import shlex
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import wraps
 from pathlib import Path
@@ -14,12 +16,11 @@ import typer
 from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from anisoscope.cli.app import AsJson, app, command_line, stderr, stdout
+from anisoscope.cli.app import app, command_line, stderr, stdout
 from anisoscope.cli.lab_tables import losses_table
 from anisoscope.errors import InputError
 
 if TYPE_CHECKING:
-    from anisoscope.studies.lab.experiment import Experiment
     from anisoscope.studies.lab.train import OnStep, Trained
 
 lab = typer.Typer(
@@ -28,6 +29,9 @@ lab = typer.Typer(
     rich_markup_mode="markdown",
 )
 app.add_typer(lab, name="lab")
+
+
+Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace the run in --out instead of resuming it.")]
 
 
 def _training_options(
@@ -41,7 +45,7 @@ def _training_options(
         str | None, typer.Option(help="A text file, topics (embedded), zipf:exponent=1.2 or enwik8:PATH.")
     ] = None,
     tokens: Annotated[str | None, typer.Option(help="Tokenizer: char, byte or bpe [char].")] = None,
-    symbols: Annotated[int | None, typer.Option(min=2, help="Largest number of tokens of the tokenizer.")] = None,
+    symbols: Annotated[int | None, typer.Option(min=2, help="Largest vocabulary of the tokenizer.")] = None,
     learning_rate: Annotated[float | None, typer.Option(help="Highest learning rate [0.002].")] = None,
     seed: Annotated[
         int | None, typer.Option(min=0, help="Seed of initial weights, data order, masks and dropout [0].")
@@ -52,7 +56,10 @@ def _training_options(
     ] = None,
     track: Annotated[bool, typer.Option(help="Measure the model during training.")] = True,
     device: Annotated[str | None, typer.Option(help="Device: cpu, cuda, cuda:1.")] = None,
-    as_json: AsJson = False,
+    overwrite: Overwrite = False,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print the losses as one JSON list and nothing else.")
+    ] = False,
 ) -> None:
     """The options that all commands of the lab share."""
 
@@ -85,7 +92,7 @@ def _with_training_options(command: Callable[..., None]) -> Callable[..., None]:
 
     anisoscope lab train --kind encoder --set attention=sigmoid --set norm_at=post --out runs/sigmoid
 
-    anisoscope lab train --resume --out runs/decoder
+    anisoscope lab train --layers 2 --steps 500 --out runs/small --overwrite
 
     anisoscope measure runs/decoder/checkpoints/step-2000 --text corpus.txt
 """
@@ -94,33 +101,29 @@ def _with_training_options(command: Callable[..., None]) -> Callable[..., None]:
 def train(
     kind: Annotated[str | None, typer.Option(help="decoder, encoder or causal-masked [decoder].")] = None,
     out: Annotated[Path | None, typer.Option(help="The run folder [runs/KIND].")] = None,
-    resume: Annotated[bool, typer.Option("--resume", help="Continue the run in --out from its last state.")] = False,
     *,
     options: dict[str, Any],
 ) -> None:
     """Train one small transformer.
 
     Checkpoints are saved at log-spaced steps. The table compares the losses with unigram and bigram counts.
+    Interrupt it at any time: the same command resumes.
     """
     from anisoscope.studies.lab.experiment import Experiment, changed
     from anisoscope.studies.lab.tracking import tracked
-    from anisoscope.studies.lab.train import experiment_of, resume_training
-    from anisoscope.studies.lab.train import train as start_training
+    from anisoscope.studies.lab.train import train as train_model
+    from anisoscope.studies.lab.training_run import discard_training
 
-    switches = _switches(kind, options)
+    experiment = changed(Experiment(), _switches(kind, options))
     folder = out or Path("runs") / (kind or "decoder")
-    experiment = experiment_of(folder) if resume else changed(Experiment(), switches)
-    if resume:
-        _require_same(experiment, switches, folder)
+    if options["overwrite"]:
+        discard_training(folder)
     observe = tracked(experiment.recipe.steps) if options["track"] else None
     with training_bar(kind or folder.name, experiment.recipe.steps) as on_step:
-        how: dict[str, Any] = {"observe": observe, "device": options["device"], "on_step": on_step}
-        if resume:
-            done = resume_training(folder, **how)
-        else:
-            done = start_training(experiment, folder, command=command_line(), **how)
+        how: dict[str, Any] = {"device": options["device"], "on_step": on_step, "command": command_line()}
+        done = train_model(experiment, folder, observe=observe, **how)
     _show([(kind or folder.name, done)], options["as_json"])
-    report_stopped([done], again=f"anisoscope lab train --resume --out {folder}")
+    report_stopped([done])
 
 
 @lab.command(
@@ -141,7 +144,6 @@ def twins(
         typer.Option(help="What to change, one at a time: name=value,value. By default the three kinds of model."),
     ] = None,
     seeds: Annotated[int, typer.Option(min=1, help="Trainings per model, with different seeds.")] = 1,
-    resume: Annotated[bool, typer.Option("--resume", help="Continue an interrupted comparison.")] = False,
     kind: Annotated[str | None, typer.Option(help="The base model: decoder, encoder or causal-masked.")] = None,
     *,
     options: dict[str, Any],
@@ -149,16 +151,20 @@ def twins(
     """Train the same network several times with one switch changed at a time.
 
     Initial weights, data and their order are the same. Without --switch: causal next-token, causal masked-token and
-    bidirectional masked-token models, so that mask and objective never change together.
+    bidirectional masked-token models, so that mask and objective never change together. Interrupt it at any time: the
+    same command resumes.
     """
     from anisoscope.studies.lab.experiment import Experiment, cells, changed
     from anisoscope.studies.lab.tracking import tracked
-    from anisoscope.studies.lab.twins import over_seeds, train_cell
+    from anisoscope.studies.lab.twins import discard_cells, over_seeds, require_same_cells, train_cell
 
     base = changed(Experiment(), _switches(kind, options))
     experiments = over_seeds(cells(base, switch or ()), seeds)
+    if options["overwrite"]:
+        discard_cells(experiments, out)
+    require_same_cells(experiments, out, track=options["track"])
     done: list[tuple[str, Trained]] = []
-    how: dict[str, Any] = {"resume": resume, "device": options["device"], "command": command_line()}
+    how: dict[str, Any] = {"device": options["device"], "command": command_line()}
     for number, (name, cell) in enumerate(experiments.items(), start=1):
         observe = tracked(cell.recipe.steps) if options["track"] else None
         with training_bar(f"{name} ({number} of {len(experiments)})", cell.recipe.steps) as on_step:
@@ -167,8 +173,7 @@ def twins(
         if trained.stopped == "interrupted":
             break
     _show(done, options["as_json"])
-    again = command_line().removesuffix(" --resume") + " --resume"
-    report_stopped([trained for _, trained in done], again=again)
+    report_stopped([trained for _, trained in done])
 
 
 def _switches(kind: str | None, options: dict[str, Any]) -> dict[str, Any]:
@@ -179,18 +184,6 @@ def _switches(kind: str | None, options: dict[str, Any]) -> dict[str, Any]:
     named = {"kind": kind, **options}
     switches = {name: value for name, value in named.items() if name in known and value is not None}
     return switches | dict(switch_of(switch) for switch in options["switches"] or ())
-
-
-def _require_same(experiment: Experiment, switches: dict[str, Any], folder: Path) -> None:
-    """Refuse to resume with a switch that has another value than before."""
-    from anisoscope.studies.lab.experiment import changed, differences
-
-    different = differences(experiment, changed(experiment, switches))
-    if different:
-        name, (before, now) = next(iter(different.items()))
-        raise InputError(
-            f"{folder} was started with {name} {before}, not {now}. Omit the option, or train in another --out."
-        )
 
 
 @contextmanager
@@ -216,11 +209,31 @@ def _show(runs: list[tuple[str, Trained]], as_json: bool) -> None:
         typer.echo(json.dumps(rows))
         return
     stdout().print(losses_table(rows))
-    folders = " ".join(escape(str(done.folder)) for _, done in runs)
-    stderr().print(f"[dim]report[/]   anisoscope report {folders}", soft_wrap=True)
-    last = runs[-1][1].folder / "checkpoints" / f"step-{runs[-1][1].step}"
-    if last.is_dir():
-        stderr().print(f"[dim]measure[/]  anisoscope measure {escape(str(last))} --text FILE", soft_wrap=True)
+    if all(_was_complete(done) for _, done in runs):
+        stderr().print("[dim]Trained before. To train again, add --overwrite.[/]")
+    for name, command in _next_commands([done for _, done in runs]).items():
+        stderr().print(f"[dim]{name:<8}[/] {escape(command)}", soft_wrap=True)
+
+
+def _was_complete(done: Trained) -> bool:
+    return done.stopped is None and done.seconds == 0
+
+
+def _next_commands(runs: Sequence[Trained]) -> dict[str, str]:
+    """Commands that work on these trainings: a report only of what was measured."""
+    from anisoscope.store.run import Run
+    from anisoscope.studies.lab.token_data import HELD_OUT_TEXT
+
+    commands = {}
+    measured = [str(done.folder) for done in runs if next(iter(Run.open(done.folder).records()), None) is not None]
+    if measured:
+        commands["report"] = shlex.join(["anisoscope", "report", *measured])
+    last = runs[-1].folder
+    checkpoint = last / "checkpoints" / f"step-{runs[-1].step}"
+    text = Path(os.path.normpath(last / Run.open(last).info["data"]["folder"])) / HELD_OUT_TEXT
+    if checkpoint.is_dir():
+        commands["measure"] = shlex.join(["anisoscope", "measure", str(checkpoint), "--text", str(text)])
+    return commands
 
 
 def _summary(name: str, done: Trained) -> dict[str, Any]:
@@ -237,7 +250,7 @@ def _summary(name: str, done: Trained) -> dict[str, Any]:
     }
 
 
-def report_stopped(runs: list[Trained], *, again: str) -> None:
+def report_stopped(runs: list[Trained]) -> None:
     """Report why a training stopped early and what to do.
 
     Raises:
@@ -247,9 +260,8 @@ def report_stopped(runs: list[Trained], *, again: str) -> None:
     for done in runs:
         folder = escape(str(done.folder))
         if done.stopped == "interrupted":
-            stderr().print(
-                f"Stopped at step {done.step} and saved in {folder}. Continue with: {escape(again)}", soft_wrap=True
-            )
+            again = escape(command_line().replace(" --overwrite", ""))
+            stderr().print(f"Stopped at step {done.step} and saved in {folder}. Resume with: {again}", soft_wrap=True)
             raise typer.Exit(130)
         if done.stopped == "diverged":
             raise InputError(

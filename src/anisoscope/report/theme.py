@@ -10,7 +10,12 @@ from anisoscope.errors import InputError
 # Okabe and Ito's palette: safe for colour blindness and grey print. Black and yellow vanish on one background each.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#8C7A00")
 _ON_DARK = ("#56B4E9", "#E69F00", "#2FC49A", "#E39AC5", "#FF8A3D", "#8AB8FF", "#FFFFFF", "#F0E442")
-VERDICTS = {"reproduced": "#009E73", "not reproduced": "#D55E00", "inconclusive": "#8A8A8A"}
+VERDICTS = {
+    "reproduced": "#009E73",
+    "not reproduced": "#D55E00",
+    "inconclusive": "#8A8A8A",
+    "smoke test": "#5F6B7A",  # without a colour of its own it would get that of the first verdict
+}
 _FORMATS = (".png", ".svg", ".pdf", ".html", ".json")
 _FONT = "system-ui, -apple-system, 'Segoe UI', 'DejaVu Sans', sans-serif"
 

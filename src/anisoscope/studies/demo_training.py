@@ -15,7 +15,8 @@ from anisoscope.models.open import open_model
 from anisoscope.records import Record, Site
 from anisoscope.schedule import any_of, at, log_spaced
 from anisoscope.store.run import Run
-from anisoscope.studies.claims.claim import LAB, Claim, Estimate, Evidence, Verdict, judge
+from anisoscope.studies.claims.claim import LAB, Claim, Evidence, Verdict, judge
+from anisoscope.studies.claims.estimate import Estimate
 from anisoscope.studies.claims.godey2024 import heads_evidence
 from anisoscope.studies.claims.hidden_states import Batches
 from anisoscope.studies.claims.measurements import SHAPE, MeasurementKind
@@ -29,7 +30,7 @@ from anisoscope.studies.lab.experiment import Experiment, cells, changed
 from anisoscope.studies.lab.token_data import open_data
 from anisoscope.studies.lab.tracking import tracked
 from anisoscope.studies.lab.train import HELD_OUT, OnStep, Trained
-from anisoscope.studies.lab.twins import train_cell
+from anisoscope.studies.lab.twins import discard_cells, require_same_cells, train_cell
 from anisoscope.tracker.probe import METRICS
 
 # Two cores train this three times in a few minutes. A network this narrow learns faster from larger initial weights,
@@ -96,25 +97,37 @@ class TrackedTraining:
 
 
 def train_models(
-    out: Path, progress: Callable[[str, int], AbstractContextManager[OnStep]], switches: Mapping[str, Any] = SWITCHES
+    out: Path,
+    progress: Callable[[str, int], AbstractContextManager[OnStep]],
+    switches: Mapping[str, Any] = SWITCHES,
+    *,
+    overwrite: bool = False,
 ) -> dict[str, TrackedTraining]:
-    """Train the three models of the demo, or read them if they were trained before.
+    """Train the three models of the demo; resume them or read them if `out` holds them.
 
     Args:
         out: Folder of the runs.
         progress: `progress(name, steps)` is a context that returns the callback for the steps of one training.
         switches: Switches of all three models.
+        overwrite: Discard the runs in `out` and start again.
+
+    Raises:
+        StoreError: The folder holds trainings with other switches.
     """
     base = changed(Experiment(), switches)
+    wanted = cells(base, [])
+    if overwrite:
+        discard_cells(wanted, out)
+    require_same_cells(wanted, out, track=True)
     steps = base.recipe.steps
     due = any_of(log_spaced(until=steps // 2), at(steps - 1))
     probes = sum(map(due, range(steps))) + 1
     trainings: dict[str, TrackedTraining] = {}
-    for name, cell in cells(base, []).items():
+    for name, cell in wanted.items():
         # error bars only at the first and the last probe, which the table shows
         observe = tracked(steps, due, bars_every=probes - 1, metrics=(*METRICS, *_MORE_METRICS))
         with progress(name, steps) as on_step:
-            done = train_cell(cell, out, name, resume=True, observe=observe, checkpoints=at(0), on_step=on_step)
+            done = train_cell(cell, out, name, observe=observe, checkpoints=at(0), on_step=on_step)
         trainings[name] = TrackedTraining.of(done, list(Run.open(done.folder).records()))
         if done.stopped is not None:
             break

@@ -4,24 +4,26 @@ from __future__ import annotations
 
 import itertools
 import json
+import math
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 
-import numpy as np
 import pytest
-import scipy.stats
 
 from anisoscope.records import Record
+from anisoscope.report.theme import VERDICTS
 from anisoscope.studies.claims.claim import (
     CONTROL,
     INCONCLUSIVE,
     LAB,
+    LEARNT,
     MODEL,
     NOT_REPRODUCED,
     PUBLISHED,
     REPRODUCED,
+    SMOKE_TEST,
     Claim,
     Condition,
-    Estimate,
     Evidence,
     Rule,
     Verdict,
@@ -31,8 +33,10 @@ from anisoscope.studies.claims.claim import (
     every,
     gate,
     judge,
+    shared_context,
     unjudged,
 )
+from anisoscope.studies.claims.estimate import Estimate
 from anisoscope.studies.claims.run_sizes import SIZES, cells
 from anisoscope.studies.claims.runner import CLAIMS
 
@@ -175,19 +179,6 @@ def test_below_mirrors_above() -> None:
         assert below("x", 0.5, "").outcome(estimate) == above("x", -0.5, "").outcome(turned)
 
 
-def test_the_interval_is_that_of_student_t() -> None:
-    values = [0.2, 0.5, 0.9, 0.4, 0.1]
-    low, high = scipy.stats.t.interval(0.95, 4, np.mean(values), scipy.stats.sem(values))
-    assert Estimate.over(values).interval == pytest.approx((low, high))
-
-
-def test_a_jackknifed_mean_has_the_error_of_the_mean() -> None:
-    values = np.array([0.2, 0.5, 0.9, 0.4, 0.1])
-    without = [float(np.delete(values, place).mean()) for place in range(5)]
-    made = Estimate.jackknifed(float(values.mean()), without)
-    assert made.error == pytest.approx(scipy.stats.sem(values))
-
-
 def test_one_of_several_alternatives_is_enough() -> None:
     rule = either(every(above("x", 0, "x")), every(above("y", 0, "y")))
     claim = Claim("X", "p", "s", {}, rule, (), "", ())
@@ -224,8 +215,67 @@ def test_a_verdict_becomes_a_record() -> None:
     assert "no weights. To settle it: measure x" in str(missing.note)
 
 
+@pytest.mark.parametrize("claim", CLAIMS, ids=lambda claim: claim.id)
+def test_the_possible_values_of_a_quantity_cannot_change_its_verdict(claim: Claim) -> None:
+    """An interval that is cut off at the possible values lies on the same sides of a threshold strictly inside them."""
+    for condition in claim.conditions:
+        low, high = condition.within
+        assert low < condition.threshold < high
+        for value, error in ((condition.threshold, 0.2), (condition.threshold + 0.1, 0.01), (high, 9.0), (low, 9.0)):
+            if math.isfinite(value):
+                plain = Estimate(value, error, 3)
+                assert condition.outcome(replace(plain, within=condition.within)) == condition.outcome(plain)
+
+
+def test_shares_p_values_and_correlations_declare_their_possible_values() -> None:
+    bounded = ("share of", "p of", "p under", "p against", "correlation", "I of", "cosine of hidden")
+    named = [
+        c for claim in CLAIMS for c in claim.conditions if any(f" {word}" in f" {c.description}" for word in bounded)
+    ]
+    assert len(named) > 30
+    differences = [c.description for c in named if " − " in c.description]
+    assert {c.description for c in named if math.isinf(c.within[0])} <= set(differences)
+
+
+def test_an_interval_in_a_reason_stays_within_the_possible_values() -> None:
+    rule = every(above("x", 0.5, "share of layers", (0.0, 1.0)))
+    claim = Claim("X", "p", "s", {}, rule, rule, "", ())
+    published, _ = judge(claim, Evidence("r", MODEL, {"x": Estimate(0.9, 0.3, 3)}))
+    assert published.reasons.conditions == ("share of layers: 0.9 [0, 1] over 3 seeds (required: > 0.5)",)
+    assert str(published.effect) == "0.9 [0, 1] over 3 seeds"
+
+
+def test_a_smoke_test_is_not_judged() -> None:
+    evidence = Evidence("r", LAB, {"x": Estimate(3.0, 0.01, 5)}, smoke_test=True)
+    for claim in (TOY, replace(TOY, published=(), control=TOY.published), replace(TOY, large=True)):
+        assert {verdict.outcome for verdict in judge(claim, evidence)} == {SMOKE_TEST}
+    assert judge(TOY, replace(evidence, smoke_test=False))[0].outcome == REPRODUCED
+    assert "x: 3 [2.97, 3.03]" in judge(TOY, evidence)[0].reason  # what was measured is still shown
+
+
+def test_every_outcome_has_its_own_colour_in_charts() -> None:
+    assert set(VERDICTS) == {REPRODUCED, NOT_REPRODUCED, INCONCLUSIVE, SMOKE_TEST}
+    assert len(set(VERDICTS.values())) == 4
+
+
+@pytest.mark.parametrize(("gain", "outcome"), [(0.3, REPRODUCED), (0.01, REPRODUCED), (-0.3, INCONCLUSIVE)])
+def test_models_that_counts_could_replace_decide_nothing(gain: float, outcome: str) -> None:
+    estimates = {"x": Estimate(3.0, 0.01, 5), LEARNT: Estimate(gain, 0.02, 5)}
+    verdict = judge(TOY, Evidence("r", LAB, estimates))[0]
+    assert verdict.outcome == outcome
+    assert ("have not learnt enough" in verdict.reason) == (outcome == INCONCLUSIVE)
+    assert ("To settle it: measure x" in verdict.reason) == (outcome == INCONCLUSIVE)
+
+
+def test_what_was_run_is_stated_once_for_both_verdicts() -> None:
+    claim = replace(TOY, control=every(above("x", 2.0, "x")))
+    verdicts = judge(claim, Evidence("the lab", LAB, {"x": Estimate(1.5, 0.3, 5)}))
+    assert shared_context(verdicts) == ["To settle it: measure x", "Run: the lab"]
+
+
 def test_evidence_survives_json() -> None:
-    evidence = Evidence("r", LAB, {"x": Estimate(0.1, 0.2, 3), "y": Estimate(1.0, None, 1, "models")}, {"z": "why"})
+    quantities = {"x": Estimate(0.1, 0.2, 3), "y": Estimate(1.0, None, 1, "models")}
+    evidence = Evidence("r", LAB, quantities, {"z": "why"}, smoke_test=True)
     assert Evidence.from_json(json.loads(json.dumps(evidence.to_json()))) == evidence
 
 

@@ -16,6 +16,15 @@ from anisoscope.studies.claims.runner import CLAIMS, ClaimsRequest, find_claims,
 ROOT = Path(__file__).parents[3]
 
 
+def test_the_table_keeps_intervals_within_the_possible_values() -> None:
+    (t2,) = find_claims(["T2"])
+    verdict = {"claim": "T2", "line": PUBLISHED, "verdict": "reproduced", "effect": 0.967, "error": 0.049, "n": 5}
+    verdict |= {"unit": "seeds", "quantity": t2.published[0][0].quantity}
+    versions = {"anisoscope": "0", "torch": "0"}
+    summary = {"verdicts": [verdict], "minutes": {"clock": 1, "processor": 1}, "machine": "", "versions": versions}
+    assert "0.967 [0.831, 1] over 5 seeds" in verdicts_table(summary, [t2])
+
+
 def test_a_summary_holds_the_verdicts_of_the_run(tmp_path: Path) -> None:
     asked = ClaimsRequest(find_size("tiny"))
     judged = list(run_claims(find_claims(["A4", "N4"]), tmp_path / "run", asked))
@@ -44,8 +53,8 @@ def test_the_docs_show_the_verdicts_of_the_summary() -> None:
     assert [(each["claim"], each["line"]) for each in summary["verdicts"]] == [
         (claim.id, line) for claim in CLAIMS if claim.id in there for line in (PUBLISHED, CONTROL)
     ]
-    assert (summary["asked"]["size"], summary["asked"]["models"]) == ("small", [])
-    assert summary["asked"]["seeds"] >= 5
+    assert (summary["settings"]["size"], summary["settings"]["models"]) == ("small", [])
+    assert summary["settings"]["seeds"] >= 5
     page = (ROOT / "docs" / "claims.md").read_text()
     assert verdicts_table(summary, CLAIMS) in page
     for claim in CLAIMS:

@@ -13,16 +13,8 @@ import scipy.stats
 
 from anisoscope.records import Record
 from anisoscope.store.run import Run
-from anisoscope.studies.claims.claim import (
-    CONTROL,
-    LAB,
-    PUBLISHED,
-    Claim,
-    Estimate,
-    Evidence,
-    Rule,
-    judge,
-)
+from anisoscope.studies.claims.claim import CONTROL, LAB, PUBLISHED, Claim, Evidence, Rule, judge
+from anisoscope.studies.claims.estimate import Estimate
 from anisoscope.studies.claims.run_view import (
     Missing,
     RunView,

@@ -6,6 +6,7 @@ import json
 import re
 import shutil
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -16,9 +17,14 @@ from anisoscope.errors import InputError, StoreError
 from anisoscope.store.run import Run
 from anisoscope.studies.claims.claim import (
     CONTROL,
+    LAB,
+    LEARNT,
+    NOT_REPRODUCED,
     PUBLISHED,
+    SMOKE_TEST,
     Claim,
     Verdict,
+    judge,
 )
 from anisoscope.studies.claims.modality_panel import images, members, sounds
 from anisoscope.studies.claims.runner import (
@@ -35,7 +41,6 @@ from anisoscope.studies.claims.runner import (
 from anisoscope.studies.lab.corpora import open_text
 from tests import model_folders as made
 
-OUTCOMES = {"reproduced", "not reproduced", "inconclusive"}
 # Claims of every paper that need a decoder and an encoder at the most: the others are run by the slow test.
 SOME = ["T2", "T5", "T6", "S1", "S3", "S4", "A3", "A4", "N3", "N4", "N5"]
 Pairs = list[tuple[Claim, tuple[Verdict, Verdict]]]
@@ -55,6 +60,16 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return out
 
 
+def judged_anyway(out: Path) -> dict[str, dict[str, str]]:
+    """The verdicts that the evidence of a smoke test would give."""
+    evidence_of = [(claim, kept_evidence(out, claim.id)) for claim in CLAIMS]
+    return {
+        claim.id: {verdict.line: verdict.outcome for verdict in judge(claim, replace(evidence, smoke_test=False))}
+        for claim, evidence in evidence_of
+        if evidence is not None
+    }
+
+
 @pytest.fixture(scope="module")
 def text(tmp_path_factory: pytest.TempPathFactory) -> str:
     """A text of several documents for models that are given."""
@@ -72,7 +87,7 @@ def check_run(out: Path, ids: Sequence[str]) -> None:
     ]
     for record in records:
         assert (record.site, record.metric) == ("vectors", "verdict")
-        assert record.variant["verdict"] in OUTCOMES
+        assert record.variant["verdict"] == SMOKE_TEST
         assert record.note
     for claim in find_claims(ids):
         evidence = kept_evidence(out, claim.id)
@@ -94,11 +109,11 @@ def _unmeasured(claim: Claim) -> set[str]:
 
 def test_claims_leave_verdicts_evidence_and_figures(tiny: Path) -> None:
     check_run(tiny, [claim.id for claim in find_claims(SOME)])
-    assert Run.open(tiny).info["asked"]["size"] == "tiny"
+    assert Run.open(tiny).info["settings"]["size"] == "tiny"
 
 
 def test_claims_with_known_answers_get_them(tiny: Path) -> None:
-    found = last_verdicts(tiny)
+    found = judged_anyway(tiny)
     assert found["T6"] == {PUBLISHED: "reproduced", CONTROL: "reproduced"}
     assert found["A4"] == {PUBLISHED: "reproduced", CONTROL: "not reproduced"}  # reversed where the norm comes first
     assert found["N4"] == {PUBLISHED: "reproduced", CONTROL: "not reproduced"}  # a correct sample agrees
@@ -143,10 +158,38 @@ def test_only_the_evidence_on_disk_decides(tmp_path: Path) -> None:
 
 
 def test_a_folder_cannot_change_its_request(tiny: Path) -> None:
-    with pytest.raises(InputError, match="other seeds"):
+    with pytest.raises(StoreError, match=r"another request \(different: seeds \(3 before, 4 now\)\)"):
         list(run_claims(find_claims(["N4"]), tiny, ClaimsRequest(find_size("tiny", 4))))
+    with pytest.raises(StoreError, match=r"models \(None before, \./nowhere now\)"):  # before the models are looked for
+        list(run_claims(find_claims(["N4"]), tiny, ClaimsRequest(find_size("tiny"), ("./nowhere",))))
     with pytest.raises(InputError, match="not of claims"):
         list(run_claims(find_claims(["N4"]), tiny / "evidence" / "N4", ClaimsRequest(find_size("tiny"))))
+
+
+def test_overwrite_starts_again_and_deletes_no_other_file(tmp_path: Path) -> None:
+    out, claims = tmp_path / "run", find_claims(["N4"])
+    run_tiny(["N4"], out)
+    other = ClaimsRequest(find_size("tiny", 4))
+    (out / "notes.txt").write_text("mine")
+    with pytest.raises(StoreError, match=r"notes\.txt"):
+        list(run_claims(claims, out, other, overwrite=True))
+    (out / "notes.txt").unlink()
+    list(run_claims(claims, out, other, overwrite=True))
+    assert Run.open(out).info["settings"]["seeds"] == 4
+
+
+def test_lab_models_that_have_not_learnt_decide_nothing(tmp_path: Path) -> None:
+    """The same six steps, if they were not declared a smoke test."""
+    size = replace(find_size("tiny"), smoke_test=False)
+    ((claim, pair),) = run_claims(find_claims(["S4"]), tmp_path / "run", ClaimsRequest(size))
+    evidence = kept_evidence(tmp_path / "run", "S4")
+    assert evidence is not None
+    assert evidence.scale == LAB
+    assert evidence.estimates[LEARNT].value < 0  # worse than counting pairs of letters
+    assert {verdict.outcome for verdict in pair} == {"inconclusive"}
+    assert all(verdict.reasons.conditions[0].startswith("the models have not learnt enough") for verdict in pair)
+    learnt = {**evidence.estimates, LEARNT: replace(evidence.estimates[LEARNT], value=1.0, error=0.01)}
+    assert judge(claim, replace(evidence, estimates=learnt))[1].outcome == NOT_REPRODUCED
 
 
 def test_a_model_of_the_user_is_judged_by_its_documents(tiny: Path, tmp_path: Path, text: str) -> None:
@@ -214,10 +257,11 @@ def test_the_list_shows_the_last_verdicts(tiny: Path) -> None:
     assert done.exit_code == 0, done.output
     rows = {row["id"]: row for row in json.loads(done.output)}
     assert list(rows) == [claim.id for claim in CLAIMS]
-    assert rows["N4"]["verdicts"] == {PUBLISHED: "reproduced", CONTROL: "not reproduced"}
+    assert rows["N4"]["verdicts"] == {PUBLISHED: SMOKE_TEST, CONTROL: SMOKE_TEST}
     assert rows["T1"]["verdicts"] == {}
     table = CliRunner().invoke(app, ["claims", "--out", str(tiny)], env={"COLUMNS": "160"})
     assert "Razzhigaev 2023" in table.output
+    assert "▨ ▨" in table.output
 
 
 def test_a_run_prints_verdicts_with_reasons(tiny: Path) -> None:
@@ -234,9 +278,9 @@ def test_the_page_shows_every_claim_its_verdicts_and_a_figure(tiny: Path, tmp_pa
     assert done.exit_code == 0, done.output
     html = page.read_text()
     assert "<script" not in html
-    assert "(required: &gt; 0.1)<br>encoder" in html  # a condition a line, and none of them broken
+    assert "(required: &gt; 0.1)</li><li>encoder" in html  # one condition per line
     for claim in find_claims(SOME):
-        section = re.search(f"id='{claim.id}'.*?</section>", html, re.DOTALL)
+        section = re.search(f'id="{claim.id}".*?</section>', html, re.DOTALL)
         assert section is not None
         assert section[0].count('class="verdict') == 2
         assert "<svg" in section[0], f"{claim.id} has no figure"
@@ -244,7 +288,7 @@ def test_the_page_shows_every_claim_its_verdicts_and_a_figure(tiny: Path, tmp_pa
 
 
 def test_a_page_without_evidence_is_refused(tmp_path: Path) -> None:
-    Run.create(tmp_path / "run", {"kind": "claims", "asked": {}, "versions": {}}).close()
+    Run.create(tmp_path / "run", {"kind": "claims", "settings": {}, "versions": {}}).close()
     done = CliRunner().invoke(app, ["claims", "report", "--out", str(tmp_path / "run")])
     assert isinstance(done.exception, InputError)
     assert "claims run" in str(done.exception)
@@ -266,7 +310,7 @@ def test_a_page_without_evidence_is_refused(tmp_path: Path) -> None:
     ],
 )
 def test_damaged_evidence_gives_one_error(tmp_path: Path, evidence: object) -> None:
-    Run.create(tmp_path / "run", {"kind": "claims", "asked": {}, "versions": {}}).close()
+    Run.create(tmp_path / "run", {"kind": "claims", "settings": {}, "versions": {}}).close()
     Run.create(tmp_path / "run" / "evidence" / "S1", {"kind": "evidence", "evidence": evidence}).close()
     done = CliRunner().invoke(app, ["claims", "report", "--out", str(tmp_path / "run")])
     assert isinstance(done.exception, StoreError)
@@ -284,7 +328,7 @@ def test_a_run_without_any_evidence_fails(tmp_path: Path) -> None:
 def test_every_claim_runs_in_its_tiny_form(tmp_path: Path) -> None:
     run_tiny([], tmp_path / "run")
     check_run(tmp_path / "run", [claim.id for claim in CLAIMS])
-    outcomes = last_verdicts(tmp_path / "run")
+    outcomes = judged_anyway(tmp_path / "run")
     assert outcomes["N1"] == {PUBLISHED: "inconclusive", CONTROL: "inconclusive"}
 
 

@@ -12,7 +12,7 @@ from anisoscope.store.run import Run
 from anisoscope.studies.lab.experiment import Experiment, changed
 from anisoscope.studies.lab.losses import read_losses
 from anisoscope.studies.lab.tracking import tracked
-from anisoscope.studies.lab.train import Observe, Observer, resume_training, train
+from anisoscope.studies.lab.train import Observe, Observer, train
 from anisoscope.studies.lab.training_state import load_state
 from anisoscope.studies.lab.transformer import CHOICES, Transformer
 
@@ -67,7 +67,7 @@ def test_the_first_and_the_last_step_are_measured(tmp_path: Path) -> None:
 def test_an_interrupted_tracked_training_has_the_records_of_a_complete_one(tmp_path: Path) -> None:
     train(tiny(), tmp_path / "whole", observe=tracked(9))
     train(tiny(), tmp_path / "broken", observe=stopping(tracked(9), 5))
-    resume_training(tmp_path / "broken", observe=tracked(9))
+    train(tiny(), tmp_path / "broken", observe=tracked(9))
     records = [
         {(r.step, r.site, r.metric, r.tokens, r.index, str(r.variant)): r.value for r in Run.open(folder).records()}
         for folder in (tmp_path / "whole", tmp_path / "broken")

@@ -13,7 +13,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from safetensors.torch import load_file
 from torch import Tensor
 from typer.testing import CliRunner
 
@@ -21,62 +20,11 @@ from anisoscope.cli import app
 from anisoscope.errors import AnisoscopeError, InputError
 from anisoscope.store.run import Run
 from anisoscope.studies.lab.experiment import Experiment, changed
-from anisoscope.studies.lab.losses import read_losses
 from anisoscope.studies.lab.token_data import Data
-from anisoscope.studies.lab.train import Observe, experiment_of, resume_training, train
+from anisoscope.studies.lab.train import train
+from anisoscope.studies.lab.training_run import experiment_of
 from anisoscope.studies.lab.training_state import load_state
-from anisoscope.studies.lab.transformer import Transformer
-
-TINY = {"layers": 2, "width": 16, "heads": 2, "context": 16, "batch": 4, "steps": 12, "learning_rate": 0.01}
-
-
-def tiny(**switches: Any) -> Experiment:
-    return changed(Experiment(), TINY | switches)
-
-
-class Recorder:
-    """An observer that records its calls and stops the training at a step."""
-
-    def __init__(self, stop_at: int | None = None) -> None:
-        self.stop_at, self.calls, self.inputs = stop_at, [], []  # type: ignore[var-annotated]
-        self.should_stop = False
-
-    def probe(self, step: int) -> None:
-        self.calls.append(("probe", step))
-
-    def watch(self, step: int) -> None:
-        self.calls.append(("watch", step))
-        self.should_stop = self.stop_at is not None and step + 1 >= self.stop_at
-
-    def close(self) -> None:
-        self.calls.append(("close", -1))
-
-
-def observed_by(recorder: Recorder) -> Observe:
-    def observe(model: Transformer, probe: dict[str, Tensor], folder: Path, start: int) -> Recorder:
-        model.register_forward_pre_hook(lambda _m, _a, kwargs: recorder.inputs.append(kwargs), with_kwargs=True)
-        return recorder
-
-    return observe
-
-
-def tensors_of(folder: Path) -> dict[str, Tensor]:
-    """Everything that a run holds in numbers: checkpoints, weights, optimiser, random state."""
-    found = {f"{p.parent.name}/{n}": t for p in folder.rglob("model.safetensors") for n, t in load_file(p).items()}
-    state = load_state(folder)
-    found |= {f"model/{name}": value for name, value in state["model"].items()}
-    found |= {f"basis/{number}": value for number, value in enumerate(state["bases"])}
-    found["random"] = state["random"]
-    for number, values in state["optimizer"]["state"].items():
-        found |= {f"optimizer/{number}/{name}": torch.as_tensor(value) for name, value in values.items()}
-    return found
-
-
-def same(a: Path, b: Path, *, extra: tuple[str, ...] = ()) -> None:
-    left, right = tensors_of(a), tensors_of(b)
-    assert {name for name in right if not name.startswith(extra)} == set(left) if extra else set(left) == set(right)
-    assert all(torch.equal(left[name], right[name]) for name in left)
-    assert read_losses(a) == read_losses(b)
+from tests.lab_trainings import Recorder, observed_by, same, tensors_of, tiny
 
 
 def test_a_small_decoder_beats_unigram_counts(tmp_path: Path) -> None:
@@ -139,18 +87,21 @@ def test_an_interrupted_training_ends_like_an_uninterrupted_one(
     train(tiny(**switches), tmp_path / "whole")
     stopped = train(tiny(**switches), tmp_path / "broken", observe=observed_by(Recorder(stop_at=at)))
     assert (stopped.step, stopped.stopped) == (at, "observer")
-    done = resume_training(tmp_path / "broken")
+    done = train(tiny(**switches), tmp_path / "broken", observe=observed_by(Recorder()))
     assert (done.step, done.stopped) == (12, None)
     same(tmp_path / "whole", tmp_path / "broken", extra=(f"step-{at}",) if at == 3 else ())
 
 
-def test_resuming_a_complete_training_changes_nothing(tmp_path: Path) -> None:
-    train(tiny(), tmp_path / "run")
+def test_a_complete_training_is_returned_at_once(tmp_path: Path) -> None:
+    first = train(tiny(), tmp_path / "run")
     before = tensors_of(tmp_path / "run")
-    resume_training(tmp_path / "run")
+    steps: list[int] = []
+    again = train(tiny(), tmp_path / "run", on_step=lambda step, _: steps.append(step))
+    assert steps == []
+    assert (again.step, again.stopped, again.losses) == (12, None, first.losses)
+    assert again.experiment == first.experiment
     after = tensors_of(tmp_path / "run")
     assert all(torch.equal(before[name], after[name]) for name in before)
-    assert [row["step"] for row in read_losses(tmp_path / "run")].count(12) == 1
 
 
 def lab(*arguments: str | Path) -> list[str]:
@@ -183,14 +134,15 @@ SMALL = ["--layers", "1", "--width", "16", "--heads", "2", "--context", "16", "-
 @pytest.mark.parametrize("how", [signal.SIGINT, pytest.param(signal.SIGKILL, marks=pytest.mark.slow)])
 def test_resume_restores_everything_after_ctrl_c_and_kill(how: signal.Signals, tmp_path: Path) -> None:
     folder = tmp_path / "run"
-    code, errors = interrupt(lab("train", *SMALL, "--no-track", "--out", folder), folder, how)
+    words = ["train", *SMALL, "--no-track", "--out", str(folder)]
+    code, errors = interrupt(lab(*words, "--overwrite"), folder, how)
     if how == signal.SIGINT:
         assert code == 130
-        assert f"anisoscope lab train --resume --out {folder}" in errors.replace("\n", "")
+        assert errors.replace("\n", "").rstrip().endswith(f"Resume with: anisoscope lab {' '.join(words)}")
         assert Run.open(folder).info["ended"]["stopped"] == "interrupted"
     reached = load_state(folder)["step"]
     assert 64 <= reached < 400
-    assert CliRunner().invoke(app, ["lab", "train", "--resume", "--no-track", "--out", str(folder)]).exit_code == 0
+    assert CliRunner().invoke(app, ["lab", *words]).exit_code == 0
     switches = {"layers": 1, "width": 16, "heads": 2, "context": 16, "batch": 2, "steps": 400}
     train(changed(Experiment(), switches), tmp_path / "whole")
     same(tmp_path / "whole", folder, extra=(f"step-{reached}/",) if reached & (reached - 1) else ())
@@ -208,16 +160,6 @@ def test_divergence_stops_the_training_and_keeps_the_run(tmp_path: Path) -> None
     assert "no longer finite at step" in refusal("train", *switches, "--out", tmp_path / "command")
 
 
-def test_a_folder_that_is_not_empty_is_refused(tmp_path: Path) -> None:
-    train(tiny(steps=1), tmp_path / "run")
-    with pytest.raises(InputError, match="exists already"):
-        train(tiny(steps=1), tmp_path / "run")
-    with pytest.raises(AnisoscopeError, match="not a run"):
-        resume_training(tmp_path / "nowhere") if (tmp_path / "nowhere").exists() else experiment_of(
-            tmp_path / "nowhere"
-        )
-
-
 def test_a_text_that_is_too_short_leaves_no_folder_behind(tmp_path: Path) -> None:
     (tmp_path / "short.txt").write_text("too short\n" * 3)
     with pytest.raises(InputError, match="fewer than one context"):
@@ -233,10 +175,18 @@ def test_a_vocabulary_that_the_text_does_not_fit_is_refused(tmp_path: Path) -> N
     assert train(tiny(vocabulary=200, steps=1), tmp_path / "padded").experiment.model.vocabulary == 200
 
 
-def test_resuming_with_another_switch_is_refused(tmp_path: Path) -> None:
-    train(tiny(), tmp_path / "run")
-    message = refusal("train", "--resume", "--width", "32", "--out", tmp_path / "run")
-    assert "was started with width 16, not 32" in message
+def test_another_request_is_refused_before_anything_else_and_overwrite_starts_again(tmp_path: Path) -> None:
+    words = ["train", *SMALL, "--steps", "4", "--no-track", "--out", str(tmp_path / "run")]
+    assert CliRunner().invoke(app, ["lab", *words]).exit_code == 0
+    other = [*words, "--width", "32", "--text", "nowhere.txt"]
+    message = refusal(*other)
+    assert "different: width (16 before, 32 now); text (topics before, nowhere.txt now)" in message
+    assert "--overwrite" in message
+    assert Run.open(tmp_path / "run").info["settings"]["width"] == 16
+    assert "track (False before, True now)" in refusal(*(word for word in words if word != "--no-track"))
+    done = CliRunner().invoke(app, ["lab", *words, "--width", "32", "--overwrite"])
+    assert done.exit_code == 0, done.output
+    assert experiment_of(tmp_path / "run").model.width == 32
 
 
 def test_two_half_batches_make_the_step_of_one_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

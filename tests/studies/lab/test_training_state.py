@@ -14,18 +14,25 @@ from hypothesis import given, settings
 
 from anisoscope.errors import StoreError
 from anisoscope.studies.lab.experiment import Experiment, changed
-from anisoscope.studies.lab.train import resume_training, train
+from anisoscope.studies.lab.train import train
 from anisoscope.studies.lab.training_state import load_state
 from tests.damage import SHORT, damages
+from tests.lab_trainings import Recorder, observed_by
 from tests.pickle_bomb import PickleBomb
+
+EXPERIMENT = changed(Experiment(), {"layers": 1, "width": 8, "heads": 2, "context": 16, "steps": 2, "batch": 2})
 
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A training that was stopped after its first step."""
     folder = tmp_path_factory.mktemp("lab") / "run"
-    switches = {"layers": 1, "width": 8, "heads": 2, "context": 16, "steps": 2, "batch": 2}
-    train(changed(Experiment(), switches), folder)
+    train(EXPERIMENT, folder, observe=observed_by(Recorder(stop_at=1)))
     return folder
+
+
+def resume(run: Path) -> None:
+    train(EXPERIMENT, run, observe=observed_by(Recorder()))
 
 
 def test_the_state_of_a_training_never_runs_code(trained: Path, tmp_path: Path) -> None:
@@ -33,7 +40,7 @@ def test_the_state_of_a_training_never_runs_code(trained: Path, tmp_path: Path) 
     shutil.copytree(trained, run)
     torch.save({"step": 1, "model": PickleBomb(tmp_path / "taken")}, run / "state.pt")
     with pytest.raises(StoreError, match="run code"):
-        resume_training(run)
+        resume(run)
     assert not (tmp_path / "taken").exists()
 
 
@@ -43,7 +50,7 @@ def test_a_file_that_is_not_a_state_is_reported_in_one_line(trained: Path, tmp_p
     shutil.copytree(trained, run)
     torch.save(state, run / "state.pt")
     with pytest.raises(StoreError, match=r"state\.pt"):
-        resume_training(run)
+        resume(run)
 
 
 @given(damages)

@@ -3,71 +3,19 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 from safetensors.torch import load_file
 from torch import Tensor
+from typer.testing import CliRunner
 
-from anisoscope.errors import InputError
-from anisoscope.studies.lab.experiment import KINDS, Experiment, cells, changed
-from anisoscope.studies.lab.losses import read_losses
-from anisoscope.studies.lab.train import Observe, train
-from anisoscope.studies.lab.training_state import load_state
-from anisoscope.studies.lab.transformer import Transformer
-from anisoscope.studies.lab.twins import train_cell
-
-TINY = {"layers": 2, "width": 16, "heads": 2, "context": 16, "batch": 4, "steps": 12, "learning_rate": 0.01}
-
-
-def tiny(**switches: Any) -> Experiment:
-    return changed(Experiment(), TINY | switches)
-
-
-class Recorder:
-    """An observer that records its calls and stops the training at a step."""
-
-    def __init__(self, stop_at: int | None = None) -> None:
-        self.stop_at, self.calls, self.inputs = stop_at, [], []  # type: ignore[var-annotated]
-        self.should_stop = False
-
-    def probe(self, step: int) -> None:
-        self.calls.append(("probe", step))
-
-    def watch(self, step: int) -> None:
-        self.calls.append(("watch", step))
-        self.should_stop = self.stop_at is not None and step + 1 >= self.stop_at
-
-    def close(self) -> None:
-        self.calls.append(("close", -1))
-
-
-def observed_by(recorder: Recorder) -> Observe:
-    def observe(model: Transformer, probe: dict[str, Tensor], folder: Path, start: int) -> Recorder:
-        model.register_forward_pre_hook(lambda _m, _a, kwargs: recorder.inputs.append(kwargs), with_kwargs=True)
-        return recorder
-
-    return observe
-
-
-def tensors_of(folder: Path) -> dict[str, Tensor]:
-    """Everything that a run holds in numbers: checkpoints, weights, optimiser, random state."""
-    found = {f"{p.parent.name}/{n}": t for p in folder.rglob("model.safetensors") for n, t in load_file(p).items()}
-    state = load_state(folder)
-    found |= {f"model/{name}": value for name, value in state["model"].items()}
-    found |= {f"basis/{number}": value for number, value in enumerate(state["bases"])}
-    found["random"] = state["random"]
-    for number, values in state["optimizer"]["state"].items():
-        found |= {f"optimizer/{number}/{name}": torch.as_tensor(value) for name, value in values.items()}
-    return found
-
-
-def same(a: Path, b: Path, *, extra: tuple[str, ...] = ()) -> None:
-    left, right = tensors_of(a), tensors_of(b)
-    assert {name for name in right if not name.startswith(extra)} == set(left) if extra else set(left) == set(right)
-    assert all(torch.equal(left[name], right[name]) for name in left)
-    assert read_losses(a) == read_losses(b)
+from anisoscope.cli import app
+from anisoscope.errors import StoreError
+from anisoscope.studies.lab.experiment import KINDS, cells
+from anisoscope.studies.lab.train import train
+from anisoscope.studies.lab.twins import discard_cells, require_same_cells, train_cell
+from tests.lab_trainings import Recorder, observed_by, same, tiny
 
 
 def test_twins_share_initial_weights_data_and_order(tmp_path: Path) -> None:
@@ -92,12 +40,30 @@ def test_twins_share_initial_weights_data_and_order(tmp_path: Path) -> None:
 
 def test_twins_resume_where_they_stopped(tmp_path: Path) -> None:
     wanted = cells(tiny(), ["attention=softmax,uniform"])
-    train_cell(wanted["base"], tmp_path, "base")
+    train_cell(wanted["base"], tmp_path, "base", observe=observed_by(Recorder()))
     train_cell(wanted["attention-uniform"], tmp_path, "attention-uniform", observe=observed_by(Recorder(stop_at=5)))
-    again = {name: train_cell(cell, tmp_path, name, resume=True) for name, cell in wanted.items()}
+    require_same_cells(wanted, tmp_path, track=True)
+    again = {name: train_cell(cell, tmp_path, name, observe=observed_by(Recorder())) for name, cell in wanted.items()}
     assert [done.step for done in again.values()] == [12, 12]
     assert again["base"].seconds == 0.0
     train(wanted["attention-uniform"], tmp_path / "whole")
     same(tmp_path / "whole", tmp_path / "attention-uniform", extra=("step-5",))
-    with pytest.raises(InputError, match="other switches"):
-        train_cell(tiny(width=32), tmp_path, "base", resume=True)
+
+
+def test_other_switches_are_refused_before_the_first_training(tmp_path: Path) -> None:
+    train_cell(tiny(attention="uniform"), tmp_path, "attention-uniform")
+    wanted = cells(tiny(width=32), ["attention=softmax,uniform"])
+    with pytest.raises(StoreError, match=r"attention-uniform .*width \(16 before, 32 now\)"):
+        require_same_cells(wanted, tmp_path, track=False)
+    words = ["lab", "twins", "--switch", "attention=softmax,uniform", "--no-track", "--out", str(tmp_path)]
+    assert isinstance(CliRunner().invoke(app, words).exception, StoreError)
+    assert not (tmp_path / "base").exists()
+
+
+def test_discarded_twins_leave_other_runs_and_their_tokens(tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        train_cell(tiny(steps=1), tmp_path, name)
+    discard_cells(["a"], tmp_path)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["b", "data"]
+    discard_cells(["a", "b"], tmp_path)
+    assert not any(tmp_path.iterdir())

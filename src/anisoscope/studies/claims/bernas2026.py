@@ -8,8 +8,9 @@ from functools import partial
 from statistics import fmean, median
 
 from anisoscope.records import Record
-from anisoscope.studies.claims.claim import Claim, Estimate, Evidence, above, below, every
+from anisoscope.studies.claims.claim import Claim, Evidence, above, below, every
 from anisoscope.studies.claims.curve_shapes import slope
+from anisoscope.studies.claims.estimate import CORRELATION, SHARE, Estimate
 from anisoscope.studies.claims.frequency_evidence import curvature_evidence, frequency_evidence
 from anisoscope.studies.claims.gradient_evidence import (
     change_in_basis,
@@ -231,7 +232,7 @@ CLAIMS = (
         PAPER,
         "Low-rank directions of activations capture unusually much of the true gradients.",
         {"lab": _energy_on_lab, "model": _energy_on_model},
-        published=every(above("enriched", 0.8, _ENRICHED)),
+        published=every(above("enriched", 0.8, _ENRICHED, SHARE)),
         control=every(
             above("local", 0.0, "energy in the basis of the own patch − of other patches"),
             above("slope", 0.0, "slope β of gradient energy on variance"),
@@ -250,8 +251,10 @@ CLAIMS = (
         PAPER,
         "These directions also capture a larger share of the gradients' anisotropy.",
         {"lab": _anisotropy, "model": _anisotropy},
-        published=every(above("removed", 0.8, "share of layers in which removing the basis beats a normal control")),
-        control=every(above("removed_equal", 0.8, "the same against equal energy, in the reduced dimension")),
+        published=every(
+            above("removed", 0.8, "share of layers in which removing the basis beats a normal control", SHARE)
+        ),
+        control=every(above("removed_equal", 0.8, "the same against equal energy, in the reduced dimension", SHARE)),
         settle="--model HuggingFaceTB/SmolLM2-360M --text FILE",
         figure=("anisotropy_share",),
         cells=("decoder",),
@@ -265,8 +268,8 @@ CLAIMS = (
         "These directions capture gradients in encoders and decoders, more weakly in encoders.",
         {"lab": _families_on_lab, "model": _families_on_models},
         published=every(
-            above("enriched_decoder", 0.8, f"decoder: {_ENRICHED}"),
-            above("enriched_encoder", 0.8, f"encoder: {_ENRICHED}"),
+            above("enriched_decoder", 0.8, f"decoder: {_ENRICHED}", SHARE),
+            above("enriched_encoder", 0.8, f"encoder: {_ENRICHED}", SHARE),
             above("ratio", 0.0, "log tangent/normal ratio, decoder − encoder"),
         ),
         control=every(*(above(f"local_{cell}", 0.0, f"{cell}: own patch − other patches") for cell in _CELLS)),
@@ -299,12 +302,12 @@ CLAIMS = (
         "Frequent tokens show the strongest enrichment, and lie nearer to the centre.",
         {"lab": frequency_evidence, "model": frequency_evidence},
         published=every(
-            below("correlation", -0.2, "correlation of log frequency with the distance of centroids"),
+            below("correlation", -0.2, "correlation of log frequency with the distance of centroids", CORRELATION),
             above("strata", 0.0, "energy of frequent − of rare tokens"),
         ),
         control=every(
-            below("split_half", 0.0, "the same correlation from split halves, equal n"),
-            below("p", 0.01, "p of permuted frequencies, median over layers"),
+            below("split_half", 0.0, "the same correlation from split halves, equal n", CORRELATION),
+            below("p", 0.01, "p of permuted frequencies, median over layers", SHARE),
             above("strata_unit", 0.0, "energy of frequent − of rare tokens, gradients of unit length"),
         ),
         settle="--model EleutherAI/pythia-160m --text FILE",
@@ -335,7 +338,7 @@ CLAIMS = (
         {"lab": _moved_on_lab},
         published=every(
             above("change", 0.0, "share of the activations' change in the basis − r/d"),
-            below("change_p", 0.01, "p under random subspaces, median over layers and steps"),
+            below("change_p", 0.01, "p under random subspaces, median over layers and steps", SHARE),
         ),
         control=every(
             above("drives", 0.0, "growth of anisotropy, tangent part of the gradient alone − random part alone")

@@ -1,99 +1,34 @@
 """A claim, the evidence for it, and the rule that turns evidence into a verdict.
 
 All claims use the same rule. A quantity whose 95 % interval lies entirely beyond its threshold supports the claim; one
-whose interval lies entirely on the other side contradicts it; otherwise the claim stays open. A verdict is a pure
-function of the evidence.
+whose interval lies entirely on the other side contradicts it; otherwise the claim stays open. Models that have learnt
+nothing decide nothing. A verdict is a pure function of the evidence.
 """
 
 from __future__ import annotations
 
 import math
-import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from anisoscope.records import Record
-from anisoscope.stats.inference import jackknife, t_quantile
+from anisoscope.studies.claims.estimate import UNBOUNDED, Estimate, Range
 
 if TYPE_CHECKING:
     from anisoscope.studies.claims.subjects import Subjects
 
 REPRODUCED, NOT_REPRODUCED, INCONCLUSIVE = "reproduced", "not reproduced", "inconclusive"
+SMOKE_TEST = "smoke test"  # not judged: the run was too small to mean anything
+SMOKE_TEST_NOTE = (
+    "A smoke test: models this small have learnt nothing, so no claim is judged. It only shows that the commands work. "
+    "For verdicts, use --size small."
+)
 PUBLISHED, CONTROL = "as published", "strongest control"
 LAB, MODEL, SIMULATION = "lab", "model", "simulation"  # the sources of evidence
-FEWEST = 3  # fewer units give no interval
 
 
 # --- evidence -----------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Estimate:
-    """A number with one standard error over n independent units: seeds of lab trainings, or blocks of documents.
-
-    >>> [round(end, 3) for end in Estimate.over([1.0, 2.0, 3.0]).interval]
-    [-0.484, 4.484]
-    """
-
-    value: float
-    error: float | None
-    n: int
-    unit: str = "seeds"
-
-    @classmethod
-    def over(cls, values: Sequence[float], unit: str = "seeds") -> Estimate:
-        """Return the mean of one value per unit, with its standard error."""
-        error = statistics.stdev(values) / math.sqrt(len(values)) if len(values) > 1 else None
-        return cls(statistics.fmean(values), error, len(values), unit)
-
-    @classmethod
-    def jackknifed(cls, value: float, without: Sequence[float], unit: str = "documents") -> Estimate:
-        """Return the value of all units, with its jackknife error from the values without one unit each."""
-        n = len(without)
-        return cls(value, jackknife(value, without) if n > 1 else None, n, unit)
-
-    @classmethod
-    def of_flags(cls, flags: Sequence[bool], unit: str = "seeds") -> Estimate:
-        """Return the share of units whose flag is true.
-
-        >>> Estimate.of_flags([True] * 12).interval[0] < 0.95 < Estimate.of_flags([True] * 80).interval[0]
-        True
-        """
-        return cls.over([float(flag) for flag in flags], unit).of_answers(len(flags))
-
-    def of_answers(self, answers: int) -> Estimate:
-        """Return the estimate as a share of yes-or-no answers, so that unanimous units do not make it certain.
-
-        The error is at least that of as many independent answers, by Agresti and Coull: two of each kind are added.
-        """
-        if self.error is None:
-            return self
-        shrunk = (self.value * answers + 2) / (answers + 4)
-        return replace(self, error=max(self.error, math.sqrt(shrunk * (1 - shrunk) / (answers + 4))))
-
-    @property
-    def interval(self) -> tuple[float, float]:
-        """The 95 % interval by Student's t with n − 1 degrees of freedom; infinite if there are too few units."""
-        if self.error is None or self.n < FEWEST:
-            return -math.inf, math.inf
-        half = t_quantile(0.975, self.n - 1) * self.error
-        return self.value - half, self.value + half
-
-    def __str__(self) -> str:
-        if self.error is None or self.n < FEWEST:
-            unit = self.unit.removesuffix("s") if self.n == 1 else self.unit
-            return f"{self.value:.3g} ({self.n} {unit}; an interval needs {FEWEST})"
-        low, high = self.interval
-        return f"{self.value:.3g} [{low:.3g}, {high:.3g}] over {self.n} {self.unit}"
-
-    def to_json(self) -> dict[str, Any]:
-        return {"value": self.value, "error": self.error, "n": self.n, "unit": self.unit}
-
-    @classmethod
-    def from_json(cls, values: Mapping[str, Any]) -> Estimate:
-        error = None if values["error"] is None else float(values["error"])
-        return cls(float(values["value"]), error, int(values["n"]), str(values["unit"]))
 
 
 @dataclass(frozen=True)
@@ -107,6 +42,7 @@ class Evidence:
         left_out: Quantities that cannot exist for these subjects, with the reason; conditions on them are skipped.
             A quantity that is merely missing leaves the claim open.
         records: Records for the figures.
+        smoke_test: The run was too small for its numbers to mean anything, so no claim is judged by it.
     """
 
     ran: str
@@ -114,6 +50,7 @@ class Evidence:
     estimates: Mapping[str, Estimate]
     left_out: Mapping[str, str] = field(default_factory=dict)
     records: tuple[Record, ...] = ()
+    smoke_test: bool = False
 
     def to_json(self) -> dict[str, Any]:
         """Return everything except the records, which are stored in the run."""
@@ -122,13 +59,15 @@ class Evidence:
             "scale": self.scale,
             "estimates": {name: estimate.to_json() for name, estimate in self.estimates.items()},
             "left_out": dict(self.left_out),
+            "smoke_test": self.smoke_test,
         }
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any], records: Sequence[Record] = ()) -> Evidence:
         estimates = {name: Estimate.from_json(each) for name, each in values["estimates"].items()}
         left_out = {str(name): str(why) for name, why in values["left_out"].items()}
-        return cls(str(values["ran"]), str(values["scale"]), estimates, left_out, tuple(records))
+        ran, scale, smoke_test = str(values["ran"]), str(values["scale"]), bool(values.get("smoke_test", False))
+        return cls(ran, scale, estimates, left_out, tuple(records), smoke_test)
 
 
 # --- rules --------------------------------------------------------------------------------------------------------
@@ -138,7 +77,8 @@ class Evidence:
 class Condition:
     """A quantity, a threshold, and the side of it that the claim requires.
 
-    A `gate` checks whether the test can decide anything: if it fails, the claim stays open.
+    A `gate` checks whether the test can decide anything: if it fails, the claim stays open. `within` are the possible
+    values of the quantity.
     """
 
     name: str
@@ -146,6 +86,12 @@ class Condition:
     description: str
     above: bool = True
     gate: bool = False
+    within: Range = UNBOUNDED
+
+    def estimate(self, evidence: Evidence) -> Estimate | None:
+        """Return the measured quantity with its possible values; None if it was not measured."""
+        measured = evidence.estimates.get(self.name)
+        return None if measured is None else replace(measured, within=self.within)
 
     def outcome(self, estimate: Estimate | None) -> str:
         """Return the outcome of this condition alone."""
@@ -161,6 +107,11 @@ class Condition:
     def requirement(self) -> str:
         return f"{'>' if self.above else '<'} {self.threshold:g}"
 
+    @property
+    def quantity(self) -> str:
+        """The quantity with what is required of it."""
+        return f"{self.description} ({self.requirement})"
+
     def compared(self, estimate: Estimate | None) -> str:
         """Return the condition and the estimate as text."""
         value = "not measured" if estimate is None else estimate
@@ -170,19 +121,19 @@ class Condition:
 Rule = tuple[tuple[Condition, ...], ...]  # alternatives, each of them conditions that must all hold
 
 
-def above(name: str, threshold: float, description: str) -> Condition:
-    """Require a quantity above a threshold."""
-    return Condition(name, threshold, description)
+def above(name: str, threshold: float, description: str, within: Range = UNBOUNDED) -> Condition:
+    """Require a quantity above a threshold; `within` are its possible values."""
+    return Condition(name, threshold, description, within=within)
 
 
-def below(name: str, threshold: float, description: str) -> Condition:
-    """Require a quantity below a threshold."""
-    return Condition(name, threshold, description, above=False)
+def below(name: str, threshold: float, description: str, within: Range = UNBOUNDED) -> Condition:
+    """Require a quantity below a threshold; `within` are its possible values."""
+    return Condition(name, threshold, description, above=False, within=within)
 
 
-def gate(name: str, threshold: float, description: str) -> Condition:
-    """Require a quantity above a threshold before anything else is decided."""
-    return Condition(name, threshold, description, gate=True)
+def gate(name: str, threshold: float, description: str, within: Range = UNBOUNDED) -> Condition:
+    """Require a quantity above a threshold before anything else is decided; `within` are its possible values."""
+    return Condition(name, threshold, description, gate=True, within=within)
 
 
 def every(*conditions: Condition) -> Rule:
@@ -193,6 +144,11 @@ def every(*conditions: Condition) -> Rule:
 def either(*rules: Rule) -> Rule:
     """Require one of several rules."""
     return tuple(alternative for rule in rules for alternative in rule)
+
+
+# The quantity that tells whether lab trainings have learnt anything: the loss of counting tokens (for decoders, pairs
+# of tokens) minus that of the models, in nats per token. Models that counts could replace decide nothing.
+LEARNT = "learnt"
 
 
 # --- claims and verdicts ------------------------------------------------------------------------------------------
@@ -238,6 +194,11 @@ class Claim:
     def needs(self) -> str:
         return " or ".join(self.ways)
 
+    @property
+    def conditions(self) -> list[Condition]:
+        """Every condition of both rules."""
+        return [condition for conditions in (*self.published, *self.control) for condition in conditions]
+
 
 @dataclass(frozen=True)
 class Verdict:
@@ -246,7 +207,7 @@ class Verdict:
     Attributes:
         claim: Id of the claim.
         line: `PUBLISHED` or `CONTROL`.
-        outcome: `REPRODUCED`, `NOT_REPRODUCED` or `INCONCLUSIVE`.
+        outcome: `REPRODUCED`, `NOT_REPRODUCED` or `INCONCLUSIVE`; `SMOKE_TEST` if the run was too small to judge.
         effect: The estimate that decided; None if it was not measured.
         reasons: One sentence per condition, then what would settle the claim and what was run.
         quantity: Description of the effect.
@@ -288,14 +249,19 @@ class Reasons:
     ran: str = ""  # what was run
 
     @property
-    def lines(self) -> tuple[str, ...]:
-        """One line per reason."""
+    def context(self) -> tuple[str, ...]:
+        """What would settle the claim, and what was run: one line each."""
         settle = (f"To settle it: {self.settle}",) if self.settle else ()
         ran = (f"Run: {self.ran}",) if self.ran else ()
-        return (*self.conditions, *settle, *ran)
+        return (*settle, *ran)
 
     def __str__(self) -> str:
-        return ". ".join(("; ".join(self.conditions), *self.lines[len(self.conditions) :]))
+        return ". ".join(("; ".join(self.conditions), *self.context))
+
+
+def shared_context(verdicts: Sequence[Verdict]) -> list[str]:
+    """Return what would settle a claim and what was run, each once for all verdicts."""
+    return list(dict.fromkeys(line for verdict in verdicts for line in verdict.reasons.context))
 
 
 def judge(claim: Claim, evidence: Evidence) -> tuple[Verdict, Verdict]:
@@ -323,13 +289,13 @@ def unjudged(claim: Claim, reason: str) -> tuple[Verdict, Verdict]:
 def _line(claim: Claim, line: str, rule: Rule, evidence: Evidence) -> Verdict:
     if not rule:
         reasons = Reasons(("an open question: nothing was published to compare with",))
-        return Verdict(claim.id, line, INCONCLUSIVE, None, reasons)
+        return Verdict(claim.id, line, SMOKE_TEST if evidence.smoke_test else INCONCLUSIVE, None, reasons)
     judged = [_alternative(conditions, evidence) for conditions in rule]
     outcomes = [outcome for outcome, _ in judged]
     outcome = REPRODUCED if REPRODUCED in outcomes else INCONCLUSIVE if INCONCLUSIVE in outcomes else NOT_REPRODUCED
     decider = judged[outcomes.index(outcome)][1]
-    effect = None if decider is None else evidence.estimates.get(decider.name)
-    quantity = "" if decider is None else f"{decider.description} ({decider.requirement})"
+    effect = None if decider is None else decider.estimate(evidence)
+    quantity = "" if decider is None else decider.quantity
     same = tuple(conditions for conditions, each in zip(rule, outcomes, strict=True) if each == outcome)
     shown = same[:1] if outcome == REPRODUCED else same  # one alternative is enough; all that fail or stay open count
     texts = tuple(
@@ -339,6 +305,12 @@ def _line(claim: Claim, line: str, rule: Rule, evidence: Evidence) -> Verdict:
     )
     if any(c.name in evidence.left_out for conditions in shown for c in conditions):
         texts = ("only part of the claim was tested", *texts)
+    if evidence.smoke_test:
+        return Verdict(claim.id, line, SMOKE_TEST, effect, Reasons(texts, "", evidence.ran), quantity)
+    learnt = evidence.estimates.get(LEARNT)
+    if learnt is not None and learnt.value <= 0:
+        loss = f"their loss is {-learnt.value:.2g} nats per token above that of counting tokens"
+        texts, outcome = (f"the models have not learnt enough: {loss}", *texts), INCONCLUSIVE
     if claim.large and evidence.scale == LAB:
         settle = f"the lab cannot, because the claim is about large models. {claim.settle}"
         return Verdict(claim.id, line, INCONCLUSIVE, effect, Reasons(texts, settle), quantity)
@@ -349,7 +321,7 @@ def _line(claim: Claim, line: str, rule: Rule, evidence: Evidence) -> Verdict:
 def _alternative(conditions: Sequence[Condition], evidence: Evidence) -> tuple[str, Condition | None]:
     """Return the outcome of conditions that must all hold, and the condition that decides; gates come first."""
     applicable = [c for c in conditions if c.name not in evidence.left_out]
-    judged = [(c.outcome(evidence.estimates.get(c.name)), c) for c in sorted(applicable, key=lambda c: not c.gate)]
+    judged = [(c.outcome(c.estimate(evidence)), c) for c in sorted(applicable, key=lambda c: not c.gate)]
     for outcome, condition in judged:
         if condition.gate and outcome != REPRODUCED:
             return INCONCLUSIVE, condition
@@ -364,4 +336,4 @@ def _alternative(conditions: Sequence[Condition], evidence: Evidence) -> tuple[s
 def _compared(condition: Condition, evidence: Evidence) -> str:
     if condition.name in evidence.left_out:
         return f"{condition.description}: left out, {evidence.left_out[condition.name]}"
-    return condition.compared(evidence.estimates.get(condition.name))
+    return condition.compared(condition.estimate(evidence))

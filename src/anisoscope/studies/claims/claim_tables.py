@@ -8,7 +8,8 @@ from typing import Any
 
 from anisoscope.errors import InputError
 from anisoscope.store.run import Run
-from anisoscope.studies.claims.claim import CONTROL, PUBLISHED, Claim, Condition, Estimate, Rule
+from anisoscope.studies.claims.claim import CONTROL, PUBLISHED, Claim, Condition, Rule
+from anisoscope.studies.claims.estimate import UNBOUNDED, Estimate, Range
 
 
 def rules_table(claims: Sequence[Claim]) -> str:
@@ -65,7 +66,7 @@ def verdicts_summary(folder: str | Path, claims: Sequence[Claim]) -> dict[str, A
         (claim.id, line) for claim in claims for line in (PUBLISHED, CONTROL)
     ]  # an interrupted run has its verdicts in another order
     verdicts.sort(key=lambda each: order.index((each["claim"], each["line"])))
-    return {**{name: info.get(name) for name in ("asked", "versions", "machine", "minutes")}, "verdicts": verdicts}
+    return {**{name: info.get(name) for name in ("settings", "versions", "machine", "minutes")}, "verdicts": verdicts}
 
 
 def verdicts_table(summary: Mapping[str, Any], claims: Sequence[Claim]) -> str:
@@ -74,7 +75,8 @@ def verdicts_table(summary: Mapping[str, Any], claims: Sequence[Claim]) -> str:
     The duration of the run follows the table.
     """
     head = ("| id | as published | strongest control |", "|---|---|---|")
-    outcomes = {(each["claim"], each["line"]): _outcome(each) for each in summary["verdicts"]}
+    ranges = {condition.quantity: condition.within for claim in claims for condition in claim.conditions}
+    outcomes = {(each["claim"], each["line"]): _outcome(each, ranges) for each in summary["verdicts"]}
     rows = ([outcomes.get((claim.id, line), "not run") for line in (PUBLISHED, CONTROL)] for claim in claims)
     lines = [*head, *(f"| {claim.id} | {' | '.join(row)} |" for claim, row in zip(claims, rows, strict=True))]
     return "\n".join([*lines, "", _duration(summary)])
@@ -88,11 +90,12 @@ def _duration(summary: Mapping[str, Any]) -> str:
     )
 
 
-def _outcome(verdict: Mapping[str, Any]) -> str:
+def _outcome(verdict: Mapping[str, Any], ranges: Mapping[str, Range]) -> str:
     text = f"**{verdict['verdict']}**"
     if not verdict["quantity"]:
         return text
     if verdict["effect"] is None:
         return _cell(f"{text}: {verdict['quantity']} was not measured")
-    effect = Estimate(verdict["effect"], verdict["error"], verdict["n"], verdict["unit"] or "units")
+    unit, within = verdict["unit"] or "units", ranges.get(verdict["quantity"], UNBOUNDED)
+    effect = Estimate(verdict["effect"], verdict["error"], verdict["n"], unit, within)
     return _cell(f"{text}: {verdict['quantity']}: {effect}")

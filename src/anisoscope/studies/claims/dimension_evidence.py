@@ -7,8 +7,9 @@ from functools import partial
 from statistics import fmean
 
 from anisoscope.records import Record
-from anisoscope.studies.claims.claim import Estimate, Evidence
+from anisoscope.studies.claims.claim import Evidence
 from anisoscope.studies.claims.curve_shapes import fall, peak, rise
+from anisoscope.studies.claims.estimate import Estimate
 from anisoscope.studies.claims.hidden_states import gaussian_dimension, states
 from anisoscope.studies.claims.measurements import DIMENSION
 from anisoscope.studies.claims.run_view import (

@@ -11,7 +11,8 @@ from torch import Tensor, nn
 
 from anisoscope.data.token_table import Batch
 from anisoscope.records import Record
-from anisoscope.studies.claims.claim import SIMULATION, Estimate, Evidence
+from anisoscope.studies.claims.claim import SIMULATION, Evidence
+from anisoscope.studies.claims.estimate import Estimate
 from anisoscope.studies.claims.gradient_evidence import energy_of, gradients_of
 from anisoscope.studies.claims.hidden_states import Batches, states
 from anisoscope.studies.claims.run_view import RunView, estimate, estimate_record, figure_records

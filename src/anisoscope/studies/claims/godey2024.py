@@ -11,19 +11,9 @@ from torch import Tensor, nn
 
 from anisoscope.measurement.measure_weights import vocabulary_matrices
 from anisoscope.records import Record
-from anisoscope.studies.claims.claim import (
-    SIMULATION,
-    Claim,
-    Condition,
-    Estimate,
-    Evidence,
-    Rule,
-    above,
-    below,
-    either,
-    every,
-)
+from anisoscope.studies.claims.claim import SIMULATION, Claim, Condition, Evidence, Rule, above, below, either, every
 from anisoscope.studies.claims.curve_shapes import parallel_drift, slope
+from anisoscope.studies.claims.estimate import NOT_NEGATIVE, SHARE, Estimate
 from anisoscope.studies.claims.given_models import GivenModel
 from anisoscope.studies.claims.hidden_states import Batches, cosines_before_rotation, entropies
 from anisoscope.studies.claims.measurements import HEADS
@@ -245,7 +235,7 @@ def _sharp_without_drift(end: str, words: str) -> Rule:
         *(
             every(
                 below(f"entropy_{cell}{end}", 0.05, f"{cell}: entropy beyond softmax's{words}"),
-                below(f"drift_{cell}{end}", 0.5, f"{cell}: drift over softmax's{words}"),
+                below(f"drift_{cell}{end}", 0.5, f"{cell}: drift over softmax's{words}", NOT_NEGATIVE),
             )
             for cell in VARIANTS
         )
@@ -256,7 +246,9 @@ def _sharp_without_drift(end: str, words: str) -> Rule:
 
 
 def _raising(setting: BlockSetting) -> Condition:
-    return above(_quantity_name("raises", setting), _TAIL, f"share of seeds in which the cosine rises, {setting}")
+    return above(
+        _quantity_name("raises", setting), _TAIL, f"share of seeds in which the cosine rises, {setting}", SHARE
+    )
 
 
 def _sharpening(setting: BlockSetting) -> Condition:
@@ -270,12 +262,17 @@ CLAIMS = (
         "Mean cosine is high in most layers of transformers of text, characters, sound and images; less so in CNNs.",
         {"lab": cosine_evidence, "model": cosine_evidence},
         published=every(
-            *(above(f"share_{m}", 0.5, f"{m}: share of layers with cosine > {HIGH}") for m in TRANSFORMERS),
+            *(above(f"share_{m}", 0.5, f"{m}: share of layers with cosine > {HIGH}", SHARE) for m in TRANSFORMERS),
             above("cnn_lower", 0.0, "lowest transformer − highest convolutional network"),
         ),
         control=every(
             *(
-                above(f"risen_{m}", 0.5, f"{m}: share of layers {HIGH} above random initialisation, across documents")
+                above(
+                    f"risen_{m}",
+                    0.5,
+                    f"{m}: share of layers {HIGH} above random initialisation, across documents",
+                    SHARE,
+                )
                 for m in TRANSFORMERS
             ),
             above("cnn_lower_risen", 0.0, "what training adds: lowest transformer − highest convolutional network"),
@@ -293,9 +290,14 @@ CLAIMS = (
         PAPER,
         "Drift, the norm of the mean, explains the cosine in many models, but not in all.",
         {"lab": drift_evidence, "model": drift_evidence},
-        published=every(above("significant", 0.5, "share of models in which both rise together, p < .05")),
+        published=every(above("significant", 0.5, "share of models in which both rise together, p < .05", SHARE)),
         control=every(
-            above("explained", 0.5, f"share of models in which the mean explains more than {EXPLAINED} of the cosine"),
+            above(
+                "explained",
+                0.5,
+                f"share of models in which the mean explains more than {EXPLAINED} of the cosine",
+                SHARE,
+            ),
             below("least_explained", EXPLAINED, "explained share where it is least"),
         ),
         settle="more models: repeat --model",
@@ -331,7 +333,7 @@ CLAIMS = (
         PAPER,
         "During training, queries and keys drift in parallel directions while attention sharpens.",
         {"lab": _heads_on_lab, "checkpoints": heads_evidence},
-        published=every(above("parallel", 0.5, "share of heads with |cos(q̄, k̄)| up and entropy down")),
+        published=every(above("parallel", 0.5, "share of heads with |cos(q̄, k̄)| up and entropy down", SHARE)),
         control=every(
             above("budget", 0.0, "growth of the mean query's share in the logit budget"),
             above("ablation", 0.1, "relative rise of entropy without the mean query"),

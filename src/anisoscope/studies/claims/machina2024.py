@@ -10,8 +10,9 @@ import torch
 from torch import Tensor, nn
 
 from anisoscope.records import Record
-from anisoscope.studies.claims.claim import MODEL, SIMULATION, Claim, Estimate, Evidence, above, below, every, gate
+from anisoscope.studies.claims.claim import MODEL, SIMULATION, Claim, Evidence, above, below, every, gate
 from anisoscope.studies.claims.curve_shapes import half_time
+from anisoscope.studies.claims.estimate import CORRELATION, NOT_NEGATIVE, SHARE, Estimate
 from anisoscope.studies.claims.hidden_states import Batches, mean_cosine
 from anisoscope.studies.claims.measurements import SHAPE, WEIGHTS
 from anisoscope.studies.claims.norm_effect import PERMUTATIONS, NormEffect, norm_effect
@@ -219,12 +220,12 @@ CLAIMS = (
         "Large Pythia models have isotropic embedding spaces; small ones do not.",
         {"lab": _sizes_on_lab, "model": _sizes_on_models},
         published=every(
-            above("large", 0.7, "I of the output matrix, large models (lab: widest)"),
-            below("small", 0.2, "I of the output matrix, small models (lab: narrowest)"),
+            above("large", 0.7, "I of the output matrix, large models (lab: widest)", SHARE),
+            below("small", 0.2, "I of the output matrix, small models (lab: narrowest)", SHARE),
         ),
         control=every(
-            above("large_rescaled", 0.7, "the same, rows rescaled, trained rows only, large"),
-            below("small_rescaled", 0.2, "the same, rows rescaled, trained rows only, small"),
+            above("large_rescaled", 0.7, "the same, rows rescaled, trained rows only, large", SHARE),
+            below("small_rescaled", 0.2, "the same, rows rescaled, trained rows only, small", SHARE),
         ),
         settle="--model EleutherAI/pythia-70m --model EleutherAI/pythia-160m --model EleutherAI/pythia-410m "
         "--model EleutherAI/pythia-1b",
@@ -242,10 +243,10 @@ CLAIMS = (
         "Anisotropy does not develop as theory predicts: in small models it comes late.",
         {"lab": _late_evidence, "checkpoints": _late_evidence},
         published=every(
-            above("half", 0.5, "I of the output matrix at half of training"),
-            below("last", 0.3, "I of the output matrix at the end"),
+            above("half", 0.5, "I of the output matrix at half of training", SHARE),
+            below("last", 0.3, "I of the output matrix at the end", SHARE),
         ),
-        control=every(above("half_time", 0.5, "share of training at which half of the cosine's change is done")),
+        control=every(above("half_time", 0.5, "share of training at which half of the cosine's change is done", SHARE)),
         settle="checkpoints: --model EleutherAI/pythia-70m --revisions 'step*'",
         figure=("partition_isotropy", "embedding_cosine"),
         cells=("untied", "untied-sgd"),
@@ -259,7 +260,7 @@ CLAIMS = (
         "The final LayerNorm is optimised for isotropy.",
         {"lab": _norm_evidence, "model": _norm_evidence},
         published=every(above("gain", 0.1, "cosine of the final states, gain and bias reset − as trained")),
-        control=every(below("p", 0.01, f"p against {PERMUTATIONS} permutations of gain and bias")),
+        control=every(below("p", 0.01, f"p against {PERMUTATIONS} permutations of gain and bias", SHARE)),
         settle="--model EleutherAI/pythia-410m --text FILE",
         figure=("final_cosine",),
         cells=("decoder",),
@@ -271,8 +272,8 @@ CLAIMS = (
         PAPER,
         "A sampled mean cosine misleads; the exact one is cheap.",
         {"nothing": _sampled_rows, "model": _sampled_matrix},
-        published=every(above("wrong", 0.1, "|sampled with the wrong count − exact|")),
-        control=every(above("correct", 3.0, "|correct sample − exact| in standard errors")),
+        published=every(above("wrong", 0.1, "|sampled with the wrong count − exact|", NOT_NEGATIVE)),
+        control=every(above("correct", 3.0, "|correct sample − exact| in standard errors", NOT_NEGATIVE)),
         settle="more draws",
         figure=("mean_cosine",),
         seconds=0.2,
@@ -283,13 +284,13 @@ CLAIMS = (
         "Hidden states and vocabulary matrices of the same model differ in isotropy.",
         {"lab": _lenses_evidence, "model": _lenses_evidence},
         published=every(
-            above("hidden", 0.2, "mean cosine of hidden states"),
-            above("isotropy", 0.7, "I of the output matrix"),
+            above("hidden", 0.2, "mean cosine of hidden states", CORRELATION),
+            above("isotropy", 0.7, "I of the output matrix", SHARE),
         ),
         control=every(
-            gate("isotropic", 0.7, "I that isotropic Gaussian matrices of this shape read"),
-            above("hidden_across", 0.2, "cosine across documents, without flagged tokens"),
-            above("isotropy_rescaled", 0.7, "I of rescaled trained rows"),
+            gate("isotropic", 0.7, "I that isotropic Gaussian matrices of this shape read", SHARE),
+            above("hidden_across", 0.2, "cosine across documents, without flagged tokens", CORRELATION),
+            above("isotropy_rescaled", 0.7, "I of rescaled trained rows", SHARE),
         ),
         settle="--model EleutherAI/pythia-410m --text FILE",
         figure=("both_lenses",),

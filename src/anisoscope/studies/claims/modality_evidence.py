@@ -7,7 +7,8 @@ from statistics import fmean
 
 from anisoscope.records import Record
 from anisoscope.stats.inference import spearman, spearman_p
-from anisoscope.studies.claims.claim import LAB, MODEL, Estimate, Evidence
+from anisoscope.studies.claims.claim import LAB, MODEL, Evidence
+from anisoscope.studies.claims.estimate import Estimate
 from anisoscope.studies.claims.given_models import describe_models
 from anisoscope.studies.claims.measurements import SHAPE
 from anisoscope.studies.claims.modality_panel import (

@@ -8,8 +8,9 @@ from statistics import fmean
 
 from anisoscope.records import Record
 from anisoscope.stats.inference import spearman
-from anisoscope.studies.claims.claim import Claim, Estimate, Evidence, Rule, above, below, either, every, gate
+from anisoscope.studies.claims.claim import Claim, Evidence, Rule, above, below, either, every, gate
 from anisoscope.studies.claims.curve_shapes import partial_slope, slope
+from anisoscope.studies.claims.estimate import CORRELATION, Estimate
 from anisoscope.studies.claims.godey2024 import VARIANTS, head_drift
 from anisoscope.studies.claims.linear_probe import probe_accuracy
 from anisoscope.studies.claims.measurements import HEADS, SHAPE
@@ -17,7 +18,7 @@ from anisoscope.studies.claims.run_sizes import CENTRING, ISOSCORE, TEMPERATURE
 from anisoscope.studies.claims.run_view import estimate, estimate_record
 from anisoscope.studies.claims.subjects import Subjects
 
-PAPER = "open"
+PAPER = "open questions"
 # Doses in rising order. The decoder is the middle one of the temperatures and the first one of the others.
 _DOSES = {
     "isoscore": ("decoder", *(f"isoscore-{weight:g}" for weight in ISOSCORE)),
@@ -71,7 +72,7 @@ def _moves(dose: str, up: bool, words: str) -> Rule:
     return every(
         gate(f"{dose}_reached_slope", 0.0, moved),
         risen(f"{dose}_loss_slope", 0.0, f"{words}: slope of the loss on the dose"),
-        risen(f"{dose}_loss_order", half, f"{words}: rank correlation of loss and dose"),
+        risen(f"{dose}_loss_order", half, f"{words}: rank correlation of loss and dose", CORRELATION),
         fallen(f"{dose}_probe_slope", 0.0, f"{words}: slope of the probe's accuracy on the dose"),
     )
 
@@ -132,11 +133,11 @@ CLAIMS = (
         control=either(
             every(
                 above("slope", 0.0, "sharper is better: slope of the loss on entropy at equal drift"),
-                above("order", 0.5, "rank correlation of loss and entropy over temperatures"),
+                above("order", 0.5, "rank correlation of loss and entropy over temperatures", CORRELATION),
             ),
             every(
                 below("slope", 0.0, "sharper is worse: slope of the loss on entropy at equal drift"),
-                below("order", -0.5, "rank correlation of loss and entropy over temperatures"),
+                below("order", -0.5, "rank correlation of loss and entropy over temperatures", CORRELATION),
             ),
         ),
         settle="more seeds, or a longer training of the lab (--size paper)",

@@ -9,9 +9,10 @@ from statistics import fmean
 
 from anisoscope.records import Record
 from anisoscope.stats.inference import bell, spearman
-from anisoscope.studies.claims.claim import Claim, Estimate, Evidence, above, below, every, gate
+from anisoscope.studies.claims.claim import Claim, Evidence, above, below, every, gate
 from anisoscope.studies.claims.curve_shapes import span
 from anisoscope.studies.claims.dimension_evidence import HIGHEST, SCALE, dimension_evidence, low_dimension_evidence
+from anisoscope.studies.claims.estimate import CORRELATION, NOT_NEGATIVE, SHARE, Estimate
 from anisoscope.studies.claims.given_models import GivenModel
 from anisoscope.studies.claims.measurements import BELL, LOCAL, REMOVAL, SHAPE, TYLER, MeasurementKind
 from anisoscope.studies.claims.run_view import (
@@ -224,13 +225,13 @@ CLAIMS = (
         {"lab": bell_evidence, "model": _bell_on_models},
         published=every(
             above("bell", 0.1, "decoder, middle third − higher end sixth of λ1/Σλ"),
-            below("range", 0.1, "encoder, range over layers"),
+            below("range", 0.1, "encoder, range over layers", SHARE),
         ),
         control=every(
             above("bell_no_sink", 0.1, "decoder's bell without flagged tokens"),
-            below("range_no_sink", 0.1, "encoder's range without flagged tokens"),
+            below("range_no_sink", 0.1, "encoder's range without flagged tokens", SHARE),
             above("bell_tyler", 0.1, f"decoder's bell {_TYLERS}"),
-            below("range_tyler", 0.1, f"encoder's range {_TYLERS}"),
+            below("range_tyler", 0.1, f"encoder's range {_TYLERS}", SHARE),
         ),
         settle="a decoder and an encoder: --model gpt2 --model bert-base-uncased --text FILE",
         figure=(_SHARE, _TYLER, "removal_curve"),
@@ -270,10 +271,12 @@ CLAIMS = (
         PAPER,
         "Intrinsic dimension is low: never above 60 in decoders.",
         {"lab": low_dimension_evidence, "model": low_dimension_evidence},
-        published=every(below("highest_paper", HIGHEST, "highest dimension of a layer, published estimator")),
+        published=every(
+            below("highest_paper", HIGHEST, "highest dimension of a layer, published estimator", NOT_NEGATIVE)
+        ),
         control=every(
-            gate("gaussian", HIGHEST, "dimension read off N(0, C) at the same n"),
-            below("highest", HIGHEST, "highest dimension of a layer, duplicates removed"),
+            gate("gaussian", HIGHEST, "dimension read off N(0, C) at the same n", NOT_NEGATIVE),
+            below("highest", HIGHEST, "highest dimension of a layer, duplicates removed", NOT_NEGATIVE),
         ),
         settle="a model for which Gaussian rows have a dimension above 60 at this n: a wide one, on many tokens",
         figure=("two_nn_paper",),
@@ -301,7 +304,7 @@ CLAIMS = (
         {"lab": growth_evidence, "checkpoints": growth_evidence},
         published=every(
             above("growth", 0.0, "last − first, mean over layers"),
-            above("order", 0.5, "rank correlation with the step"),
+            above("order", 0.5, "rank correlation with the step", CORRELATION),
         ),
         control=every(
             *(
@@ -309,7 +312,7 @@ CLAIMS = (
                 for name, words in (("_no_sink", "without flagged tokens"), ("_tyler", _TYLERS))
                 for condition in (
                     above(f"growth{name}", 0.0, f"last − first {words}"),
-                    above(f"order{name}", 0.5, f"rank correlation with the step {words}"),
+                    above(f"order{name}", 0.5, f"rank correlation with the step {words}", CORRELATION),
                 )
             )
         ),

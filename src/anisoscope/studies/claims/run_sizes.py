@@ -22,6 +22,7 @@ class Size:
     train_seconds: float  # of one lab training
     tokens: int = 65_536  # on which a model of the user is measured
     batch_tokens: int = 4096  # per batch; papers report the spread over batches
+    smoke_test: bool = False  # tests the commands: the lab models learn nothing, so no claim is judged by them
 
     def with_seeds(self, seeds: int | None) -> Size:
         """Return the same size with another number of seeds, unless it is None."""
@@ -73,6 +74,7 @@ SIZES: Mapping[str, Size] = {
             train_seconds=0.4,
             tokens=4096,
             batch_tokens=1024,
+            smoke_test=True,
         ),
         Size(
             "small",
@@ -103,6 +105,11 @@ SIZES: Mapping[str, Size] = {
 
 # Trainings that figures show and no rule uses: only as many seeds as an interval needs.
 SHOWN = ("normal-only", "uniform", "no-attention", "untied-sgd", "narrow", "wide")
+
+# Trainings without a handicap, whose loss shows whether the lab has learnt anything.
+REFERENCES = ("decoder", "untied", "encoder")
+# The same, but harder to learn: a loss no better than that of counts is reported and decides nothing.
+HARDER = ("words", "causal-masked")
 
 
 def cells(size: Size) -> dict[str, dict[str, Any]]:

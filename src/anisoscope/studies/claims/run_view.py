@@ -10,8 +10,8 @@ from typing import Any
 from anisoscope.errors import AnisoscopeError
 from anisoscope.records import Record, Site
 from anisoscope.store.run import Run, record_key
-from anisoscope.studies.claims.claim import Estimate
 from anisoscope.studies.claims.curve_shapes import share
+from anisoscope.studies.claims.estimate import Estimate
 
 
 class Missing(AnisoscopeError):

@@ -13,11 +13,13 @@ from typing import Any
 
 from anisoscope import __version__
 from anisoscope.errors import AnisoscopeError, InputError, StoreError, unknown
+from anisoscope.measurement.run_output import discard_run, open_run, require_same_settings
 from anisoscope.store.files import understood
 from anisoscope.store.run import Run
 from anisoscope.studies.claims import bernas2026, godey2024, machina2024, open_questions, razzhigaev2023
 from anisoscope.studies.claims.background_training import BackgroundTraining, spare_processes
-from anisoscope.studies.claims.claim import FEWEST, Claim, Evidence, Verdict, judge, unjudged
+from anisoscope.studies.claims.claim import LAB, LEARNT, MODEL, Claim, Evidence, Verdict, judge, unjudged
+from anisoscope.studies.claims.estimate import FEWEST
 from anisoscope.studies.claims.figure_cards import cards_of
 from anisoscope.studies.claims.given_models import GivenModel, open_series
 from anisoscope.studies.claims.measurements import OnStatus
@@ -32,6 +34,7 @@ CLAIMS: tuple[Claim, ...] = (
     *open_questions.CLAIMS,
 )
 _EVIDENCE, _LAB, _MODELS = "evidence", "lab", "models"
+_PARTS = (_EVIDENCE, _LAB, _MODELS, "claims.html")  # what a run of claims holds besides its records
 
 
 def find_claims(ids: Sequence[str]) -> list[Claim]:
@@ -105,7 +108,7 @@ class ClaimsRequest:
         return {
             "size": self.size.name,
             "seeds": self.size.seeds,
-            "models": list(self.models),
+            "models": list(self.models) or None,
             "revisions": self.revisions,
             "text": self.text,
             "images": None if self.images is None else str(self.images),
@@ -120,11 +123,12 @@ def run_claims(
     *,
     on_status: OnStatus | None = None,
     command: str | None = None,
+    overwrite: bool = False,
 ) -> Iterator[tuple[Claim, tuple[Verdict, Verdict]]]:
     """Judge claims one after another; the run `out` always holds all verdicts so far.
 
-    Existing evidence, trainings and measurements in `out` are reused. A claim without evidence stays inconclusive,
-    with the reason.
+    The same request with the same `out` resumes: existing evidence, trainings and measurements are reused, also for
+    other claims. A claim without evidence stays inconclusive, with the reason.
 
     Args:
         claims: What to judge.
@@ -132,21 +136,28 @@ def run_claims(
         request: Size, models and data.
         on_status: Called with a short text about the current work.
         command: The command line, for the run's information.
+        overwrite: Discard the run in `out` and start again.
 
     Yields:
         Each claim with its two verdicts: as published, and under the strongest control.
+
+    Raises:
+        StoreError: The folder holds a run of another request; the message names what differs.
     """
     folder = Path(out)
+    if overwrite:
+        discard_run(folder, *_PARTS)
+    _require_same_request(folder, request)
     text = None if request.models else request.text
     lab = Lab(folder / _LAB, request.size, request.size.seeds, on_status or (lambda _: None), text)
     given = _given_models(request, request.models, request.revisions, lab, folder)
     subjects = Subjects(request.size, lab, given)
     machine = f"{platform.system()}, {platform.machine()}, {os.cpu_count()} cores"
-    info = {"kind": "claims", "asked": request.to_json(), "versions": _versions(), "machine": machine}
+    info = {"kind": "claims", "settings": request.to_json(), "versions": _versions(), "machine": machine}
     missing = [c for c in claims if kept_evidence(folder, c.id) is None and _trains(c, subjects, request)]
     processes = _processes(_work(missing, request.size)[0])
     cells = list(dict.fromkeys(cell for claim in missing for cell in claim.cells))
-    with _open_or_create(folder, info, command) as run, lab.training_in_background(cells, processes):
+    with open_run(folder, info, command=command) as run, lab.training_in_background(cells, processes):
         minutes = _clock(run, lab.background)
         for claim in claims:
             try:
@@ -181,18 +192,17 @@ def _versions() -> dict[str, str]:
     return {"anisoscope": __version__, "torch": torch.__version__, "python": platform.python_version()}
 
 
-def _open_or_create(folder: Path, info: dict[str, Any], command: str | None) -> Run:
-    """Create the run of claims in a folder, or resume it; the request must be the same."""
+def _require_same_request(folder: Path, request: ClaimsRequest) -> None:
+    """Refuse a folder with another run before anything is opened, which may take long."""
     if (folder / "run.json").is_file():
-        before = Run.open(folder).info
-        if before.get("kind") != "claims":
-            raise InputError(f"{folder} is a run, but not of claims. Choose another --out.")
-        if before.get("asked") != info["asked"]:
-            differs = [name for name, value in info["asked"].items() if before["asked"].get(name) != value]
-            raise InputError(
-                f"{folder} was started with other {' and '.join(differs)}. Use the same, or choose another --out."
-            )
-    return Run.create(folder, info, command=command, resume=(folder / "run.json").is_file())
+        require_claims(Run.open(folder))
+        require_same_settings(folder, request.to_json())
+
+
+def require_claims(run: Run) -> None:
+    """Refuse a run of something else."""
+    if run.info.get("kind") != "claims":
+        raise InputError(f"{run.path} is a run, but not of claims. Choose another --out.")
 
 
 # --- evidence -----------------------------------------------------------------------------------------------------
@@ -209,7 +219,7 @@ def _gather(claim: Claim, subjects: Subjects, request: ClaimsRequest, folder: Pa
     way = _way(claim, subjects)
     if way is None:
         raise InputError(f"The claim needs {claim.needs}")
-    evidence = claim.ways[way](replace(subjects, way=way))
+    evidence = _with_learning(claim.ways[way](replace(subjects, way=way)), claim, subjects)
     home = folder / _EVIDENCE / claim.id
     shutil.rmtree(home, ignore_errors=True)
     home.parent.mkdir(parents=True, exist_ok=True)
@@ -218,6 +228,19 @@ def _gather(claim: Claim, subjects: Subjects, request: ClaimsRequest, folder: Pa
         run.append(evidence.records)
         run.update_info(evidence=evidence.to_json())  # last, so that incomplete evidence is gathered again
     return evidence
+
+
+def _with_learning(evidence: Evidence, claim: Claim, subjects: Subjects) -> Evidence:
+    """Add whether the lab's models have learnt anything; without that no claim is judged by them."""
+    if evidence.scale == MODEL:
+        return evidence
+    evidence = replace(evidence, smoke_test=subjects.size.smoke_test)
+    if evidence.scale != LAB or evidence.smoke_test:
+        return evidence
+    learnt, behind = subjects.lab.learnt(claim.cells), subjects.lab.no_better_than_counts(claim.cells)
+    estimates = evidence.estimates if learnt is None else {**evidence.estimates, LEARNT: learnt}
+    note = f"; the loss is no better than that of counting tokens: {', '.join(behind)}" if behind else ""
+    return replace(evidence, estimates=estimates, ran=evidence.ran + note)
 
 
 def _way(claim: Claim, subjects: Subjects) -> str | None:

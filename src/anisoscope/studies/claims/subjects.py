@@ -22,11 +22,12 @@ from anisoscope.records import Record
 from anisoscope.schedule import at
 from anisoscope.store.run import Run
 from anisoscope.studies.claims.background_training import BackgroundTraining
-from anisoscope.studies.claims.claim import FEWEST, LAB, MODEL, Estimate, Evidence
+from anisoscope.studies.claims.claim import LAB, MODEL, Evidence
+from anisoscope.studies.claims.estimate import FEWEST, Estimate
 from anisoscope.studies.claims.given_models import GivenModel, describe_models
 from anisoscope.studies.claims.hidden_states import Batches
 from anisoscope.studies.claims.measurements import MeasurementKind, OnStatus, load_or_make
-from anisoscope.studies.claims.run_sizes import SHOWN, Size, cells
+from anisoscope.studies.claims.run_sizes import HARDER, REFERENCES, SHOWN, Size, cells
 from anisoscope.studies.claims.run_view import Missing, RunView, Units
 from anisoscope.studies.claims.vocabulary_matrix import matrix_view
 from anisoscope.studies.lab.experiment import Experiment, changed
@@ -211,6 +212,22 @@ class Lab:
         wanted = self.size.steps if step is None else step
         return float(min(rows, key=lambda row: abs(row["step"] - wanted))["validation"])
 
+    def gain(self, cell: str, seed: int) -> float:
+        """Return by how much the last loss beats counts of tokens, or of pairs if the model predicts the next token."""
+        trained = self.trained(cell, seed)
+        counts = "bigram" if trained.experiment.model.objective == "next" else "unigram"
+        return trained.baselines[counts] - self.loss(cell, seed)
+
+    def learnt(self, cells: Sequence[str]) -> Estimate | None:
+        """Return the least gain of the reference trainings among some cells, over seeds; None without any."""
+        gains = [self.over_seeds(partial(self.gain, cell)) for cell in cells if cell in REFERENCES]
+        return min(gains, key=lambda gain: gain.value, default=None)
+
+    def no_better_than_counts(self, cells: Sequence[str]) -> list[str]:
+        """Return the harder trainings among some cells whose loss does not clearly beat that of counts."""
+        harder = [cell for cell in cells if cell in HARDER]
+        return [cell for cell in harder if self.over_seeds(partial(self.gain, cell)).interval[0] <= 0]
+
 
 def _plan(size: Size, text: str | None, cell: str, seed: int) -> Experiment:
     switches = {**size.switches, **cells(size)[cell], "seed": seed}
@@ -220,7 +237,7 @@ def _plan(size: Size, text: str | None, cell: str, seed: int) -> Experiment:
 def _train(folder: Path, size: Size, text: str | None, cell: str, seed: int) -> Trained:
     """Train one cell, or resume it. A plain function, because other processes call it."""
     plan, name = _plan(size, text, cell, seed), f"{cell}-seed-{seed}"
-    return train_cell(plan, folder, name, resume=True, checkpoints=at(*size.measured_steps))
+    return train_cell(plan, folder, name, checkpoints=at(*size.measured_steps))
 
 
 @dataclass(frozen=True)
@@ -310,7 +327,8 @@ class Subjects:
     def description(self) -> str:
         """Describe the lab trainings."""
         s = self.size.switches
-        seeds = f"{self.lab.seeds} seeds ({FEWEST} for cells that are only shown)"
+        shown = f" ({FEWEST} for models that only figures show)" if self.lab.seeds > FEWEST else ""
+        seeds = f"{self.lab.seeds} seeds{shown}"
         return (
             f"lab, size {self.size.name}: {seeds}, {s['layers']} layers of width {s['width']}, "
             f"{s['steps']} steps of {s['batch']} windows of {s['context']} tokens"

@@ -78,6 +78,10 @@ class Experiment:
         """Return the experiment as runs store it."""
         return {"model": asdict(self.model), "recipe": asdict(self.recipe)}
 
+    def flat(self) -> dict[str, Any]:
+        """Return the value of every switch by its name."""
+        return {**asdict(self.model), **asdict(self.recipe)}
+
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> Experiment:
         """Read an experiment from a run.
@@ -155,12 +159,6 @@ def switch_of(text: str) -> tuple[str, str]:
     if not equals or not value:
         raise InputError(f"{text!r} is not a switch. Write name=value, such as attention=sigmoid.")
     return name.strip(), value.strip()
-
-
-def differences(a: Experiment, b: Experiment) -> dict[str, tuple[Any, Any]]:
-    """Return the switches in which two experiments differ, with both values."""
-    left, right = ({**asdict(x.model), **asdict(x.recipe)} for x in (a, b))
-    return {name: (left[name], right[name]) for name in left if left[name] != right[name]}
 
 
 def _parsed(switch: str) -> tuple[str, list[str]]:

@@ -10,7 +10,7 @@ from typing import Any
 from anisoscope.errors import StoreError
 from anisoscope.store.files import append_lines, explained, parse_json, read_lines, replacing, understood
 
-_NAME = "losses.jsonl"
+LOSSES = "losses.jsonl"
 
 
 def read_losses(run: Path) -> list[dict[str, Any]]:
@@ -19,8 +19,8 @@ def read_losses(run: Path) -> list[dict[str, Any]]:
     Raises:
         StoreError: The file is damaged.
     """
-    with understood(run / _NAME, "delete the lines that are not losses", StoreError):
-        rows = [parse_json(line) for _, lines in read_lines(run / _NAME) for line in lines if line.strip()]
+    with understood(run / LOSSES, "delete the lines that are not losses", StoreError):
+        rows = [parse_json(line) for _, lines in read_lines(run / LOSSES) for line in lines if line.strip()]
         if not all(isinstance(row, dict) and type(row["step"]) is int and "validation" in row for row in rows):
             raise ValueError("a row needs step, train and validation")
     return rows
@@ -28,12 +28,12 @@ def read_losses(run: Path) -> list[dict[str, Any]]:
 
 def add_losses(run: Path, row: Mapping[str, Any]) -> None:
     """Append one row."""
-    with explained("write", run / _NAME):
-        append_lines(run / _NAME, json.dumps(row).encode() + b"\n")
+    with explained("write", run / LOSSES):
+        append_lines(run / LOSSES, json.dumps(row).encode() + b"\n")
 
 
 def drop_losses(run: Path, start: int) -> None:
     """Delete the rows from a step on, which a resumed training writes again."""
     kept = [json.dumps(row) + "\n" for row in read_losses(run) if row["step"] < start]
-    with explained("write", run / _NAME), replacing(run / _NAME) as temporary:
+    with explained("write", run / LOSSES), replacing(run / LOSSES) as temporary:
         temporary.write_text("".join(kept))

@@ -25,6 +25,7 @@ from anisoscope.studies.lab.tokens import UNKNOWN, encode, load_tokenizer, make_
 _HELD_OUT = 0.1  # of the text, for validation
 _CHUNK = 1 << 20  # tokens counted at a time
 _HEAD, _TRAIN, _VALIDATION = "data.json", "train.bin", "validation.bin"
+HELD_OUT_TEXT = "held-out.jsonl"  # the held-out documents as text, for `measure`
 
 Ids = np.ndarray[Any, Any]
 
@@ -196,17 +197,19 @@ def _split(text: Text) -> Iterator[tuple[bool, str]]:
 
 
 def _write(text: Text, tokenizer: Tokenizer, folder: Path) -> dict[str, int]:
-    """Write the ids of both parts, one document at a time; return the numbers of tokens and of unknown tokens."""
+    """Write the ids of both parts and the held-out text, one document at a time; return the numbers of tokens."""
     dtype, unknown_id = _dtype(tokenizer), tokenizer.token_to_id(UNKNOWN)
     counts = {"train": 0, "validation": 0, "unknown": 0}
     with explained("write", folder), ExitStack() as stack:
-        temporary = [stack.enter_context(replacing(folder / name)) for name in (_TRAIN, _VALIDATION)]
-        files = [stack.enter_context(path.open("wb")) for path in temporary]
+        temporary = [stack.enter_context(replacing(folder / name)) for name in (_TRAIN, _VALIDATION, HELD_OUT_TEXT)]
+        *files, documents = (stack.enter_context(path.open("wb")) for path in temporary)
         for held_out, document in _split(text):
             ids = np.array(encode(tokenizer, document), dtype=dtype)
             ids.tofile(files[held_out])
             counts["validation" if held_out else "train"] += len(ids)
             counts["unknown"] += int((ids == unknown_id).sum())
+            if held_out:
+                documents.write(json.dumps({"text": document}).encode() + b"\n")
     return counts
 
 

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import os
-import tempfile
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -19,19 +17,17 @@ from anisoscope.schedule import Schedule, any_of, every, log_spaced
 from anisoscope.store.files import WriterLock, explained, understood
 from anisoscope.store.run import Run
 from anisoscope.studies.lab.bf16 import require_bf16
-from anisoscope.studies.lab.corpora import open_text
 from anisoscope.studies.lab.experiment import Experiment, Recipe
 from anisoscope.studies.lab.interrupts import Interrupts
 from anisoscope.studies.lab.interventions import Interventions
 from anisoscope.studies.lab.losses import add_losses, drop_losses, read_losses
 from anisoscope.studies.lab.optimization import learning_rate, make_optimizer
 from anisoscope.studies.lab.targets import masked_token, next_token
-from anisoscope.studies.lab.token_data import Data, open_data, prepare
+from anisoscope.studies.lab.token_data import Data, open_data
+from anisoscope.studies.lab.training_run import LOCK, create_training, experiment_of, is_training, require_same_training
 from anisoscope.studies.lab.training_state import STATE, is_begun, load_state, save_checkpoint, save_state
 from anisoscope.studies.lab.transformer import Transformer
 
-DATA = "data"
-_LOCK = "training.lock"  # against two trainings of one run; the lock of the run belongs to the observer
 HELD_OUT = 32  # windows for the validation loss and for an observer's probes
 _LOSS_EVERY = 10  # steps between two checks of the loss: each makes a GPU wait
 _STATE_EVERY = 500  # steps between two saved states, at most
@@ -84,14 +80,15 @@ def train(
     on_step: OnStep | None = None,
     command: str | None = None,
 ) -> Trained:
-    """Train a model into a new run folder: run.json, losses.jsonl, checkpoints/step-N, data/, state.pt.
+    """Train a model into a run folder: run.json, losses.jsonl, checkpoints/step-N, data/, state.pt.
 
-    Ctrl-C saves a checkpoint and returns. A loss that is not finite stops the training; the run keeps the checkpoints
-    before it.
+    If the folder holds the same training, it is resumed from its last state; the result equals that of an
+    uninterrupted training. A complete one is returned at once. Ctrl-C saves a checkpoint and returns. A loss that is
+    not finite stops the training; the run keeps the checkpoints before it.
 
     Args:
         experiment: Model and training.
-        out: The run folder, new or empty.
+        out: The run folder: new, empty, or a training of the same experiment.
         data: Folder of the tokenised text, which runs may share; by default in the run folder.
         observe: Creates the observer of the training, such as `tracked(steps)`.
         checkpoints: Steps at which the model is saved; by default log-spaced. The last step is always saved.
@@ -100,70 +97,24 @@ def train(
         command: The command line, for the run's information.
 
     Raises:
-        InputError: The folder is not empty, or the text, the device or a switch cannot be used.
+        InputError: The text, the device or a switch cannot be used.
+        StoreError: The folder holds another run, or files that are not a run.
 
     Example: `train(changed(Experiment(), {"kind": "encoder", "steps": 200}), "runs/encoder").validation`.
     """
-    folder, recipe = Path(out), experiment.recipe
-    if folder.is_dir() and any(folder.iterdir()):
-        raise InputError(f"{folder} exists already. Continue it with --resume, or choose another folder.")
-    target = _device(device)  # checked before anything is written
-    if recipe.bf16:
-        require_bf16(target.type)
-    with explained("create", folder):
-        folder.parent.mkdir(parents=True, exist_ok=True)
-    # Tokenise in a temporary folder first: a text that cannot be used must leave no incomplete run.
-    with tempfile.TemporaryDirectory(prefix=f".{folder.name}.", dir=folder.parent) as temporary:
-        tokens = Path(temporary) / DATA if data is None else Path(data)
-        context = experiment.model.context
-        text = prepare(open_text(recipe.text), tokens, tokens=recipe.tokens, symbols=recipe.symbols, context=context)
-        experiment = _fitted(experiment, text)
-        home = DATA if data is None else os.path.relpath(tokens, folder)
-        info = {
-            "kind": "lab",
-            "experiment": experiment.to_json(),
-            "data": {**text.info, "folder": home},
-            "baselines": text.baselines,
-            "libraries": {"torch": torch.__version__},
-        }
-        # Complete or not at all: a killed process must leave no run that can neither resume nor start again.
-        made = Path(temporary) / "run"
-        Run.create(made, info, name=folder.name, command=command).close()
-        if data is None:
-            os.replace(tokens, made / DATA)
-        with explained("create", folder):
-            if folder.is_dir():
-                folder.rmdir()  # empty; some systems cannot replace a folder by another
-            os.replace(made, folder)
+    folder = Path(out)
+    if is_training(folder):
+        require_same_training(experiment, folder, track=observe is not None)
+        info = Run.open(folder).info
+        if info.get("ended", {}).get("step") == experiment.recipe.steps:
+            steps, fitted = experiment.recipe.steps, experiment_of(folder)
+            return Trained(folder, fitted, steps, None, read_losses(folder), info["baselines"], 0.0)
+    else:
+        target = _device(device)  # checked before anything is written
+        if experiment.recipe.bf16:
+            require_bf16(target.type)
+        create_training(experiment, folder, None if data is None else Path(data), observe is not None, command)
     return _run(folder, observe, checkpoints, device, on_step)
-
-
-def resume_training(
-    out: str | Path,
-    *,
-    observe: Observe | None = None,
-    checkpoints: Schedule | None = None,
-    device: str | None = None,
-    on_step: OnStep | None = None,
-) -> Trained:
-    """Resume a run from its last state; the result equals that of an uninterrupted training.
-
-    The arguments are those of `train`.
-    """
-    return _run(Path(out), observe, checkpoints, device, on_step)
-
-
-def experiment_of(out: str | Path) -> Experiment:
-    """Return the experiment of a run folder.
-
-    Raises:
-        InputError: The folder is a run of something else.
-    """
-    info = Run.open(out).info
-    if info.get("kind") != "lab":
-        raise InputError(f"{out} is a run, but not a training of the lab. Choose another folder.")
-    with understood(Path(out) / "run.json", "restore it from a copy, or train again in another folder", StoreError):
-        return Experiment.from_json(info["experiment"])
 
 
 # --- the loop -----------------------------------------------------------------------------------------------------
@@ -200,7 +151,7 @@ def _run(
     # All randomness is seeded here, and the caller's random state is restored afterwards.
     with torch.random.fork_rng(devices=devices), ExitStack() as stack:
         with explained("lock", folder):
-            stack.callback(WriterLock(folder / _LOCK).release)
+            stack.callback(WriterLock(folder / LOCK).release)
         state = load_state(folder) if is_begun(folder) else None
         torch.manual_seed(experiment.recipe.seed)
         parts = _assemble(experiment, folder, open_data(folder / info["data"]["folder"]), target)
@@ -290,17 +241,6 @@ def _assemble(experiment: Experiment, folder: Path, data: Data, device: torch.de
     held_out = data.held_out(HELD_OUT, config.context).to(device)
     interventions = Interventions(model, recipe, held_out)
     return _Parts(experiment, folder, data, device, model, make_optimizer(model, recipe), interventions, held_out)
-
-
-def _fitted(experiment: Experiment, data: Data) -> Experiment:
-    """The experiment with a vocabulary that holds the tokens of the text."""
-    rows = experiment.model.vocabulary
-    if rows is not None and rows < data.vocabulary:
-        raise InputError(
-            f"The text has {data.vocabulary} tokens, the model's embedding {rows} rows. Leave vocabulary out, "
-            f"or use fewer tokens (symbols={max(2, rows - 2)})."
-        )
-    return replace(experiment, model=replace(experiment.model, vocabulary=rows or data.vocabulary))
 
 
 def _batch(parts: _Parts, step: int, part: int) -> dict[str, Tensor]:

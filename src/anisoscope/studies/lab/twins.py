@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
+import shutil
 import zlib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from anisoscope.errors import InputError
-from anisoscope.store.run import Run
 from anisoscope.studies.lab.corpora import open_text
 from anisoscope.studies.lab.experiment import Experiment
-from anisoscope.studies.lab.losses import read_losses
 from anisoscope.studies.lab.token_data import prepare
-from anisoscope.studies.lab.train import Trained, experiment_of, resume_training, train
+from anisoscope.studies.lab.train import Trained, train
+from anisoscope.studies.lab.training_run import DATA, discard_training, require_same_training
 
 
 def over_seeds(cells: Mapping[str, Experiment], seeds: int) -> dict[str, Experiment]:
@@ -33,23 +32,40 @@ def over_seeds(cells: Mapping[str, Experiment], seeds: int) -> dict[str, Experim
     return experiments
 
 
-def train_cell(cell: Experiment, out: str | Path, name: str, *, resume: bool = False, **options: Any) -> Trained:
-    """Train one experiment into out/name; experiments with the same text and tokenizer share tokens in out/data.
+def train_cell(cell: Experiment, out: str | Path, name: str, **options: Any) -> Trained:
+    """Train one experiment into out/name, or resume it there as `train` does.
+
+    Experiments with the same text and tokenizer share tokens in out/data.
 
     Args:
         cell: The experiment.
         out: Folder of the comparison.
         name: Name of the run folder.
-        resume: Read a complete training, and continue one that stopped; otherwise the folder must be new.
         **options: Options of `train`.
+    """
+    return train(cell, Path(out) / name, data=_tokens(cell, out), **options)
+
+
+def require_same_cells(cells: Mapping[str, Experiment], out: str | Path, *, track: bool) -> None:
+    """Refuse a folder in which one of these experiments has other switches, before any of them is trained.
 
     Raises:
-        InputError: The folder has a training with other switches.
+        StoreError: The message names the run and the switches that differ.
     """
-    folder = Path(out) / name
-    if resume and (folder / "run.json").is_file():
-        return _resume(cell, folder, options)
-    return train(cell, folder, data=_tokens(cell, out), **options)
+    for name, cell in cells.items():
+        require_same_training(cell, Path(out) / name, track=track)
+
+
+def discard_cells(cells: Iterable[str], out: str | Path) -> None:
+    """Delete the runs of some experiments in a folder, and the tokens that no other run uses.
+
+    Raises:
+        StoreError: A run is being written, or its folder holds files that are not part of it.
+    """
+    for name in cells:
+        discard_training(Path(out) / name)
+    if not any(Path(out).glob("*/run.json")):
+        shutil.rmtree(Path(out) / DATA, ignore_errors=True)
 
 
 def prepare_cell(cell: Experiment, out: str | Path) -> None:
@@ -62,16 +78,4 @@ def prepare_cell(cell: Experiment, out: str | Path) -> None:
 def _tokens(cell: Experiment, out: str | Path) -> Path:
     recipe = cell.recipe
     key = zlib.crc32(f"{recipe.text} {recipe.tokens} {recipe.symbols}".encode())
-    return Path(out) / "data" / f"{key:08x}"
-
-
-def _resume(cell: Experiment, folder: Path, options: dict[str, Any]) -> Trained:
-    stored = experiment_of(folder)
-    if (
-        replace(stored, model=replace(stored.model, vocabulary=cell.model.vocabulary)) != cell
-    ):  # filled in by the training
-        raise InputError(f"{folder} was trained with other switches. Choose another folder.")
-    info = Run.open(folder).info
-    if info.get("ended", {}).get("step") == stored.recipe.steps:
-        return Trained(folder, stored, stored.recipe.steps, None, read_losses(folder), info["baselines"], 0.0)
-    return resume_training(folder, **{name: value for name, value in options.items() if name != "command"})
+    return Path(out) / DATA / f"{key:08x}"
