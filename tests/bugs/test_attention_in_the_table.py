@@ -8,7 +8,7 @@ import pytest
 from rich.console import Console
 
 from anisoscope.records import Record
-from anisoscope.report.terminal import layers_table
+from anisoscope.report.run_tables import layers_table
 
 
 def printed(records: list[Record]) -> str:

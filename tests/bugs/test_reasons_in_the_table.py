@@ -5,7 +5,7 @@ from io import StringIO
 from rich.console import Console
 
 from anisoscope.records import Record
-from anisoscope.report.terminal import layers_table
+from anisoscope.report.run_tables import layers_table
 
 
 def test_metrics_without_a_value_are_listed_below_the_table_with_the_reason() -> None:

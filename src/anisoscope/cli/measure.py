@@ -86,7 +86,7 @@ def _nothing_to_measure(source: str) -> str:
 def _measure_vectors(source: str, request: Request, as_json: bool) -> None:
     from anisoscope.data.vectors import open_vectors
     from anisoscope.measurement.measure_rows import ROW_OPTIONS, measure_rows
-    from anisoscope.report.terminal import records_table
+    from anisoscope.report.run_tables import records_table
 
     options = {name: value for name, value in request.flat().items() if name in ROW_OPTIONS}
     named = {name: options.pop(name) for name in ("tensor", "column", "documents")}
@@ -103,7 +103,7 @@ def _measure_model(source: str, request: Request, as_json: bool) -> None:
     from anisoscope.distributed import launched
     from anisoscope.measurement.measure_model import MEASURE_OPTIONS
     from anisoscope.measurement.measure_model import measure as measure_model
-    from anisoscope.report.terminal import layers_table
+    from anisoscope.report.run_tables import layers_table
 
     out = request.output.out
     with launched() as job:

@@ -20,7 +20,7 @@ def recompute(
 ) -> None:
     """Compute a metric for a stored run, from its statistics."""
     from anisoscope.measurement.recompute import recompute as recompute_run
-    from anisoscope.report.terminal import records_table
+    from anisoscope.report.run_tables import records_table
 
     records = recompute_run(run, metric)
     if as_json:
