@@ -20,7 +20,7 @@ _CAUSED = 0.25  # share of the variance that the top direction must lose without
 _FEW = 0.01  # share of rows; if removing so few halves the anisotropy, few rows cause it
 _ZERO = 0.01  # a mean cosine below this is about 0
 _EXPLAINED = ((0.1, "yes"), (0.5, "mostly"), (math.inf, "no"))  # what is left of a mean cosine after centring
-_YES = ((0.1, "no"), (0.5, "partly"), (math.inf, "yes"))
+_SHARE = ((0.2, "no"), (0.5, "partly"), (math.inf, "yes"))  # readings of a share
 
 
 @dataclass(frozen=True)
@@ -60,7 +60,7 @@ class Answer:
 
 
 _DIRECTION = Question(
-    "One direction dominates?", "spectral_anisotropy", "the top direction has {} of the variance", True, readings=_YES
+    "One direction dominates?", "spectral_anisotropy", "the top direction has {} of the variance", True, readings=_SHARE
 )
 _CONE = Question(
     "How narrow is the cone?",
@@ -70,14 +70,14 @@ _CONE = Question(
 )
 _CENTRED = Question("Only due to the mean?", "mean_cosine_centred", "with the mean subtracted, the mean cosine is {}")
 _OTHERS = (
-    Question("One coordinate carries it?", "top_coordinate", "one coordinate carries {} of it", True, readings=_YES),
+    Question("One coordinate carries it?", "top_coordinate", "one coordinate carries {} of it", True, readings=_SHARE),
     Question(
         "Is the variance even?",
         "isoscore",
-        "the IsoScore is {} (1 is a sphere, 0 a line)",
+        "the IsoScore is {}, where 0 is a line and 1 a sphere",
         low=True,
         relative=True,
-        readings=_YES,
+        readings=((0.1, "no"), (0.5, "partly"), (math.inf, "yes")),
     ),
     Question(
         "How many directions?",
@@ -178,10 +178,10 @@ class _Curves:
             return ""
         return f"; {'lowest' if low else 'highest'} at {layers_text([self.extreme(low)[0]], self.final)}"
 
-    def over_all(self, percent: bool) -> str:
+    def over_all(self, percent: bool, tolerance: float = 0.0) -> str:
         """`; over all tokens 88–99 %`, or nothing if that is the same."""
         pairs = [(row["value"], self.all[layer]["value"]) for layer, row in self.main.items() if layer in self.all]
-        if not self.sinks_out or all(abs(a - b) <= _SAME * max(abs(a), abs(b)) for a, b in pairs):
+        if not self.sinks_out or all(abs(a - b) <= max(tolerance, _SAME * max(abs(a), abs(b))) for a, b in pairs):
             return ""
         return f"; over all tokens {_range([row['value'] for row in self.all.values()], percent)}"
 
@@ -232,7 +232,9 @@ def _after_centring(curves: Mapping[str, _Curves | None]) -> Answer | None:
     if before >= _CONE.readings[0][0]:  # there is a cone to explain
         reading = next(word for limit, word in _EXPLAINED if largest < limit * before)
     sentence = (
-        _CENTRED.clause.format(values) + ("" if largest < _ZERO else centred.where(False)) + centred.over_all(False)
+        _CENTRED.clause.format(values)
+        + ("" if largest < _ZERO else centred.where(False))
+        + centred.over_all(False, _ZERO)
     )
     return _of(_CENTRED, centred, sentence, values, "", reading)
 
@@ -250,10 +252,13 @@ def _few_tokens(curves: Mapping[str, _Curves | None], halving: Sequence[Row], st
     left_out = max((share.all[k]["n"] or 0) - (row["n"] or 0) for k, row in share.main.items() if k in share.all)
     ends = [number(row["value"], percent=True) for row in (before, after)]
     values = ends[0] if ends[0] == ends[1] else " → ".join(ends)
-    sentence = (
-        f"the top direction has {ends[0]} of the variance over all tokens at {layers_text([layer], share.final)}, and "
-        f"{ends[1]} without {left_out:,} of {before['n'] or 0:,} tokens (first and massive ones)"
-    )
+    without = f"without {left_out:,} of {before['n'] or 0:,} tokens (first and massive ones)"
+    at = layers_text([layer], share.final)
+    sentence = f"over all tokens the top direction has {ends[0]} of the variance at {at}, {without} {ends[1]}"
+    if all(abs(change) <= _SAME * share.all[k]["value"] for k, change in lost.items()):
+        sentence = f"{without} the top direction has the same share at every layer, within {_SAME:.0%}".replace(
+            "%", " %"
+        )
     reading = "yes" if lost[layer] >= _CAUSED else "no"
     return Answer("Due to few tokens?", _DIRECTION.metric, sentence, values, [], "", reading)
 
