@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Annotated, Any, get_type_hints
 
 import typer
 
 from anisoscope.measurement.request import GROUP_OF, OPTIONS, Request
 
-_LISTS = ("sites", "metrics")  # names separated by commas
+_LISTS = ("sites", "metrics")  # names separated by commas; the option may be repeated
 _SHORT = {"metrics": "-m"}
 _PANELS = {"sites": "Sites", "statistics": "Statistics", "vectors": "Files of vectors"}  # title of a group in --help
 
@@ -47,18 +47,20 @@ def with_request(
     return decorate
 
 
-def split_names(text: str | None) -> list[str] | None:
-    """Return the names in a text that separates them by commas; None if there is no text."""
-    return None if text is None else [name.strip() for name in text.split(",") if name.strip()]
+def split_names(texts: Sequence[str] | None) -> list[str] | None:
+    """Return the names in texts that separate them by commas; None if the option was not given."""
+    if not texts:
+        return None
+    return [name.strip() for text in texts for name in text.split(",") if name.strip()]
 
 
 def _parameter(name: str, help: str | None, default: Any) -> inspect.Parameter:
     facts = OPTIONS[name].metadata
-    kind = str | None if name in _LISTS else _types()[name]
+    kind = list[str] | None if name in _LISTS else _types()[name]
     if kind is Any:
         kind = facts["word"] | None
     if name in _LISTS and default is not None:
-        default = ",".join(default)
+        default = [",".join(default)]
     flag = f"--{name.replace('_', '-')}"
     flags = [flag, _SHORT[name]] if name in _SHORT else [flag] if kind is bool and default is False else []
     panel = _PANELS.get(GROUP_OF[name], GROUP_OF[name].capitalize())
