@@ -27,7 +27,7 @@ CASES: dict[str, tuple[list[str], str, str | None]] = {
     "show": (["run"], "mean_cosine", None),
     "figure": (["run", "--metric", "isoscore", "--save", "figure.svg"], "figure.svg", "figure.svg"),
     "compare": (["run", "other"], "isoscore", None),
-    "recompute": (["run", "--metric", "participation_ratio"], "participation_ratio", None),
+    "recompute": (["run", "--metrics", "participation_ratio"], "participation_ratio", None),
     "export": (["run", "--to", "run.parquet"], "run.parquet", "run.parquet"),
     "sweep": (["series", "--text", "text.jsonl", "--out", "swept", *LITTLE], "2 steps measured", "swept/records.jsonl"),
     "tangent": (["model", "--text", "text.jsonl", "--tokens", "600", "--window", "16", "--rank", "4"], "energy", None),

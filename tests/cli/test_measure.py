@@ -54,7 +54,7 @@ def test_a_run_is_written_recomputed_and_exported(vectors: Path, tmp_path: Path)
     other = run("measure", vectors, "-m", "isoscore", "--out", out)
     assert other.returncode == 1
     assert "metrics (mean_cosine before, isoscore now)" in " ".join(other.stderr.split())
-    done = run("recompute", out, "--metric", "rankme", "--json")
+    done = run("recompute", out, "--metrics", "rankme", "--json")
     (record,) = json.loads(done.stdout)
     direct = json.loads(run("measure", vectors, "-m", "rankme", "--json").stdout)[0]
     assert record["value"] == pytest.approx(direct["value"], rel=1e-9)
@@ -66,7 +66,7 @@ def test_a_run_is_written_recomputed_and_exported(vectors: Path, tmp_path: Path)
 
 def test_recompute_refuses_a_metric_whose_statistic_was_not_kept(vectors: Path, tmp_path: Path) -> None:
     run("measure", vectors, "-m", "mean_cosine", "--out", tmp_path / "run")
-    done = run("recompute", tmp_path / "run", "--metric", "two_nn")
+    done = run("recompute", tmp_path / "run", "--metrics", "two_nn")
     assert done.returncode == 1
     assert "two_nn: The run keeps no Sample" in done.stderr.replace("\n", " ")
 
@@ -86,7 +86,7 @@ def test_a_file_of_several_tensors_asks_for_one(tmp_path: Path) -> None:
         (["measure", "nowhere.npy"], "nowhere.npy"),
         (["metrics", "isoscor"], "Did you mean 'isoscore"),
         (["export", "nowhere", "--to", "x.parquet"], "nowhere"),
-        (["recompute", "nowhere", "--metric", "rankme"], "nowhere"),
+        (["recompute", "nowhere", "--metrics", "rankme"], "nowhere"),
         (["transform", "v.npy", "--out", "x.npy"], "nothing to do"),
     ],
 )

@@ -118,7 +118,7 @@ def answers(rows: Mapping[str, Sequence[Row]], stream: str) -> list[Answer]:
 def questions_table(results: Sequence[Answer], title: str = "") -> FittedTable:
     """One row per question: values, curve over the layers, null and reading."""
     sites = max((len(answer.curve) for answer in results), default=0)
-    bars = dict.fromkeys((sites, *(width for width in (CURVE, 10, 6) if width < sites)))
+    bars = dict.fromkeys((sites, *(width for width in (CURVE, 12, 10, 6) if width < sites)))
     layouts = [(named, width) for width in bars for named in (True, False)]
     return FittedTable([partial(_layout, results, title, *layout) for layout in layouts])
 
@@ -204,7 +204,7 @@ def _answer(question: Question, curves: Mapping[str, _Curves | None]) -> Answer 
     values = _range(curve.values, question.percent)
     null = _range(curve.nulls, question.percent) if curve.nulls else ""
     rows = {row["n"] for row in curve.main.values() if row["n"] is not None}
-    reading = _reading(question, curve) if question.readings else f"n = {min(rows):,}" if rows else NO_VALUE
+    reading = _reading(question, curve) if question.readings else f"n ≤ {max(rows):,}" if rows else NO_VALUE
     beside = f" (null {null})" if null else ""
     sentence = question.clause.format(values) + beside + curve.where(question.low) + curve.over_all(question.percent)
     return _of(question, curve, sentence, values, null, reading)
