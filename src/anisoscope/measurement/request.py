@@ -241,7 +241,7 @@ def differences(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[str
 
 
 def plain(value: Any) -> Any:
-    """Return a value as JSON can hold it; a metric is its name and version, anything else its name."""
+    """Return a value as JSON can hold it; a metric is its name, and its version if not 1."""
     if isinstance(value, Mapping):
         return {str(name): plain(entry) for name, entry in value.items()}
     if isinstance(value, list | tuple):
@@ -251,7 +251,8 @@ def plain(value: Any) -> Any:
     if isinstance(value, Path):
         return str(value)
     name = getattr(value, "name", type(value).__name__)
-    return f"{name} (version {value.version})" if hasattr(value, "version") else name
+    version = getattr(value, "version", 1)
+    return name if version == 1 else f"{name} (version {version})"
 
 
 def _short(value: Any) -> str:

@@ -18,7 +18,7 @@ from anisoscope.report.checked_info import checked_info
 from anisoscope.report.tables import parse_site, stream_of
 
 POLICIES = ("all", "no-sink", "generated", "generated no-sink")  # pairs next to each other
-GLOSSARY = "Words such as site, no-sink and null: docs/glossary.md"
+GLOSSARY = "Words: docs/glossary.md"
 _KINDS = {
     "resid": "residual stream",
     "attn": "attention outputs",
@@ -76,8 +76,9 @@ def layers_table(records: Sequence[Record], info: Mapping[str, Any], title: str)
         caption = caption if parts else f"{title}\n{caption}".strip()
         parts += [_stream_table([row for row in rows if row.known], caption), Text("")]
     if others:
-        parts += [records_table(others, title="" if parts else title), Text("")]
-    notes = [*_policy_notes(layered, info), *_curve_notes(layered, streams), *_missing(layered)]
+        parts += [*_site_tables(others, title="" if parts else title), Text("")]
+    notes = [*_policy_notes(layered, info), *_curve_notes(layered, streams), *_missing(streams)]
+    notes += [*_site_notes(others), GLOSSARY]
     return Group(*parts, *(Text(note, style="dim") for note in notes))
 
 
@@ -218,37 +219,36 @@ def _curve_notes(layered: Sequence[Record], streams: Mapping[str, Sequence[Layer
     if any(len(row.records) > 1 for rows in streams.values() for row in rows):
         notes.append("curve: from the row's lowest to its highest value; flat if they differ by under 1 % or one error")
     curves = dict.fromkeys(r.metric for r in layered if r.index is not None and parse_site(r.site).kind != "pattern")
-    return notes + ([f"Curves by index, in the report: {', '.join(curves)}"] if curves else []) + [GLOSSARY]
+    return notes + ([f"Curves by index, in the report: {', '.join(curves)}"] if curves else [])
 
 
-def _missing(records: Sequence[Record]) -> list[str]:
+def _missing(streams: Mapping[str, Sequence[LayerRow]]) -> list[str]:
     """The metrics without any value, by the reason."""
     reasons: dict[str, dict[str, None]] = {}
-    for rows in layer_rows(records).values():
+    for rows in streams.values():
         for row in rows:
             if not row.known:
-                named = f"{row.metric}{f' ({row.variant})' if row.variant else ''}, {row.tokens}"
+                named = f"{row.metric} ({', '.join(filter(None, (row.variant, row.tokens)))})"
                 reasons.setdefault(row.records[0].note or "no reason was recorded", {})[named] = None
-    return [f"No value of {'; '.join(names)}: {reason}" for reason, names in reasons.items()]
+    return [f"No value of {', '.join(names)}: {reason}" for reason, names in reasons.items()]
 
 
 # --- sites without layers -----------------------------------------------------------------------------------------
 
 
-def records_table(records: Sequence[Record], title: str = "") -> RenderableType:
-    """One row per number: value ± one standard error and null value. A curve by index is one row. Notes are below."""
-    parts: list[RenderableType] = []
+def _site_tables(records: Sequence[Record], title: str) -> list[RenderableType]:
+    """One table per site with one row per number: value ± one standard error, null value. A long curve is one row."""
     sites: dict[str, list[Record]] = {}
     for record in records:
         sites.setdefault(record.site, []).append(record)
+    tables: list[RenderableType] = []
     for site, group in sites.items():
-        name = title if len(sites) == 1 else f"{title}\n{site}".strip() if not parts else site
-        layouts = [partial(_records_layout, _merged(group), name, stacked) for stacked in (False, True)]
-        parts.append(FittedTable(layouts))
-    return Group(*parts, Text(""), *(Text(note, style="dim") for note in _record_notes(records)))
+        name = title if list(sites) == ["vectors"] else f"{title}\n{site}".strip() if not tables else site
+        tables.append(FittedTable([partial(_site_layout, _merged(group), name, stacked) for stacked in (False, True)]))
+    return tables
 
 
-def _records_layout(groups: Sequence[Sequence[Record]], title: str, stacked: bool) -> Table:
+def _site_layout(groups: Sequence[Sequence[Record]], title: str, stacked: bool) -> Table:
     policies = {group[0].tokens for group in groups}
     table = new_table(
         title, "metric", *(["tokens"] if len(policies) > 1 else []), "value", "null", "curve", left=("curve",)
@@ -299,7 +299,7 @@ def _equal(matrices: Mapping[str, list[Record]]) -> list[tuple[list[str], list[R
     return list(alike.values())
 
 
-def _record_notes(records: Sequence[Record]) -> list[str]:
+def _site_notes(records: Sequence[Record]) -> list[str]:
     """The notes of the records, each once; the number of rows; the words that need an explanation."""
     counts = {record.n for record in records if record.n is not None}
     notes: dict[str, dict[str, None]] = {}
@@ -314,4 +314,4 @@ def _record_notes(records: Sequence[Record]) -> list[str]:
     vectors = any(parse_site(record.site).kind in ("vectors", "weight") for record in records)
     if vectors and any("token" in record.metric for record in records):
         texts.append("In the names of metrics, a token is a row.")
-    return [*texts, GLOSSARY]
+    return texts
