@@ -21,7 +21,8 @@ TRAINED = ["--layers", "2", "--width", "16", "--heads", "2", "--context", "32", 
 # Command, what it must print, and the file or folder it must write. `serve` does not end: tests/report/test_live.py.
 CASES: dict[str, tuple[list[str], str, str | None]] = {
     "demo": (["--clouds"], "isoscore", None),
-    "doctor": ([], "torch", None),
+    "doctor": ([], "Everything needed works", None),
+    "look": (["model", "--tokens", "300", "--out", "looked"], "error bars", "looked/report.html"),
     "measure": (["model", "--text", "text.jsonl", "--out", "new", *LITTLE], "mean_cosine", "new/records.jsonl"),
     "report": (["run", "--out", "report.html"], "report.html", "report.html"),
     "show": (["run"], "mean_cosine", None),

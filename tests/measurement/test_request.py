@@ -81,7 +81,7 @@ def test_settings_are_plain_and_hold_only_what_changes_the_numbers() -> None:
 
 def test_settings_hold_the_name_and_version_of_an_own_metric() -> None:
     def of_version(version: int) -> Any:
-        @anisoscope.metric(Moments, low=0, high=1, keeps=(), paper="mine", version=version)
+        @anisoscope.metric(Moments, low=0, high=1, keeps=set(), paper="mine", version=version)
         def own(moments: Moments) -> float:
             """A number."""
             return 0.5

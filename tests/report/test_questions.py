@@ -11,7 +11,7 @@ from rich.console import Console
 
 from anisoscope.records import Record
 from anisoscope.report.overview import frame_of, rows_by_metric
-from anisoscope.report.questions import Answer, answers, questions_table, streams_of
+from anisoscope.report.questions import QuestionAnswer, answers, questions_table, streams_of
 
 LAYERS = ("embed", "resid.0", "resid.1", "resid.2", "final")
 
@@ -21,7 +21,7 @@ def curve(metric: str, values: Sequence[float], tokens: str = "no-sink", **more:
     return [Record(site, metric, value, tokens=tokens, **more) for site, value in zip(LAYERS, values, strict=True)]
 
 
-def answered(records: Sequence[Record], stream: str = "resid") -> Mapping[str, Answer]:
+def answered(records: Sequence[Record], stream: str = "resid") -> Mapping[str, QuestionAnswer]:
     return {answer.question: answer for answer in answers(rows_by_metric(frame_of(records)), stream)}
 
 

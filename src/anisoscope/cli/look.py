@@ -23,9 +23,9 @@ from anisoscope.report.questions import METRICS
 if TYPE_CHECKING:
     from anisoscope.store.run import Run
 
-_OPTIONS = (
+_OPTIONS = (  # what `measure` takes, except what needs several processes or what a first look fixes
     *("text", "images", "audio", "window", "batch", "field", "document_mark", "tokens", "sample"),
-    *names_of(VectorOptions, ModelOptions),
+    *(name for name in names_of(VectorOptions, ModelOptions) if name != "tensor_parallel"),
     "out",
 )
 _DEFAULTS = {"tokens": 4096, "sample": 2048}

@@ -13,7 +13,7 @@ from rich.text import Text
 
 from anisoscope.records import COLUMNS, Record
 from anisoscope.report.caveats import caveats
-from anisoscope.report.questions import Answer, answers, questions_table, streams_of
+from anisoscope.report.questions import QuestionAnswer, answers, questions_table, streams_of
 from anisoscope.report.run_tables import GLOSSARY, has_layer, layer_rows, layers_table, stream_title
 from anisoscope.report.sentences import headlines
 from anisoscope.report.tables import Row, by_metric, first_and_last, parse_site, records_of, rows_of, with_x
@@ -68,7 +68,7 @@ def _length(records: Sequence[Record]) -> int:
     return layers + sum(not has_layer(record) for record in records)
 
 
-def _questions(results: Mapping[str, Sequence[Answer]], tokens: bool, metrics: int) -> RenderableType:
+def _questions(results: Mapping[str, Sequence[QuestionAnswer]], tokens: bool, metrics: int) -> RenderableType:
     parts: list[RenderableType] = []
     for stream, found in results.items():
         title = "" if not tokens or list(results) == ["resid"] else stream_title(stream)

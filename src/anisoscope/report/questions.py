@@ -47,7 +47,7 @@ class Question:
 
 
 @dataclass(frozen=True)
-class Answer:
+class QuestionAnswer:
     """The answer of one run to a question."""
 
     question: str
@@ -99,7 +99,7 @@ def streams_of(rows: Mapping[str, Sequence[Row]]) -> list[str]:
     return main or streams
 
 
-def answers(rows: Mapping[str, Sequence[Row]], stream: str) -> list[Answer]:
+def answers(rows: Mapping[str, Sequence[Row]], stream: str) -> list[QuestionAnswer]:
     """The answers for one stream at its last step, given the rows of a run by metric.
 
     Values are those without sink tokens, if they were measured. A metric that was not measured gives no answer.
@@ -115,7 +115,7 @@ def answers(rows: Mapping[str, Sequence[Row]], stream: str) -> list[Answer]:
     return [answer for answer in results if answer is not None]
 
 
-def questions_table(results: Sequence[Answer], title: str = "") -> FittedTable:
+def questions_table(results: Sequence[QuestionAnswer], title: str = "") -> FittedTable:
     """One row per question: values, curve over the layers, null and reading."""
     sites = max((len(answer.curve) for answer in results), default=0)
     bars = dict.fromkeys((sites, *(width for width in (CURVE, 12, 10, 6) if width < sites)))
@@ -123,7 +123,7 @@ def questions_table(results: Sequence[Answer], title: str = "") -> FittedTable:
     return FittedTable([partial(_layout, results, title, *layout) for layout in layouts])
 
 
-def _layout(results: Sequence[Answer], title: str, named: bool, bars: int) -> Table:
+def _layout(results: Sequence[QuestionAnswer], title: str, named: bool, bars: int) -> Table:
     metric = ["metric"] if named else []
     curve = ["curve"] if bars > 1 else []
     table = new_table(
@@ -197,7 +197,7 @@ def _by_layer(rows: Sequence[Row], policy: str) -> dict[float, Row]:
     return dict(sorted((row["layer"] or 0.0, row) for row in rows if row["tokens"] == policy))
 
 
-def _answer(question: Question, curves: Mapping[str, _Curves | None]) -> Answer | None:
+def _answer(question: Question, curves: Mapping[str, _Curves | None]) -> QuestionAnswer | None:
     curve = curves[question.metric]
     if curve is None:
         return None
@@ -207,7 +207,7 @@ def _answer(question: Question, curves: Mapping[str, _Curves | None]) -> Answer 
     reading = _reading(question, curve) if question.readings else f"n ≤ {max(rows):,}" if rows else NO_VALUE
     beside = f" (null {null})" if null else ""
     sentence = question.clause.format(values) + beside + curve.where(question.low) + curve.over_all(question.percent)
-    return _of(question, curve, sentence, values, null, reading)
+    return QuestionAnswer(question.text, question.metric, sentence, values, curve.values, null, reading)
 
 
 def _reading(question: Question, curve: _Curves) -> str:
@@ -220,7 +220,7 @@ def _reading(question: Question, curve: _Curves) -> str:
     return next(word for limit, word in question.readings if value < limit)
 
 
-def _after_centring(curves: Mapping[str, _Curves | None]) -> Answer | None:
+def _after_centring(curves: Mapping[str, _Curves | None]) -> QuestionAnswer | None:
     """Whether a cone is only due to the mean vector."""
     centred, cone = curves[_CENTRED.metric], curves[_CONE.metric]
     if centred is None:
@@ -236,10 +236,11 @@ def _after_centring(curves: Mapping[str, _Curves | None]) -> Answer | None:
         + ("" if largest < _ZERO else centred.where(False))
         + centred.over_all(False, _ZERO)
     )
-    return _of(_CENTRED, centred, sentence, values, "", reading)
+    curve = [] if largest < _ZERO else centred.values
+    return QuestionAnswer(_CENTRED.text, _CENTRED.metric, sentence, values, curve, "", reading)
 
 
-def _few_tokens(curves: Mapping[str, _Curves | None], halving: Sequence[Row], stream: str) -> Answer | None:
+def _few_tokens(curves: Mapping[str, _Curves | None], halving: Sequence[Row], stream: str) -> QuestionAnswer | None:
     """Whether few tokens cause the anisotropy: how much the top direction loses without sink tokens."""
     share = curves[_DIRECTION.metric]
     if share is None or not share.sinks_out:
@@ -260,10 +261,10 @@ def _few_tokens(curves: Mapping[str, _Curves | None], halving: Sequence[Row], st
             "%", " %"
         )
     reading = "yes" if lost[layer] >= _CAUSED else "no"
-    return Answer("Due to few tokens?", _DIRECTION.metric, sentence, values, [], "", reading)
+    return QuestionAnswer("Due to few tokens?", _DIRECTION.metric, sentence, values, [], "", reading)
 
 
-def _few_rows(halving: Sequence[Row], stream: str) -> Answer | None:
+def _few_rows(halving: Sequence[Row], stream: str) -> QuestionAnswer | None:
     rows = [row for row in halving if row["stream"] == stream]
     if not rows:
         return None
@@ -273,8 +274,4 @@ def _few_rows(halving: Sequence[Row], stream: str) -> Answer | None:
         note or "no" if share is None else f"removing the {values} of rows with the largest norms halves its excess"
     )
     reading = "yes" if share is not None and share <= _FEW else "no"
-    return Answer("Due to few rows?", "tokens_to_halve", sentence, values, [], "", reading)
-
-
-def _of(question: Question, curve: _Curves, sentence: str, values: str, null: str, reading: str) -> Answer:
-    return Answer(question.text, question.metric, sentence, values, curve.values, null, reading)
+    return QuestionAnswer("Due to few rows?", "tokens_to_halve", sentence, values, [], "", reading)
