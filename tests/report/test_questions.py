@@ -50,6 +50,13 @@ def test_one_direction_is_judged_where_it_is_strongest(top: float, reading: str)
     assert "highest at layer 1" in answer["One direction dominates?"].sentence
 
 
+def test_a_coordinate_is_judged_only_if_a_direction_dominates() -> None:
+    coordinate = curve("top_coordinate", (0.9, 0.1, 0.1, 0.1, 0.1))
+    for top, reading in ((0.05, "–"), (0.9, "yes")):
+        found = answered([*coordinate, *curve("spectral_anisotropy", (top,) * 5)])
+        assert found["One coordinate carries it?"].reading == reading
+
+
 def test_sink_tokens_that_cause_the_anisotropy_are_reported_with_their_number() -> None:
     records = curve("spectral_anisotropy", (0.1, 0.1, 0.08, 0.1, 0.1))
     records += curve("spectral_anisotropy", (0.1, 0.1, 0.99, 0.5, 0.1), tokens="all")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 from rich.table import Table
@@ -69,8 +69,14 @@ _CONE = Question(
     readings=((0.1, "no cone"), (0.3, "wide"), (0.6, "narrow"), (math.inf, "very narrow")),
 )
 _CENTRED = Question("Only due to the mean?", "mean_cosine_centred", "with the mean subtracted, the mean cosine is {}")
+_COORDINATE = Question(
+    "One coordinate carries it?",
+    "top_coordinate",
+    "one coordinate carries {} of the top direction",
+    True,
+    readings=_SHARE,
+)
 _OTHERS = (
-    Question("One coordinate carries it?", "top_coordinate", "one coordinate carries {} of it", True, readings=_SHARE),
     Question(
         "Is the variance even?",
         "isoscore",
@@ -89,7 +95,10 @@ _OTHERS = (
     ),
     Question("Intrinsic dimension?", "two_nn", "about {}, from nearest neighbours", low=True),
 )
-METRICS = ("spectral_anisotropy", "tokens_to_halve", "mean_cosine", "mean_cosine_centred", *(q.metric for q in _OTHERS))
+METRICS = (
+    *("spectral_anisotropy", "top_coordinate", "tokens_to_halve", "mean_cosine", "mean_cosine_centred"),
+    *(question.metric for question in _OTHERS),
+)
 
 
 def streams_of(rows: Mapping[str, Sequence[Row]]) -> list[str]:
@@ -105,8 +114,13 @@ def answers(rows: Mapping[str, Sequence[Row]], stream: str) -> list[QuestionAnsw
     Values are those without sink tokens, if they were measured. A metric that was not measured gives no answer.
     """
     curves = {metric: _Curves.of(rows.get(metric, ()), stream) for metric in METRICS}
+    direction = _answer(_DIRECTION, curves)
+    coordinate = _answer(_COORDINATE, curves)
+    if coordinate is not None and (direction is None or direction.reading == "no"):
+        coordinate = replace(coordinate, reading=NO_VALUE)  # there is nothing to carry
     results = [
-        _answer(_DIRECTION, curves),
+        direction,
+        coordinate,
         _few_tokens(curves, rows.get("tokens_to_halve", ()), stream),
         _answer(_CONE, curves),
         _after_centring(curves),
