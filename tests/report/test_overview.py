@@ -50,7 +50,7 @@ def test_of_vectors_tokens_are_rows() -> None:
     text = printed(records)
     assert "the mean cosine between two rows is 0.50" in " ".join(text.split())
     assert "massive_tokens" in text
-    assert in_rows("2 tokens, 1 token, massive_tokens") == "2 rows, 1 row, massive_tokens"
+    assert in_rows("2 tokens, 1 token, massive_tokens, --tokens") == "2 rows, 1 row, massive_tokens, --tokens"
     assert in_rows("2 tokens", tokens=True) == "2 tokens"
 
 

@@ -125,6 +125,7 @@ def test_weights_say_nothing_about_tokens_that_they_do_not_have() -> None:
     assert "matrix=raw / centred" in text
     assert "matrix=trained: only rows that training can have changed" in text
     assert "highest" not in text
+    assert "curve" not in text
 
 
 def test_vectors_have_one_column_of_values_and_notes_below() -> None:

@@ -56,10 +56,10 @@ def rows_by_metric(table: pd.DataFrame) -> dict[str, list[Row]]:
 def in_rows(text: str, tokens: bool = False) -> str:
     """A text about tokens as one about rows, unless the rows are tokens.
 
-    >>> in_rows("2 massive tokens; massive_tokens")
-    '2 massive rows; massive_tokens'
+    >>> in_rows("2 massive tokens; massive_tokens; --tokens")
+    '2 massive rows; massive_tokens; --tokens'
     """
-    return text if tokens else re.sub(r"\btoken(s?)\b", r"row\1", text)
+    return text if tokens else re.sub(r"(?<![\w-])token(s?)\b", r"row\1", text)
 
 
 def _length(records: Sequence[Record]) -> int:

@@ -250,14 +250,14 @@ def _site_tables(records: Sequence[Record], title: str) -> list[RenderableType]:
 
 def _site_layout(groups: Sequence[Sequence[Record]], title: str, stacked: bool) -> Table:
     policies = {group[0].tokens for group in groups}
-    table = new_table(
-        title, "metric", *(["tokens"] if len(policies) > 1 else []), "value", "null", "curve", left=("curve",)
-    )
+    tokens_column = ["tokens"] if len(policies) > 1 else []
+    curve_column = ["curve"] if any(len(group) > 1 for group in groups) else []
+    table = new_table(title, "metric", *tokens_column, "value", "null", *curve_column, left=("curve",))
     width = _NAME if stacked else _WIDE_NAME
     for group in groups:
         first, last = group[0], group[-1]
         about = [variant_text(first)] if first.variant else []
-        tokens = [Text(folded(first.tokens, 9))] if len(policies) > 1 else []
+        tokens = [Text(folded(first.tokens, 9))] if tokens_column else []
         if len(group) == 1:
             about += [] if first.index is None else [f"index {first.index}"]
             value, null, curve = _value(first, stacked, 4), Text("" if first.null is None else number(first.null)), ""
@@ -266,7 +266,9 @@ def _site_layout(groups: Sequence[Sequence[Record]], title: str, stacked: bool) 
             value = _two(f"{number(first.value)} …", number(last.value), stacked)
             null = _two(f"{number(first.null)} …", number(last.null), stacked) if first.null is not None else Text("")
             curve = sparkline([record.value for record in group])
-        table.add_row(_name(first.metric, ", ".join(about), width), *tokens, value, null, curve)
+        table.add_row(
+            _name(first.metric, ", ".join(about), width), *tokens, value, null, *([curve] if curve_column else [])
+        )
     return table
 
 
