@@ -91,9 +91,9 @@ def layer_rows(records: Iterable[Record]) -> dict[str, list[LayerRow]]:
     order = {key: place for place, key in enumerate(dict.fromkeys(key[:3] for key in groups))}
     streams: dict[str, list[LayerRow]] = {}
     for key in sorted(groups, key=lambda key: (order[key[:3]], policy_rank(key[3]))):
-        stream, *names = key
+        stream, metric, variant, tokens = key
         in_order = sorted(groups[key], key=lambda record: parse_site(record.site))
-        streams.setdefault(stream, []).append(LayerRow(*names, in_order))
+        streams.setdefault(stream, []).append(LayerRow(metric, variant, tokens, in_order))
     return streams
 
 
