@@ -112,7 +112,7 @@ def _default(parameter: Any) -> str:
         return ""
     if parameter.is_flag:
         return f"`{(parameter.opts if value else parameter.secondary_opts)[0]}`"
-    return f"`{value}`"
+    return f"`{','.join(value) if isinstance(value, list | tuple) else value}`"
 
 
 def _cell(text: str) -> str:

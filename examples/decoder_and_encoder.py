@@ -15,7 +15,7 @@ from rich.console import Console
 import anisoscope
 from anisoscope.cli.app import progress_bar
 from anisoscope.report.charts import plot
-from anisoscope.report.terminal import layers_table
+from anisoscope.report.run_tables import layers_table
 from anisoscope.report.theme import save_chart
 from anisoscope.studies.lab.corpora import embedded_text
 

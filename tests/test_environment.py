@@ -23,7 +23,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """Trials that all succeed, without starting a process."""
 
     def run(command: list[str]) -> tuple[str, str | None]:
-        return json.dumps(dict.fromkeys(command[3:])), None
+        return json.dumps(dict.fromkeys(command[3:]) if "cpu" not in command else {}), None
 
     monkeypatch.setattr(doctor, "_run", run)
 
@@ -49,6 +49,33 @@ def test_the_core_works_and_every_dependency_is_checked() -> None:
     assert checks["anisoscope"]["detail"].startswith(__version__)
     assert checks["float32 on the CPU"]["state"] == "ok"
     assert "GB free" in checks["this folder"]["detail"]
+
+
+@pytest.mark.usefixtures("quick")
+def test_the_result_comes_first_and_working_packages_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(doctor, "_needed", lambda: {"torch": ">=2", "numpy": ">=1"})
+    done = CliRunner().invoke(app, ["doctor"])
+    assert done.stdout.startswith("Everything needed works.")
+    assert "packages" in done.stdout
+    assert "numpy" not in done.stdout
+    assert "numpy" in CliRunner().invoke(app, ["doctor", "--all"]).stdout
+    monkeypatch.setattr(doctor, "_needed", lambda: {"numpy": ">=99", "not-a-package": ">=3"})
+    assert CliRunner().invoke(app, ["doctor"]).stdout.startswith("Needed and not working: numpy, not-a-package.")
+
+
+def test_packages_that_are_slow_to_import_are_left_to_a_thorough_check(monkeypatch: pytest.MonkeyPatch) -> None:
+    commands: list[list[str]] = []
+
+    def run(command: list[str]) -> tuple[str, str | None]:
+        commands.append(command)
+        return json.dumps(dict.fromkeys(command[3:]) if "cpu" not in command else {}), None
+
+    monkeypatch.setattr(doctor, "_run", run)
+    assert results()["peft"].state == "ok"
+    assert all("peft" not in command for command in commands)
+    assert sum("-c" in command for command in commands) == 2  # one process for imports, one for products
+    results(thorough=True)
+    assert any("peft" in command for command in commands)
 
 
 @pytest.mark.usefixtures("quick")
@@ -83,9 +110,7 @@ def test_a_product_that_kills_its_process_does_not_kill_the_doctor(monkeypatch: 
 
 
 def test_half_precision_that_fails_is_no_reason_to_give_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(
-        doctor, "_trial", lambda program, *arguments: "killed by signal 4" if "bfloat16" in arguments else None
-    )
+    monkeypatch.setattr(doctor, "_run", lambda command: ("{}", "killed by signal 4" if "bfloat16" in command else None))
     checks = {check.what: check for check in doctor._products()}
     assert checks["float32 on the CPU"].state == "ok"
     assert checks["bfloat16 on the CPU"].state == "limited"

@@ -33,6 +33,7 @@ _OPTIONAL = {
     "mlflow": "logging to MLflow",
     "trackio": "logging to trackio",
 }
+_SLOW = ("peft",)  # takes longer to import than all others together, and only adapters need it
 _BROWSERS = ("chromium", "chromium-browser", "google-chrome", "chrome")
 
 _IMPORTS = """
@@ -43,10 +44,17 @@ def why(name):
 print(json.dumps({name: why(name) for name in sys.argv[1:]}))
 """
 _PRODUCT = """
-import sys, torch
-device, dtype = sys.argv[1], getattr(torch, sys.argv[2])
-a = torch.ones(64, 64, dtype=dtype, device=device)
-assert float((a @ a)[0, 0]) == 64, "64 ones add up to " + str(float((a @ a)[0, 0]))
+import json, sys, torch
+for name in sys.argv[2:]:
+    a = torch.ones(64, 64, dtype=getattr(torch, name), device=sys.argv[1])
+    assert float((a @ a)[0, 0]) == 64, "64 ones add up to " + str(float((a @ a)[0, 0]))
+def about(number):
+    memory = torch.cuda.get_device_properties(number).total_memory / 1e9
+    return f"{torch.cuda.get_device_name(number)}, {memory:.0f} GB"
+devices = {f"cuda:{number}": about(number) for number in range(torch.cuda.device_count())}
+if torch.backends.mps.is_available():
+    devices["mps"] = "Apple GPU; sums in float64 are kept on the CPU"
+print(json.dumps(devices))
 """
 _RAY = """
 import os
@@ -62,24 +70,24 @@ class Check:
     """The result of one check.
 
     `state` is "ok", "missing" (optional and not installed), "limited" (works, with a caveat) or "broken" (needed by
-    every measurement and does not work).
+    every measurement and does not work). `library` is whether it is about an installed package.
     """
 
     what: str
     state: str
     detail: str
+    library: bool = False
 
 
 def checks(thorough: bool = False) -> Iterator[Check]:
-    """Run all checks, the necessary ones first.
+    """Run all checks, those of packages last.
 
     Args:
-        thorough: Also import the optional packages and start a browser and Ray.
+        thorough: Also import packages that are optional or slow, and start a browser and Ray.
     """
     yield Check("anisoscope", "ok", f"{__version__}, in {Path(__file__).parent}")
     python = f"{platform.python_version()} on {platform.system()} {platform.machine()}"
     yield Check("Python", "ok" if sys.version_info >= (3, 11) else "broken", python)
-    yield from _packages(thorough)
     yield from _products()
     yield _folder(Path(tempfile.gettempdir()), "scratch folder", "broken", "set TMPDIR to a folder that can be written")
     yield _folder(Path.cwd(), "this folder", "limited", "runs are written here by default; use --out")
@@ -90,6 +98,7 @@ def checks(thorough: bool = False) -> Iterator[Check]:
         yield Check(
             "ray, started", "limited" if problem else "ok", problem or "a task ran on a cluster of one processor"
         )
+    yield from _packages(thorough)
 
 
 # --- packages -----------------------------------------------------------------------------------------------------
@@ -98,32 +107,38 @@ def checks(thorough: bool = False) -> Iterator[Check]:
 def _packages(thorough: bool) -> Iterator[Check]:
     """Every necessary package, then the optional ones: its version, and whether it can be imported.
 
-    Optional ones are imported only by a thorough check, because some are slow.
+    Optional ones, and those that take long to import, are imported only by a thorough check.
     """
     needed = _needed()
     versions = {name: _version(name) for name in (*needed, *_OPTIONAL)}
-    tried = [name for name, installed in versions.items() if installed and (thorough or name in needed)]
+    tried = [
+        name
+        for name, installed in versions.items()
+        if installed and (thorough or (name in needed and name not in _SLOW))
+    ]
     modules = {name: _MODULES.get(name, name.replace("-", "_")) for name in tried}
     output, failed = _output(_IMPORTS, *modules.values())
     reasons: dict[str, str | None] = json.loads(output.splitlines()[-1]) if not failed else {}
     if failed:
-        yield Check("packages", "broken", f"importing them ended the process ({failed}); install anisoscope again")
+        yield Check(
+            "packages", "broken", f"importing them ended the process ({failed}); install anisoscope again", True
+        )
     for name, installed in versions.items():
         optional = name not in needed
         problem = reasons.get(modules.get(name, ""))
         if installed is None and optional:
-            yield Check(name, "missing", f"only needed for {_OPTIONAL[name]}: pip install {name}")
+            yield Check(name, "missing", f"only needed for {_OPTIONAL[name]}: pip install {name}", True)
         elif installed is None:
-            yield Check(name, "broken", f"not installed; pip install '{name}{needed[name]}'")
+            yield Check(name, "broken", f"not installed; pip install '{name}{needed[name]}'", True)
         elif problem is not None:
             remedy = f"only needed for {_OPTIONAL[name]}" if optional else f"pip install '{name}{needed[name]}'"
             yield Check(
-                name, "limited" if optional else "broken", f"{installed} cannot be imported ({problem}); {remedy}"
+                name, "limited" if optional else "broken", f"{installed} cannot be imported ({problem}); {remedy}", True
             )
         elif not optional and not _allowed(installed, needed[name]):
-            yield Check(name, "broken", f"{installed} is not {needed[name]}; pip install '{name}{needed[name]}'")
+            yield Check(name, "broken", f"{installed} is not {needed[name]}; pip install '{name}{needed[name]}'", True)
         else:
-            yield Check(name, "ok", installed)
+            yield Check(name, "ok", installed, True)
 
 
 def _needed() -> dict[str, str]:
@@ -162,32 +177,22 @@ def _version(name: str) -> str | None:
 
 def _products() -> Iterator[Check]:
     """A matrix product on the processor and on each accelerator."""
-    plain = _trial(_PRODUCT, "cpu", "float32")
+    output, failed = _output(_PRODUCT, "cpu", "float32", "bfloat16")
+    plain = half = None
+    if failed:  # one by one, to see which
+        output, plain = _output(_PRODUCT, "cpu", "float32")
+        half = _trial(_PRODUCT, "cpu", "bfloat16")
     yield Check("float32 on the CPU", "broken" if plain else "ok", plain or f"{os.cpu_count()} cores")
     if plain:
         return
-    half = _trial(_PRODUCT, "cpu", "bfloat16")
     detail = f"{half}; half precision is loaded as float32" if half else "works; weights are still loaded as float32"
     yield Check("bfloat16 on the CPU", "limited" if half else "ok", detail)
-    import torch
-
-    names = [f"cuda:{number}" for number in range(torch.cuda.device_count())]
-    if torch.backends.mps.is_available():
-        names.append("mps")
-    if not names:
+    devices: dict[str, str] = json.loads(output.splitlines()[-1])
+    if not devices:
         yield Check("GPU", "missing", "not found; everything works on the CPU, but large models are slow")
-    for name in names:
+    for name, about in devices.items():
         problem = _trial(_PRODUCT, name, "float32")
-        yield Check(name, "limited" if problem else "ok", problem or _device_name(name))
-
-
-def _device_name(device: str) -> str:
-    import torch
-
-    if device == "mps":
-        return "Apple GPU; sums in float64 are kept on the CPU"
-    memory = torch.cuda.get_device_properties(device).total_memory / 1e9
-    return f"{torch.cuda.get_device_name(device)}, {memory:.0f} GB"
+        yield Check(name, "limited" if problem else "ok", problem or about)
 
 
 # --- folders and programs ------------------------------------------------------------------------------------------

@@ -8,7 +8,7 @@ import pytest
 from rich.console import Console
 
 from anisoscope.records import Record
-from anisoscope.report.terminal import layers_table
+from anisoscope.report.run_tables import layers_table
 
 
 def printed(records: list[Record]) -> str:
@@ -25,7 +25,7 @@ def test_heads_are_a_row_with_their_mean() -> None:
     ]
     text = printed(heads)
     assert "attention_entropy" in text
-    assert "mean over=heads" in text
+    assert "mean over the heads of each layer" in text
     assert text.index("0.125") < text.index("0.375")  # (0 + 0.25)/2 at the first layer, (0.25 + 0.5)/2 at the last
 
 
@@ -37,4 +37,4 @@ def test_a_head_without_a_value_does_not_count() -> None:
 @pytest.mark.parametrize("metric", ["spectrum", "removal_curve"])
 def test_curves_that_a_table_cannot_show_are_named(metric: str) -> None:
     text = printed([Record("resid.0", metric, 0.5, index=0), Record("resid.0", metric, 0.4, index=1)])
-    assert f"Curves (see the report): {metric}" in text
+    assert f"Curves by index, in the report: {metric}" in text

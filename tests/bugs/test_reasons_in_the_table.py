@@ -5,7 +5,7 @@ from io import StringIO
 from rich.console import Console
 
 from anisoscope.records import Record
-from anisoscope.report.terminal import layers_table
+from anisoscope.report.run_tables import layers_table
 
 
 def test_metrics_without_a_value_are_listed_below_the_table_with_the_reason() -> None:
@@ -16,6 +16,6 @@ def test_metrics_without_a_value_are_listed_below_the_table_with_the_reason() ->
     console.print(layers_table(records, {}, "a model"))
     lines = [line.strip() for line in console.export_text().splitlines()]
     position = next(i for i, line in enumerate(lines) if line.startswith("No value of tail_condition (all):"))
-    assert " ".join(lines[position:]).endswith(why)
+    assert why in " ".join(lines[position:])
     assert not any(line.startswith("tail_condition") for line in lines)
     assert sum(line.startswith("mean_cosine") for line in lines) == 2

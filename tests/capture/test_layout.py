@@ -17,6 +17,8 @@ from tests.tiny_models import build
         ("gpt2", "rezid", "(?i)rezid.*did you mean .?resid"),
         ("gpt2", "resid.7", "(?i)did you mean .?resid"),
         ("gpt2", "enc.resid", "(?i)no site"),
+        ("gpt2", "layer.1", "Did you mean 'resid.1', the output of layer 1"),
+        ("gpt2", "h_1", "Did you mean 'resid.1'"),
         ("bert", Site("final"), "no final norm after its last block. Use the last resid"),
         ("mamba", "q.0", "state-space layers have no attention"),
         ("torch_encoder", "q.0", "nn.MultiheadAttention and linear attention do not show"),
@@ -32,6 +34,16 @@ def test_unknown_sites_are_errors_that_suggest_similar_names(name: str, site: st
     model, _ = build(name)
     with pytest.raises((InputError, CaptureError), match=message), capture(model, [site], lambda site, x: None):
         pass
+
+
+def test_a_number_is_the_output_of_that_layer() -> None:
+    model, _ = build("gpt2")
+    layout = find_layout(model)
+    assert expand(layout, [1]) == [Site("resid", 1)]
+    with pytest.raises(InputError, match=r"No site of this model named 'resid.99'"):
+        expand(layout, [99])
+    with pytest.raises(InputError, match="must be a list"):
+        expand(layout, "resid")
 
 
 def test_a_kind_expands_to_the_sites_that_the_model_has() -> None:

@@ -29,8 +29,19 @@ def run(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True, check=False, timeout=300)
 
 
-def test_measure_prints_a_table_of_every_metric(vectors: Path) -> None:
-    done = run("measure", vectors)
+def test_measure_prints_headline_metrics_and_the_next_step(vectors: Path, tmp_path: Path) -> None:
+    done = run("measure", vectors, "--out", tmp_path / "run")
+    assert done.returncode == 0, done.stderr
+    assert "One direction dominates?" in done.stdout
+    assert "gride" not in done.stdout.split("Caveats")[0]
+    assert "token" not in done.stdout.replace("tokens_to_halve", "")
+    table = done.stdout[done.stdout.index("question") : done.stdout.index("metrics in all")]
+    assert len(table.splitlines()) <= 20
+    assert f"next: anisoscope report {tmp_path / 'run'}" in done.stderr
+
+
+def test_measure_prints_every_metric_on_request(vectors: Path) -> None:
+    done = run("measure", vectors, "--all")
     assert done.returncode == 0, done.stderr
     for name in ("mean_cosine", "isoscore", "effective_rank", "two_nn", "gride", "tyler_share"):
         assert name in done.stdout
@@ -54,7 +65,7 @@ def test_a_run_is_written_recomputed_and_exported(vectors: Path, tmp_path: Path)
     other = run("measure", vectors, "-m", "isoscore", "--out", out)
     assert other.returncode == 1
     assert "metrics (mean_cosine before, isoscore now)" in " ".join(other.stderr.split())
-    done = run("recompute", out, "--metric", "rankme", "--json")
+    done = run("recompute", out, "--metrics", "rankme", "--json")
     (record,) = json.loads(done.stdout)
     direct = json.loads(run("measure", vectors, "-m", "rankme", "--json").stdout)[0]
     assert record["value"] == pytest.approx(direct["value"], rel=1e-9)
@@ -66,7 +77,7 @@ def test_a_run_is_written_recomputed_and_exported(vectors: Path, tmp_path: Path)
 
 def test_recompute_refuses_a_metric_whose_statistic_was_not_kept(vectors: Path, tmp_path: Path) -> None:
     run("measure", vectors, "-m", "mean_cosine", "--out", tmp_path / "run")
-    done = run("recompute", tmp_path / "run", "--metric", "two_nn")
+    done = run("recompute", tmp_path / "run", "--metrics", "two_nn")
     assert done.returncode == 1
     assert "two_nn: The run keeps no Sample" in done.stderr.replace("\n", " ")
 
@@ -86,7 +97,7 @@ def test_a_file_of_several_tensors_asks_for_one(tmp_path: Path) -> None:
         (["measure", "nowhere.npy"], "nowhere.npy"),
         (["metrics", "isoscor"], "Did you mean 'isoscore"),
         (["export", "nowhere", "--to", "x.parquet"], "nowhere"),
-        (["recompute", "nowhere", "--metric", "rankme"], "nowhere"),
+        (["recompute", "nowhere", "--metrics", "rankme"], "nowhere"),
         (["transform", "v.npy", "--out", "x.npy"], "nothing to do"),
     ],
 )
@@ -99,7 +110,7 @@ def test_errors_end_with_one_line_and_exit_code_1(arguments: list[str], words: s
 
 
 def test_the_help_of_every_command_has_an_example() -> None:
-    for command in ("measure", "metrics", "transform", "recompute", "export", "demo"):
+    for command in ("measure", "look", "metrics", "transform", "recompute", "export", "demo"):
         done = run(command, "--help")
         assert done.returncode == 0
         assert "xample" in done.stdout, command

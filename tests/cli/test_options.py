@@ -50,5 +50,5 @@ def test_limits_and_help_come_from_the_field() -> None:
 
 
 def test_names_are_separated_by_commas() -> None:
-    assert split_names("a, b,,c ") == ["a", "b", "c"]
+    assert split_names(["aa, bb,,c ", "d"]) == ["aa", "bb", "c", "d"]  # the option may be repeated
     assert split_names(None) is None

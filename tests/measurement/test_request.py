@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import inspect
+import json
 from dataclasses import fields
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,6 +15,7 @@ from anisoscope.errors import InputError
 from anisoscope.measurement.cost import estimate_cost
 from anisoscope.measurement.measure_model import MEASURE_OPTIONS
 from anisoscope.measurement.request import GROUP_OF, OPTIONS, Request, accepts, differences, shared_options
+from anisoscope.stats.moments import Moments
 from anisoscope.sweep import sweep
 
 
@@ -74,6 +77,25 @@ def test_settings_are_plain_and_hold_only_what_changes_the_numbers() -> None:
     assert not {"device", "out", "overwrite", "trust_remote_code"} & set(settings)
     assert Request.of(device="cpu").settings() == Request.of(out="elsewhere").settings()
     assert Request.of(documents=np.arange(3)).settings()["documents"] == "ndarray"
+
+
+def test_settings_hold_the_name_and_version_of_an_own_metric() -> None:
+    def of_version(version: int) -> Any:
+        @anisoscope.metric(Moments, low=0, high=1, keeps=set(), paper="mine", version=version)
+        def own(moments: Moments) -> float:
+            """A number."""
+            return 0.5
+
+        return own
+
+    settings = [Request.of(metrics=[of_version(version)]).settings() for version in (1, 2)]
+    assert json.loads(json.dumps(settings)) == settings  # a run stores them as JSON
+    assert [each["metrics"] for each in settings] == [["own"], ["own (version 2)"]]
+
+
+def test_a_text_instead_of_a_list_of_sites_is_refused() -> None:
+    with pytest.raises(InputError, match=r"sites must be a list of names, such as \['resid'\]"):
+        Request.of(sites="resid")
 
 
 def test_differences_name_both_values() -> None:

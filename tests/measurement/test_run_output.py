@@ -11,7 +11,7 @@ import torch
 
 import anisoscope
 from anisoscope.errors import InputError, StoreError
-from anisoscope.measurement.run_output import discard_run, open_run
+from anisoscope.measurement.run_output import choose_metrics, discard_run, open_run
 from anisoscope.models.open import open_model
 from anisoscope.records import Record
 
@@ -81,3 +81,8 @@ def test_a_run_without_a_folder_is_deleted_with_its_object() -> None:
         return str(run.path)
 
     assert not Path(temporary_folder()).exists()
+
+
+def test_a_plain_function_is_no_metric() -> None:
+    with pytest.raises(InputError, match=r"len is a function; make it a metric with @anisoscope.metric"):
+        choose_metrics([len], set())  # type: ignore[list-item]

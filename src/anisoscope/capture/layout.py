@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -10,6 +11,7 @@ from anisoscope.errors import AnisoscopeError, CaptureError, InputError, unknown
 from anisoscope.records import Site
 
 _LAYER_KINDS = ("resid", "attn", "mlp", "q", "k", "q.pre", "k.pre", "pattern")
+_LAYER_NAME = re.compile(r"(?:layers?|blocks?|h|hidden(?:_states?)?|residual|resid)[._]?(\d+)")
 _KINDS = ("embed", *_LAYER_KINDS, "final.in", "final")
 
 
@@ -86,17 +88,20 @@ class Layout:
         return site in self._sites
 
 
-def expand(layout: Layout, names: Sequence[str | Site]) -> list[Site]:
+def expand(layout: Layout, names: Sequence[str | int | Site]) -> list[Site]:
     """Return the sites that names stand for, sorted.
 
     Args:
         layout: The layout of the model.
-        names: Sites, their names (`resid.3`), or kinds (`resid`, `enc.q`), which stand for all sites of that kind.
+        names: Sites, their names (`resid.3`), kinds (`resid`, `enc.q`), which stand for all sites of that kind, or
+            numbers of layers: 3 stands for `resid.3`.
 
     Raises:
         InputError: A name is unknown.
         CaptureError: The model does not have a site. A kind that it does not have gives no site and no error.
     """
+    if isinstance(names, str):
+        raise InputError(f"sites must be a list of names, such as [{names!r}], not a text")
     sites: dict[Site, None] = {}
     for name in names:
         sites.update(dict.fromkeys(_named(layout, name)))
@@ -108,7 +113,9 @@ def whole(site: Site) -> Site:
     return replace(site, head=None)
 
 
-def _named(layout: Layout, name: str | Site) -> list[Site]:
+def _named(layout: Layout, name: str | int | Site) -> list[Site]:
+    if isinstance(name, int):
+        name = f"resid.{name}"
     if isinstance(name, str):
         stack, kind = name.split(".", 1) if name.startswith(("enc.", "dec.")) else ("", name)
         if kind in _KINDS and stack in ("", *(stack.name for stack in layout.stacks)):
@@ -116,10 +123,19 @@ def _named(layout: Layout, name: str | Site) -> list[Site]:
     try:
         site = name if isinstance(name, Site) else Site.parse(name)
     except InputError:
-        raise unknown("site", str(name), [*_KINDS, *map(str, layout.sites())]) from None
+        raise _not_a_site(layout, str(name)) from None
     if site.kind != "in" and not layout.has(whole(site)):
         raise _absent(layout, site)
     return [site]
+
+
+def _not_a_site(layout: Layout, name: str) -> InputError:
+    """Return the error for a name that is no site; `layer.3`, `block_3` and `h.3` mean the output of layer 3."""
+    known = [*_KINDS, *map(str, layout.sites())]
+    layer = _LAYER_NAME.fullmatch(name)
+    if layer is not None and f"resid.{layer[1]}" in known:
+        return InputError(f"No site named {name!r}. Did you mean 'resid.{layer[1]}', the output of layer {layer[1]}?")
+    return unknown("site", name, known)
 
 
 def _absent(layout: Layout, site: Site) -> AnisoscopeError:

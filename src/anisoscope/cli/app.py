@@ -51,11 +51,12 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode="markdown",
-    epilog="Start with `anisoscope demo`; then `anisoscope measure vectors.npy`.",
+    epilog="Start with `anisoscope look MODEL`, or with `anisoscope demo` if you have no model.",
 )
 
 Metrics = Annotated[
-    str | None, typer.Option("--metrics", "-m", help="Metrics by name, separated by commas. Default: all.")
+    list[str] | None,
+    typer.Option("--metrics", "-m", help="Metrics by name, separated by commas; may be repeated. Default: all."),
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print the records as one JSON list and nothing else.")]
 

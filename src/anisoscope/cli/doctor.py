@@ -3,29 +3,35 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import asdict
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.markup import escape
+from rich.console import Group, RenderableType
 from rich.table import Table
+from rich.text import Text
 
 from anisoscope.cli.app import app, stderr, stdout
 
+if TYPE_CHECKING:
+    from anisoscope.environment import Check
+
 _MARKS = {"ok": "[green]✓[/]", "missing": "[dim]–[/]", "limited": "[yellow]![/]", "broken": "[bold red]✗[/]"}
-_LEGEND = "✓ works   – not installed, optional   ! works, with a caveat   ✗ necessary and does not work"
+_LEGEND = "✓ works   – optional, not installed   ! works, with a caveat   ✗ needed, does not work"
 
 
 @app.command(epilog="Examples:\n\n    anisoscope doctor\n\n    anisoscope doctor --thorough --json")
 def doctor(
+    full: Annotated[bool, typer.Option("--all", help="Also list the packages that work, with their versions.")] = False,
     thorough: Annotated[
-        bool, typer.Option("--thorough", help="Also start a browser and Ray, if they are installed.")
+        bool, typer.Option("--thorough", help="Also import every package, and start a browser and Ray.")
     ] = False,
     as_json: Annotated[
         bool, typer.Option("--json", help="Print the checks as one JSON list, and nothing else.")
     ] = False,
 ) -> None:
-    """Check the installation: versions, devices, folders, the hub, optional packages.
+    """Check the installation: devices, folders, the hub, packages and their versions.
 
     Packages and matrix products are tried in subprocesses. The exit code is 1 only if something that every measurement
     needs does not work.
@@ -37,10 +43,22 @@ def doctor(
     if as_json:
         typer.echo(json.dumps([asdict(check) for check in results]))
     else:
-        table = Table.grid(padding=(0, 2))
-        for check in results:
-            table.add_row(_MARKS[check.state], check.what, f"[dim]{escape(check.detail)}[/]")
-        stdout().print(table)
-        stdout().print(f"[dim]{_LEGEND}[/]")
+        stdout().print(_view(results, full))
     if any(check.state == "broken" for check in results):
         raise typer.Exit(1)
+
+
+def _view(results: Sequence[Check], full: bool) -> RenderableType:
+    """One line of result, then the checks; packages that work are only counted unless `full`."""
+    broken = [check.what for check in results if check.state == "broken"]
+    headline = Text("Everything needed works.", style="bold green")
+    if broken:
+        headline = Text(f"Needed and not working: {', '.join(broken)}.", style="bold red")
+    table = Table.grid(padding=(0, 2))
+    working = [check for check in results if check.library and check.state == "ok"]
+    for check in results:
+        if full or check not in working:
+            table.add_row(_MARKS[check.state], Text(check.what), Text(check.detail, style="dim"))
+    if not full:
+        table.add_row(_MARKS["ok"], f"{len(working)} packages", Text("installed and working; --all lists them", "dim"))
+    return Group(headline, Text(""), table, Text(_LEGEND, style="dim"))

@@ -12,7 +12,7 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from anisoscope.report.terminal import sparkline
+from anisoscope.report.cells import sparkline
 
 if TYPE_CHECKING:
     from anisoscope.studies.demo_training import Curve, DemoRow, TrackedTraining

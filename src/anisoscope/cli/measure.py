@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import shlex
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -58,20 +60,39 @@ def measure(
     ],
     request: Request,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print an estimate of the cost and stop.")] = False,
+    full: Annotated[bool, typer.Option("--all", help="Print every metric, not only the headline ones.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Measure a cloud of vectors on disk, or a model layer by layer, with error bars and null values."""
-    has_data = request.source() is not None
-    path = given_path(source)
-    if not has_data and not request.sites.weights and path.is_file() and path.suffix != ".gguf":
-        _measure_vectors(source, request, as_json)
+    """Measure a cloud of vectors on disk, or a model layer by layer, with error bars and null values.
+
+    Prints sentences, a short table and caveats. The run in --out holds every number.
+    """
+    if is_vectors(source, request):
+        records, info, title = _measure_vectors(source, request)
+        _show(records, info, title, as_json=as_json, full=full)
+        _next(request.output.out, as_json)
+        require_value(records)
         return
-    if not has_data and not request.sites.weights:
+    if request.source() is None and not request.sites.weights:
         raise InputError(_nothing_to_measure(source))
     if dry_run:
         _print_cost(source, request)
         return
-    _measure_model(source, request, as_json)
+    run = _measure_model(source, request)
+    if run is None:  # another process prints
+        return
+    records = list(run.records())
+    _show(records, run.info, source, as_json=as_json, full=full)
+    _next(request.output.out, as_json)
+    require_sound(run, request.output.out)
+    require_value(records)
+
+
+def is_vectors(source: str, request: Request) -> bool:
+    """Whether a source is a file of vectors: a file that is no model, without data for one."""
+    path = given_path(source)
+    alone = request.source() is None and not request.sites.weights
+    return alone and path.is_file() and path.suffix != ".gguf"
 
 
 def _nothing_to_measure(source: str) -> str:
@@ -83,10 +104,10 @@ def _nothing_to_measure(source: str) -> str:
     return f"no file {source}{near_paths(Path(source))}; {what}"
 
 
-def _measure_vectors(source: str, request: Request, as_json: bool) -> None:
+def _measure_vectors(source: str, request: Request) -> tuple[list[Record], dict[str, Any], str]:
+    """The records of a file of vectors, the info of its run, and a title."""
     from anisoscope.data.vectors import open_vectors
     from anisoscope.measurement.measure_rows import ROW_OPTIONS, measure_rows
-    from anisoscope.report.terminal import records_table
 
     options = {name: value for name, value in request.flat().items() if name in ROW_OPTIONS}
     named = {name: options.pop(name) for name in ("tensor", "column", "documents")}
@@ -94,18 +115,15 @@ def _measure_vectors(source: str, request: Request, as_json: bool) -> None:
     metrics = request.statistics.metrics
     with progress_bar("rows", None) as bar:
         records = measure_rows(vectors, metrics, command=command_line(), progress=bar, **options)
-    title = f"{vectors.name}: {vectors.n:,} rows × {vectors.d} ({vectors.dtype})"
-    _show(records, None if as_json else records_table(records, title=title), request.output.out)
-    _require_value(records)
+    return records, {"data": {"d": vectors.d}}, f"{vectors.name}: {vectors.n:,} rows × {vectors.d} ({vectors.dtype})"
 
 
-def _measure_model(source: str, request: Request, as_json: bool) -> None:
+def _measure_model(source: str, request: Request) -> Run | None:
+    """The run of a model; None in all processes but the first."""
     from anisoscope.distributed import launched
     from anisoscope.measurement.measure_model import MEASURE_OPTIONS
     from anisoscope.measurement.measure_model import measure as measure_model
-    from anisoscope.report.terminal import layers_table
 
-    out = request.output.out
     with launched() as job:
         if job.device is not None and not (request.model.device or request.model.device_map):
             request = request.having(device=job.device)
@@ -114,35 +132,42 @@ def _measure_model(source: str, request: Request, as_json: bool) -> None:
         with progress_bar("tokens", total, shown=job.is_first) as bar:
             run = measure_model(
                 source,
-                **{**options, "keep_statistics": out is not None},
+                **{**options, "keep_statistics": request.output.out is not None},
                 command=command_line(),
                 progress=bar,
                 on_status=bar.say,
                 distributed=job.world > 1,
             )
-        if not job.is_first:
-            return
-    records = list(run.records())
-    _show(records, None if as_json else layers_table(records, run.info, title=source), out)
-    _require_sound(run, out)
-    _require_value(records)
+        return run if job.is_first else None
 
 
-def _show(records: list[Record], table: Any, out: Path | None) -> None:
-    if table is None:
+def _show(records: list[Record], info: Mapping[str, Any], title: str, *, as_json: bool, full: bool) -> None:
+    from anisoscope.report.overview import frame_of, overview
+
+    if as_json:
         typer.echo(json.dumps([record.to_json() for record in records]))
+    elif records:
+        stdout().print(overview(frame_of(records), info, title, full=full))
+
+
+def _next(out: Path | None, as_json: bool) -> None:
+    """Where the run is, and what to do with it."""
+    if as_json:
         return
-    stdout().print(table)
-    if out is not None:
-        stderr().print(f"run written to {escape(str(out))}")
+    if out is None:
+        stderr().print("next: --out FOLDER keeps the run for report, show and compare")
+        return
+    stderr().print(f"run written to {escape(str(out))}")
+    stderr().print(f"next: anisoscope report {escape(shlex.quote(str(out)))}", soft_wrap=True)
 
 
-def _require_value(records: list[Record]) -> None:
+def require_value(records: list[Record]) -> None:
+    """Fail if no metric has a value."""
     if all(record.value is None for record in records):
         raise InputError(f"no metric has a value: {records[0].note}" if records else "no metric was requested")
 
 
-def _require_sound(run: Run, out: Path | None) -> None:
+def require_sound(run: Run, out: Path | None) -> None:
     """Fail if activations are not numbers, and exit with 130 if the pass was interrupted."""
     info = run.info
     if "not_finite" in info:

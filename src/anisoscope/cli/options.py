@@ -4,26 +4,27 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Annotated, Any, get_type_hints
 
 import typer
 
 from anisoscope.measurement.request import GROUP_OF, OPTIONS, Request
 
-_LISTS = ("sites", "metrics")  # names separated by commas
+_LISTS = ("sites", "metrics")  # names separated by commas; the option may be repeated
 _SHORT = {"metrics": "-m"}
 _PANELS = {"sites": "Sites", "statistics": "Statistics", "vectors": "Files of vectors"}  # title of a group in --help
 
 
 def with_request(
-    names: Iterable[str], *, help: Mapping[str, str] | None = None
+    names: Iterable[str], *, help: Mapping[str, str] | None = None, defaults: Mapping[str, Any] | None = None
 ) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """Give a command these options of a request; the command receives them as `request`.
 
     Args:
         names: Options, in the order of `--help`.
         help: Help texts that differ from the request's own.
+        defaults: Defaults that differ from the request's own.
     """
     names = list(names)
 
@@ -31,7 +32,8 @@ def with_request(
         own = [p for p in inspect.signature(command, eval_str=True).parameters.values() if p.name != "request"]
         before = [p for p in own if p.default is inspect.Parameter.empty]
         after = [p for p in own if p.default is not inspect.Parameter.empty]
-        options = [_parameter(name, (help or {}).get(name)) for name in names]
+        own_defaults = {name: OPTIONS[name].default for name in names} | dict(defaults or {})
+        options = [_parameter(name, (help or {}).get(name), own_defaults[name]) for name in names]
 
         @functools.wraps(command)
         def wrapped(**values: Any) -> None:
@@ -45,19 +47,20 @@ def with_request(
     return decorate
 
 
-def split_names(text: str | None) -> list[str] | None:
-    """Return the names in a text that separates them by commas; None if there is no text."""
-    return None if text is None else [name.strip() for name in text.split(",") if name.strip()]
+def split_names(texts: Sequence[str] | None) -> list[str] | None:
+    """Return the names in texts that separate them by commas; None if the option was not given."""
+    if not texts:
+        return None
+    return [name.strip() for text in texts for name in text.split(",") if name.strip()]
 
 
-def _parameter(name: str, help: str | None) -> inspect.Parameter:
+def _parameter(name: str, help: str | None, default: Any) -> inspect.Parameter:
     facts = OPTIONS[name].metadata
-    kind = str | None if name in _LISTS else _types()[name]
+    kind = list[str] | None if name in _LISTS else _types()[name]
     if kind is Any:
         kind = facts["word"] | None
-    default: Any = OPTIONS[name].default
     if name in _LISTS and default is not None:
-        default = ",".join(default)
+        default = [",".join(default)]
     flag = f"--{name.replace('_', '-')}"
     flags = [flag, _SHORT[name]] if name in _SHORT else [flag] if kind is bool and default is False else []
     panel = _PANELS.get(GROUP_OF[name], GROUP_OF[name].capitalize())

@@ -12,7 +12,6 @@ from rich.markup import escape
 from anisoscope.cli.app import AsJson, Metrics, app, stderr, stdout
 from anisoscope.cli.options import split_names
 from anisoscope.errors import InputError
-from anisoscope.records import Site
 from anisoscope.store.files import parse_json
 
 Runs = Annotated[list[Path], typer.Argument(help="Run folders.")]
@@ -39,27 +38,21 @@ def report(
     stderr().print(f"report: {escape(str(written))} ({written.stat().st_size / 1e6:.1f} MB)")
 
 
-@app.command(epilog="Example:\n\n    anisoscope show runs/exp1")
-def show(run: Annotated[Path, typer.Argument(help="A run folder.")]) -> None:
-    """Show a run in the terminal: curves over the layers at the last step, sentences, caveats."""
-    from anisoscope.report.caveats import caveats
-    from anisoscope.report.sentences import headlines
-    from anisoscope.report.tables import by_metric, first_and_last, records_of, rows_of, table_of
-    from anisoscope.report.terminal import layers_table, records_table, sentences_table
+@app.command(epilog="Examples:\n\n    anisoscope show runs/exp1\n\n    anisoscope show runs/exp1 --all")
+def show(
+    run: Annotated[Path, typer.Argument(help="A run folder.")],
+    full: Annotated[bool, typer.Option("--all", help="Print every metric, not only the headline ones.")] = False,
+) -> None:
+    """Show a run in the terminal at its last step: sentences, a short table, caveats."""
+    from anisoscope.report.overview import overview
+    from anisoscope.report.tables import table_of
     from anisoscope.store.run import Run
 
     opened = Run.open(run)
     table = table_of([opened])
     if not len(table):
         raise InputError(f"{opened.name} has no records yet; measure something first")
-    shown = records_of(table[table["step"] == table["step"].max()])
-    layered = any(Site.parse(record.site).layer is not None for record in shown)
-    rows = {metric: rows_of(group) for metric, group in by_metric(first_and_last(table)).items()}
-    console = stdout()
-    console.print(
-        layers_table(shown, opened.info, title=opened.name) if layered else records_table(shown, title=opened.name)
-    )
-    console.print(sentences_table(headlines(rows), caveats(rows, opened.info)))
+    stdout().print(overview(table, opened.info, opened.name, full=full))
 
 
 @app.command(

@@ -10,23 +10,29 @@ import typer
 from rich.markup import escape
 
 from anisoscope.cli.app import AsJson, app, stderr, stdout
+from anisoscope.cli.options import split_names
 
 
-@app.command(epilog="Example:\n\n    anisoscope recompute runs/exp1 --metric rankme --metric two_nn")
+@app.command(epilog="Example:\n\n    anisoscope recompute runs/exp1 --metrics rankme,two_nn")
 def recompute(
     run: Annotated[Path, typer.Argument(help="A run folder.")],
-    metric: Annotated[list[str], typer.Option("--metric", "-m", help="A metric by name; may be repeated.")],
+    metrics: Annotated[
+        list[str], typer.Option("--metrics", "-m", help="Metrics by name, separated by commas; may be repeated.")
+    ],
     as_json: AsJson = False,
 ) -> None:
-    """Compute a metric for a stored run, from its statistics."""
+    """Compute metrics for a stored run, from its statistics."""
     from anisoscope.measurement.recompute import recompute as recompute_run
-    from anisoscope.report.terminal import records_table
+    from anisoscope.report.run_tables import layers_table
+    from anisoscope.store.run import Run
 
-    records = recompute_run(run, metric)
+    records = recompute_run(run, split_names(metrics) or [])
     if as_json:
         typer.echo(json.dumps([record.to_json() for record in records]))
     else:
-        stdout().print(records_table(records, title=str(run)))
+        last = max((record.step for record in records), default=0)
+        shown = [record for record in records if record.step == last]
+        stdout().print(layers_table(shown, Run.open(run).info, title=str(run)))
 
 
 @app.command(epilog="Example:\n\n    anisoscope export runs/exp1 --to run.parquet")

@@ -52,7 +52,7 @@ def transform(
     ] = None,
     tensor: Annotated[str | None, typer.Option(help="Which tensor of the file to use.")] = None,
     column: Annotated[str | None, typer.Option(help="Which column of a parquet file to use.")] = None,
-    metrics: Metrics = "mean_cosine,mean_cosine_centred,spectral_anisotropy,isoscore,effective_rank,two_nn",
+    metrics: Metrics = ("mean_cosine,mean_cosine_centred,spectral_anisotropy,isoscore,effective_rank,two_nn",),  # type: ignore[assignment]
     as_json: AsJson = False,
 ) -> None:
     """Centre, whiten or remove directions of embeddings, and compare the metrics before and after."""

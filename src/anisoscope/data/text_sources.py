@@ -11,6 +11,7 @@ from itertools import chain, count
 from pathlib import Path
 from typing import Any, TextIO
 
+from anisoscope.data.sample_text import SAMPLE, sample_documents
 from anisoscope.errors import InputError, first_line
 from anisoscope.models.sources import files_in
 from anisoscope.store.files import given_path, near_paths, parse_json, understood
@@ -55,6 +56,7 @@ def text_documents(
         source: one of
             - a list of strings, each a document;
             - a folder: each .txt and .md file, and each row of each .jsonl and .parquet file, sorted by path;
+            - `sample:topics`: the beginnings of Python's help topics, which come with Python;
             - file.jsonl, file.parquet or datasets:name[:config[:split]]: the `field` of each row;
             - any other file, or "-" for standard input: the texts between `mark`s. Without a mark it is one text, and
               each window cut from it counts as a document (`unit` is "windows").
@@ -71,6 +73,8 @@ def text_documents(
         return TextDocuments(lambda: iter(source))
     if str(source) == "-":
         return _stdin_documents(field, mark)
+    if str(source) == SAMPLE:
+        return TextDocuments(sample_documents)
     if str(source).startswith("datasets:"):
         return TextDocuments(lambda: _dataset_rows(str(source), field or "text"))
     path = given_path(source)
@@ -80,7 +84,7 @@ def text_documents(
             return TextDocuments(lambda: chain.from_iterable(_file_documents(file, field, mark) for file in files))
         path = files[0]
     if not path.is_file():
-        options = "a file, a folder, - or datasets:NAME (in Python also a list of texts)"
+        options = f"a file, a folder, -, {SAMPLE} or datasets:NAME (in Python also a list of texts)"
         raise InputError(f"No text at {path}{near_paths(path)}. Use {options}.")
     if field is not None and path.suffix.lower() not in _TABLE_SUFFIXES:
         raise InputError(f"{path} is plain text without fields. Leave out the field ({field!r}), or use a .jsonl file.")
@@ -97,6 +101,8 @@ def text_size(source: str | Path | Iterable[str]) -> int | None:
     """
     if isinstance(source, list | tuple):
         return sum(map(len, source))
+    if str(source) == SAMPLE:
+        return sum(map(len, sample_documents()))
     if not isinstance(source, str | Path) or str(source) == "-" or str(source).startswith("datasets:"):
         return None
     path = given_path(source)

@@ -329,7 +329,7 @@ def _require_shareable(request: Request, ranks: Ranks) -> None:
     alone = request.sites.generate is not None or request.statistics.batch_tokens is not None
     if ranks.world > 1 and alone:
         raise InputError("generated tokens and batches of tokens are measured by one process; run without torchrun")
-    heads = [site for site in request.sites.sites if site.split(".")[0] in ("q", "k", "pattern")]
+    heads = [site for site in request.sites.sites if str(site).split(".")[0] in ("q", "k", "pattern")]
     if split and (request.sites.weights or heads):
         what = heads[0] if heads else "a weight"
         raise InputError(f"{what} is in pieces if layers are split over processes; leave it out, or use device_map")

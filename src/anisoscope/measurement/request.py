@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
-from anisoscope.errors import unknown
+from anisoscope.errors import InputError, unknown
 
 F = TypeVar("F", bound=Callable[..., Any])
 TOKENS = 65_536
@@ -144,6 +144,8 @@ class Request:
         for name, value in options.items():
             if name not in GROUP_OF:
                 raise unknown("option", name, GROUP_OF)
+            if name == "sites" and isinstance(value, str):
+                raise InputError(f"sites must be a list of names, such as [{value!r}], not a text")
             groups.setdefault(GROUP_OF[name], {})[name] = value
         return replace(self, **{group: replace(getattr(self, group), **values) for group, values in groups.items()})
 
@@ -239,14 +241,18 @@ def differences(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[str
 
 
 def plain(value: Any) -> Any:
-    """Return a value as JSON can hold it; what it cannot is named by its text."""
+    """Return a value as JSON can hold it; a metric is its name, and its version if not 1."""
     if isinstance(value, Mapping):
         return {str(name): plain(entry) for name, entry in value.items()}
     if isinstance(value, list | tuple):
         return [plain(entry) for entry in value]
     if isinstance(value, str | int | float | None):
         return value
-    return str(value) if isinstance(value, Path) else getattr(value, "name", type(value).__name__)
+    if isinstance(value, Path):
+        return str(value)
+    name = getattr(value, "name", type(value).__name__)
+    version = getattr(value, "version", 1)
+    return name if version == 1 else f"{name} (version {version})"
 
 
 def _short(value: Any) -> str:

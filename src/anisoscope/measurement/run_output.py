@@ -45,6 +45,11 @@ def choose_metrics(names: Sequence[str | Metric] | None, known: set[str]) -> lis
         return [m for m in catalogue().values() if m.requires <= known]
     if isinstance(names, str):
         raise InputError(f"metrics must be a list of names, such as [{names!r}], not a text")
+    for name in names:
+        if callable(name) and not isinstance(name, Metric):
+            raise InputError(
+                f"{getattr(name, '__name__', name)} is a function; make it a metric with @anisoscope.metric"
+            )
     chosen = [name if isinstance(name, Metric) else find([name])[0] for name in names]
     for metric in chosen:
         missing = sorted(metric.requires - known)

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
-from itertools import pairwise
 from typing import Any
 
 from rich import box
@@ -14,96 +11,12 @@ from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
-from anisoscope.records import Record, Site
-from anisoscope.report.checked_info import checked_info
+from anisoscope.records import Record
+from anisoscope.report.cells import new_table, number, sparkline
 from anisoscope.report.compare import Difference
 
-_HIDDEN_CURVES = 3  # a curve with more points than this is shown as one sparkline row
-_BARS = "▁▂▃▄▅▆▇█"
-_WIDEST = 14  # characters of a sparkline
 _BOTH = "first run\nsecond run"
-_CURVES = ("over layers", _BOTH)  # columns of sparklines, which must not break
-
-
-def records_table(records: Sequence[Record], title: str = "") -> Table:
-    """One row per number: value ± one standard error, null value, n, note. A curve by index is one row."""
-    table = _table(title, "metric", "value", "null value", "n", "note")
-    for group in _groups(records):
-        first, last = group[0], group[-1]
-        label = _label(first)
-        if len(group) > _HIDDEN_CURVES:
-            ends = f"{_number(first.value)} … {_number(last.value)}"
-            nulls = "" if first.null is None else f"{_number(first.null)} … {_number(last.null)}"
-            shape = f"{sparkline([r.value for r in group])} [dim]index {first.index} … {last.index}[/]"
-            table.add_row(label, ends, nulls, _count(first.n), shape)
-            continue
-        for record in group:
-            name = label if record.index is None else f"{label} [dim]({record.index})[/]"
-            null = "" if record.null is None else _number(record.null)
-            table.add_row(name, _with_error(record), null, _count(record.n), f"[dim]{escape(record.note or '')}[/]")
-    return table
-
-
-def layers_table(records: Sequence[Record], info: Mapping[str, Any], title: str) -> RenderableType:
-    """One row per metric and token policy: its curve over the layers, the first, highest and last value.
-
-    Below the table: the tokens left out, the curves by index, and the metrics without a value, with the reason.
-    """
-    table = _table(title, "metric", "tokens", "over layers", "first", "highest", "last")
-    _wrap_names_first(table)
-    for column in table.columns[3:]:
-        column.min_width = 8
-    groups: dict[tuple[str, str], list[Record]] = {}
-    without: dict[str, list[str]] = {}  # by the reason
-    for record in (*(each for each in records if each.index is None), *_over_heads(records)):
-        groups.setdefault((_label(record), record.tokens), []).append(record)
-    order = {label: position for position, label in enumerate(dict.fromkeys(label for label, _ in groups))}
-    # Metrics in their first-seen order, `all` and `no-sink` of one metric next to each other.
-    for (label, tokens), group in sorted(groups.items(), key=lambda item: (order[item[0][0]], item[0][1])):
-        known = [r for r in group if r.value is not None]
-        if not known:
-            without.setdefault(group[0].note or "", []).append(f"{label} ({tokens})")
-            continue
-        highest = max(known, key=lambda r: r.value or 0.0)
-        table.add_row(
-            _stacked(label),
-            escape(tokens),
-            sparkline([r.value for r in group]),
-            _with_error(known[0], 3),
-            f"{_number(highest.value, 3)} [dim]{escape(highest.site)}[/]",
-            _with_error(known[-1], 3),
-        )
-    removed = checked_info(info)["removed"]
-    listed = removed["tokens"][:12]
-    words = ", ".join(f"{t['text']!r}" if t.get("text") is not None else f"#{t.get('token')}" for t in listed)
-    note = f"no-sink: without first tokens and {removed['count']} massive tokens" + (f" ({words})" if words else "")
-    curves = dict.fromkeys(each.metric for each in records if each.index is not None and not _is_head(each))
-    more = f"\nCurves (see the report): {', '.join(curves)}" if curves else ""
-    more += "".join(f"\nNo value of {', '.join(labels)}: {reason}" for reason, labels in without.items())
-    return Group(table, Text(note + more, style="dim"))
-
-
-def _is_head(record: Record) -> bool:
-    return record.index is not None and Site.parse(record.site).kind == "pattern"
-
-
-def _over_heads(records: Sequence[Record]) -> list[Record]:
-    """The mean over the heads of each layer; the report shows each head."""
-    heads: dict[tuple[str, str, str, int], list[Record]] = {}
-    for record in records:
-        if _is_head(record) and record.value is not None:
-            key = (record.site, record.tokens, _label(record), record.step)
-            heads.setdefault(key, []).append(record)
-    return [
-        replace(
-            group[0],
-            value=math.fsum(r.value or 0.0 for r in group) / len(group),
-            variant={**group[0].variant, "mean over": "heads"},
-            index=None,
-            error=None,
-        )
-        for group in heads.values()
-    ]
+_CURVES = (_BOTH,)  # columns of sparklines, which must not break
 
 
 def cost_table(cost: Any, title: str) -> Table:
@@ -217,22 +130,17 @@ def _site_and_step(record: Record) -> str:
     return f"{_site(record)}, step {record.step}" if record.step else _site(record)
 
 
-def metrics_table(cards: Sequence[Mapping[str, Any]]) -> Table:
-    """The catalogue of metrics, one row per metric."""
-    table = _table("", "metric", "meaning", "range", "ignores", "paper")
+def metrics_table(cards: Sequence[Mapping[str, Any]]) -> RenderableType:
+    """The catalogue of metrics, one row per metric: its meaning; below it range, invariances, paper."""
+    table = new_table("", "metric", "meaning", left=("meaning",))
     family = None
     for card in cards:
         if card["family"] != family:
             family = card["family"]
             table.add_section()
-            table.add_row(f"[bold]{family}[/]", "", "", "", "")
-        table.add_row(
-            escape(card["name"]),
-            escape(card["meaning"]),
-            _range(card),
-            ", ".join(card["ignores"]),
-            escape(card["paper"]),
-        )
+            table.add_row(Text(family, style="bold"), "")
+        facts = f"{_range(card)} · ignores {_ignores(card)} · {card['paper']}"
+        table.add_row(Text(card["name"]), Text.assemble(card["meaning"], (f"\n{facts}", "dim")))
     return table
 
 
@@ -243,10 +151,10 @@ def metric_card(card: Mapping[str, Any]) -> RenderableType:
         ("range", _range(card)),
         ("ignores", _ignores(card)),
         ("reads", ", ".join(card["needs"])),
-        ("paper", escape(card["paper"])),
+        ("paper", card["paper"]),
         ("version", str(card["version"])),
     ):
-        facts.add_row(f"[dim]{name}[/]", value)
+        facts.add_row(Text(name, style="dim"), Text(value))
     return Group(Text(card["name"], style="bold"), Text(""), Text(card["text"]), Text(""), facts)
 
 
@@ -258,37 +166,6 @@ def clouds_table(records: Mapping[str, Sequence[Record]], metrics: Sequence[str]
         first = {record.metric: record.value for record in reversed(results)}
         table.add_row(cloud, *(_fixed(first.get(name)) for name in metrics))
     return table
-
-
-def sparkline(values: Sequence[float | None]) -> str:
-    """A curve in one line of text, short enough for a table; a missing value leaves a gap."""
-    drawn = _binned(values, _WIDEST)
-    known = [v for v in drawn if v is not None]
-    if not known:
-        return ""
-    low, high = min(known), max(known)
-    span = (high / 2 - low / 2) or 1.0  # halves: the difference of two huge numbers may be infinite
-    return "".join(" " if v is None else _BARS[round((v / 2 - low / 2) / span * (len(_BARS) - 1))] for v in drawn)
-
-
-def _binned(values: Sequence[float | None], most: int) -> Sequence[float | None]:
-    """At most `most` values; if there are more, neighbours are averaged."""
-    if len(values) <= most:
-        return values
-    edges = [len(values) * k // most for k in range(most + 1)]
-    bins = [[v for v in values[a:b] if v is not None] for a, b in pairwise(edges)]
-    return [sum(v / len(part) for v in part) if part else None for part in bins]
-
-
-def _groups(records: Sequence[Record]) -> list[list[Record]]:
-    """Consecutive records of one metric and variant."""
-    groups: list[list[Record]] = []
-    for record in records:
-        if groups and (groups[-1][0].metric, groups[-1][0].variant) == (record.metric, record.variant):
-            groups[-1].append(record)
-        else:
-            groups.append([record])
-    return groups
 
 
 def _wrap_names_first(table: Table) -> None:
@@ -316,12 +193,7 @@ def _with_error(record: Record | None, digits: int = 4) -> str:
 
 def _number(value: float | None, digits: int = 4) -> str:
     """A number with `digits` significant digits, in plain notation if that is short."""
-    if value is None:
-        return "[dim]–[/]"
-    if abs(value) < 1e-12:
-        return "0"
-    size = math.floor(math.log10(abs(value)))
-    return f"{value:.{max(0, digits - 1 - size)}f}" if -4 <= size < 6 else f"{value:.{digits - 1}e}"
+    return "[dim]–[/]" if value is None else number(value, digits)
 
 
 def _fixed(value: float | None) -> str:
@@ -329,10 +201,6 @@ def _fixed(value: float | None) -> str:
     if value is None:
         return "[dim]–[/]"
     return f"{value + 0.0:.4f}" if abs(value) < 2 else f"{value:.2f}"
-
-
-def _count(n: int | None) -> str:
-    return "" if n is None else f"{n:,}"
 
 
 def _ignores(card: Mapping[str, Any]) -> str:

@@ -123,11 +123,13 @@ def block_numbers(n: int, document: Tensor | None = None, blocks: int = BLOCKS) 
 
 
 def as_rows(x: Any) -> Tensor:
-    """Return an array, a nested list or a tensor as a float tensor (n, d).
+    """Return an array, a nested list, a data frame or a tensor as a float tensor (n, d).
 
     Raises:
         InputError: It is not a matrix of real numbers.
     """
+    if hasattr(x, "select_dtypes"):  # a data frame
+        x = _numbers(x)
     try:
         rows = x if isinstance(x, Tensor) else torch.as_tensor(x)
     except (TypeError, ValueError, RuntimeError) as why:
@@ -137,6 +139,15 @@ def as_rows(x: Any) -> Tensor:
     if rows.ndim != 2 or not rows.shape[0] or not rows.shape[1]:
         raise InputError(f"Rows must be a matrix (n, d) with n, d > 0. The shape is {tuple(rows.shape)}.")
     return rows if rows.is_floating_point() else rows.double()
+
+
+def _numbers(frame: Any) -> Any:
+    """The columns of a data frame as an array."""
+    numeric = frame.select_dtypes("number")
+    others = [str(name) for name in frame.columns if name not in numeric.columns]
+    if others:
+        raise InputError(f"Columns of the data frame are not numbers: {', '.join(others[:4])}. Leave them out.")
+    return numeric.to_numpy(dtype=float, copy=True)
 
 
 def _with_more(block: Block, more: Any) -> Block:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from anisoscope.data.sample_text import help_topics
 from anisoscope.errors import InputError
 from anisoscope.store.files import given_path, near_paths
 from anisoscope.studies.lab.enwik8 import articles
@@ -17,7 +17,6 @@ from anisoscope.studies.lab.enwik8 import articles
 EMBEDDED = "topics"
 _PIECE = 1 << 14  # characters per document of a plain text file
 _PIECES = 20  # documents of a short file, at least
-_PARAGRAPHS = re.compile(r"\n\s*\n")
 _ZIPF_LETTER = 0x4E00  # token k of a synthetic text is this character plus k: each token one letter, none of them ASCII
 
 
@@ -59,25 +58,8 @@ def open_text(source: str | Path) -> Text:
 
 
 def embedded_text() -> Text:
-    """Return Python's help topics, one document each: English prose with code, without a download.
-
-    Topics quote each other, so only the first occurrence of each paragraph is kept: otherwise held-out text would
-    occur in the training text.
-    """
-    from pydoc_data.topics import topics
-
-    def read() -> Iterator[str]:
-        seen: set[str] = set()
-        for topic in topics.values():
-            kept = []
-            for paragraph in _PARAGRAPHS.split(topic):
-                if paragraph.strip() not in seen:
-                    seen.add(paragraph.strip())
-                    kept.append(paragraph)
-            if kept:
-                yield "\n\n".join(kept)
-
-    return Text(EMBEDDED, read)
+    """Return Python's help topics, one document each: English prose with code, without a download."""
+    return Text(EMBEDDED, help_topics)
 
 
 # --- synthetic ----------------------------------------------------------------------------------------------------

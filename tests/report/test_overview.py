@@ -1,0 +1,59 @@
+"""What `measure` and `show` print: sentences, a short table or all of it, caveats."""
+
+from __future__ import annotations
+
+from io import StringIO
+from typing import Any
+
+from rich.console import Console
+
+from anisoscope.records import Record
+from anisoscope.report.overview import frame_of, in_rows, overview
+from anisoscope.report.tables import records_of
+from tests import report_runs as runs
+
+
+def printed(records: list[Record], width: int = 80, **more: Any) -> str:
+    console = Console(width=width, file=StringIO(), record=True)
+    console.print(overview(frame_of(records), runs.info(), "a model", **more))
+    return console.export_text()
+
+
+def many() -> list[Record]:
+    names = ("spectral_anisotropy", "isoscore", "two_nn", "rankme", "stable_rank", "drift_norm")
+    return [Record(s, name, 0.5, tokens=t) for name in names for s in runs.sites() for t in ("all", "no-sink")]
+
+
+def test_a_short_table_is_printed_in_full() -> None:
+    text = printed(runs.profiles())
+    assert "highest" in text
+    assert "question" not in text
+    assert text.index("the top direction has") < text.index("highest") < text.index("Caveats")
+
+
+def test_a_long_table_becomes_one_row_per_question() -> None:
+    text = printed(many())
+    assert "One direction dominates?" in text
+    assert "rankme" not in text
+    assert "6 metrics in all: see --all" in " ".join(text.split())
+    assert len(text.splitlines()) < 40
+
+
+def test_all_prints_every_metric() -> None:
+    text = printed(many(), full=True)
+    assert text.count("rankme") == text.count("stable_rank") == 2  # under both token policies
+    assert "question" not in text
+
+
+def test_of_vectors_tokens_are_rows() -> None:
+    records = [Record("vectors", "mean_cosine", 0.5, n=100), Record("vectors", "massive_tokens", 3.0, n=100)]
+    text = printed(records)
+    assert "the mean cosine between two rows is 0.50" in " ".join(text.split())
+    assert "massive_tokens" in text
+    assert in_rows("2 tokens, 1 token, massive_tokens, --tokens") == "2 rows, 1 row, massive_tokens, --tokens"
+    assert in_rows("2 tokens", tokens=True) == "2 tokens"
+
+
+def test_a_frame_holds_the_records_it_was_made_of() -> None:
+    records = [*runs.profiles(), *runs.curves()]
+    assert records_of(frame_of(records)) == records
