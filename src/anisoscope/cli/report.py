@@ -59,7 +59,7 @@ def show(run: Annotated[Path, typer.Argument(help="A run folder.")]) -> None:
     console.print(
         layers_table(shown, opened.info, title=opened.name) if layered else records_table(shown, title=opened.name)
     )
-    console.print(sentences_table(headlines(rows), caveats(rows, opened.info)))
+    console.print(sentences_table(headlines(rows, opened.info), caveats(rows, opened.info)))
 
 
 @app.command(
