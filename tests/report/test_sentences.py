@@ -118,9 +118,9 @@ def test_gradients_are_named_and_not_mixed_with_activations() -> None:
 
 
 def test_other_streams_are_described_only_without_the_residual_stream() -> None:
-    queries = [Record(f"q.0.{head}", "isoscore", 0.2 + 0.01 * head) for head in range(2)]
+    queries = [Record(f"q.0.{head}", "isoscore", 0.2 + 0.04 * head) for head in range(2)]
     assert sentence_of("isoscore", queries, LOW) == (
-        "queries, layer 0: the IsoScore is 0.20 (1 is a sphere, 0 a line) (mean over heads)"
+        "queries, layer 0: the IsoScore is 0.22 (1 is a sphere, 0 a line) (mean over heads)"
     )
     assert "queries" not in sentence_of("isoscore", [*curve("isoscore", [0.5]), *queries], LOW)
 
