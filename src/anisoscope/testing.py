@@ -92,10 +92,9 @@ def check_notable(metric: Metric) -> None:
         return
     g = torch.Generator().manual_seed(2)
     isotropic = torch.randn(_SIZES[0], DIM, generator=g, dtype=torch.float64)
-    means = [_mean(metric, x) for x in (isotropic, dominated(isotropic, g))]
-    if None in means:
+    round_value, narrow_value = (_mean(metric, x) for x in (isotropic, dominated(isotropic, g)))
+    if round_value is None or narrow_value is None:
         return  # no value without a finding, as with `tokens_to_halve`
-    round_value, narrow_value = means
     holds = narrow_value > round_value if metric.notable == "high" else narrow_value < round_value
     assert holds, (
         f"{metric.name} declares that {metric.notable} values are the finding, but isotropic rows give {round_value} "

@@ -81,13 +81,13 @@ def test_layers_beyond_the_middle_stand_out() -> None:
 def test_a_score_whose_low_end_is_the_finding_is_described_there() -> None:
     """Layers 2 and 3 of this model collapse: they are the finding, not "elsewhere"."""
     text = sentence_of("isoscore", curve("isoscore", [0.05, 0.06, 2.8e-5, 3e-5, 0.055]), LOW)
-    assert text == "layers 2–3: the IsoScore is about 0 (1 is a sphere, 0 a line); elsewhere 0.05 to 0.06"
+    assert text == "layers 2–3: the IsoScore (1 is a sphere, 0 a line) is about 0; elsewhere 0.05 to 0.06"
 
 
 def test_the_two_ranges_of_a_sentence_do_not_overlap() -> None:
-    values = [0.12, 0.73, 0.2, 0.7, 0.15, 0.72, 0.45]  # too many stretches to name
+    values = [0.12, 0.73, 0.2, 0.7, 0.15, 0.72, 0.1, 0.65]  # too many stretches to name
     assert sentence_of("relative_drift", curve("relative_drift", values)) == (
-        "layers 0–6: the mean vector has 12–73 % of the tokens' norm, highest at layer 1"
+        "layers 0–7: the mean vector has 10–73 % of the tokens' norm, highest at layer 1"
     )
 
 
@@ -120,7 +120,7 @@ def test_gradients_are_named_and_not_mixed_with_activations() -> None:
 def test_other_streams_are_described_only_without_the_residual_stream() -> None:
     queries = [Record(f"q.0.{head}", "isoscore", 0.2 + 0.04 * head) for head in range(2)]
     assert sentence_of("isoscore", queries, LOW) == (
-        "queries, layer 0: the IsoScore is 0.22 (1 is a sphere, 0 a line) (mean over heads)"
+        "queries, layer 0: the IsoScore (1 is a sphere, 0 a line) is 0.22 (mean over heads)"
     )
     assert "queries" not in sentence_of("isoscore", [*curve("isoscore", [0.5]), *queries], LOW)
 

@@ -127,13 +127,13 @@ def mle_dimension(neighbours: Neighbours) -> Value:
 def local_pca_dimension(local: LocalDimensions) -> Value:
     """Average number of directions that hold 95 % of the variance among a row's nearest neighbours.
 
-    Computed for 256 rows with 32 neighbours each. The value cannot exceed the number of neighbours, so a large value is
-    a lower bound.
+    Computed for 256 rows with 32 neighbours each; n is the number of rows among which neighbours are searched. The
+    value cannot exceed the number of neighbours, so a large value is a lower bound.
     """
     if len(local.count) < 3:
         raise Undefined(f"{len(local.count)} different rows are not enough", "give at least 20")
     variant = {"k": local.listed, "share": LOCAL_SHARE}
-    return Value(float(local.count.double().mean()), variant=variant, n=len(local.count))
+    return Value(float(local.count.double().mean()), variant=variant, n=local.searched)
 
 
 def _both(neighbours: Neighbours, estimate: Callable[[Tensor], float]) -> Iterator[Value]:

@@ -200,19 +200,17 @@ def difference_frame(results: Sequence[Difference]) -> pd.DataFrame:
     return pd.DataFrame(rows)
 
 
-def clear_text(group: Sequence[Difference]) -> str:
-    """How many differences of a group are clear, and why others cannot be compared.
-
-    >>> a, b = Record("embed", "two_nn", 4.0, n=4096), Record("embed", "two_nn", 9.0, n=65536)
-    >>> clear_text([_at_equal_rows(Difference(a, b, 5.0, 0.1, 8, paired=False), "any")])
-    'not comparable:\\n4,096 against\\n65,536 tokens'
-    """
-    refused = [each for each in group if each.refused is not None]
-    if len(refused) < len(group):
-        more = f"\n{len(refused)} not comparable" if refused else ""
-        return f"{sum(each.clear for each in group)} of {len(group)}{more}"
-    first, against, second = str(refused[0].refused).partition(" against ")
-    return f"not comparable:\n{first}{against.rstrip()}\n{second}" if second else f"not comparable:\n{first}"
+def refused_text(results: Sequence[Difference]) -> str:
+    """How many differences are refused and why, as a sentence; "" if none is."""
+    reasons = [each.refused for each in results if each.refused is not None]
+    if not reasons:
+        return ""
+    pairs = list(dict.fromkeys(reasons))
+    more = f" and {len(pairs) - 1} other pair{'s' if len(pairs) > 2 else ''}" if len(pairs) > 1 else ""
+    return (
+        f"{len(reasons)} of {len(results)} are not comparable ({pairs[0]}{more}): these metrics depend on n, and n alone "
+        "can cause such a difference. Measure both runs with the same --tokens."
+    )
 
 
 def _at_equal_rows(each: Difference, effect: str) -> Difference:

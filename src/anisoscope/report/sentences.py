@@ -16,7 +16,7 @@ _FLAT = 0.25  # a curve whose values vary by less than this share of the largest
 _NOTHING = 1e-5
 _HEADLINE_RANK = 32  # of a curve by rank, the rank whose value is reported
 _SAME = 0.1  # numbers that differ by less than this share are reported once
-_STRETCHES = 2  # separate ranges of layers that a sentence names
+_STRETCHES = 3  # separate ranges of layers that a sentence names
 _NAMED = 3  # sites without a layer that a sentence names
 
 
@@ -47,7 +47,7 @@ PHRASES: Mapping[str, Phrase] = {
     "mean_cosine": Phrase("the mean cosine between two tokens is {}", zero=0.01),
     "mean_cosine_centred": Phrase("the mean cosine between two tokens after centring is {}", zero=0.01),
     "relative_drift": Phrase("the mean vector has {} of the tokens' norm", percent=True),
-    "isoscore": Phrase("the IsoScore is {} (1 is a sphere, 0 a line)", zero=0.001),
+    "isoscore": Phrase("the IsoScore (1 is a sphere, 0 a line) is {}", zero=0.001),
     "participation_ratio": Phrase("the variance is spread over about {} directions"),
     "effective_rank": Phrase("the effective rank is {}"),
     "two_nn": Phrase("the intrinsic dimension is about {}"),
@@ -224,15 +224,17 @@ def _over_layers(phrase: Phrase, rows: Sequence[Row], notable: str | None) -> st
     stretches, rest = standing_out({p: v if abs(v) >= phrase.zero else 0.0 for p, v in curve.items()}, notable)
     inside = [layer for stretch in stretches for layer in stretch]
     depth = _final(rows)
-    where = " and ".join(layers_text(stretch, depth) for stretch in stretches)
+    *most, last = [layers_text(stretch, depth) for stretch in stretches]
+    where = f"{', '.join(most)} and {last}" if most else last
     text = f"{where}: {phrase.clause.format(phrase.text([curve[p] for p in inside]))}"
     if not rest and not _is_flat(curve) and len({phrase.text([value]) for value in curve.values()}) > 1:
         text += _ends(curve, notable, depth)
+    text += _null_text([row for row in own if row["layer"] in inside], phrase)
     if other and set(inside) <= set(other) and any(_differs(curve[p], other[p]) for p in inside):
         text += f"; without first and massive tokens {phrase.text([other[p] for p in inside])}"
     if rest:
         text += f"; elsewhere {phrase.text([curve[p] for p in rest])}"
-    return text + _null_text([row for row in own if row["layer"] in inside], phrase)
+    return text
 
 
 def _without_layers(phrase: Phrase, rows: Sequence[Row]) -> str:

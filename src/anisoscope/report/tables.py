@@ -150,7 +150,8 @@ def _row(values: Row, depths: Depths, keys: Sequence[str]) -> Row:
     heads = site.kind == "pattern"  # there the index is a head
     ends: tuple[float | None, float | None] = (None, None)
     if values["value"] is not None and values["error"] is not None:
-        low, high = interval(*(values.get(name) for name in ("value", "error", "error_kind", *RANGE)))
+        least, most = (values.get(name) for name in RANGE)
+        low, high = interval(values["value"], values["error"], values["error_kind"], least, most)
         ends = (low, high) if math.isfinite(low) and math.isfinite(high) else ends
     variant = parse_variant(values["variant"])
     return {

@@ -16,7 +16,7 @@ from rich.text import Text
 
 from anisoscope.records import Record, Site
 from anisoscope.report.checked_info import checked_info
-from anisoscope.report.compare import Difference, clear_text
+from anisoscope.report.compare import Difference, refused_text
 from anisoscope.report.tables import parse_site, stream_of
 
 _HIDDEN_CURVES = 3  # a curve with more points than this is shown as one sparkline row
@@ -168,14 +168,16 @@ def differences_table(results: Sequence[Difference], title: str, steps: int = 1)
         stream = stream_of(parse_site(each.first.site))
         groups.setdefault((_label(each.first), each.first.tokens, stream), []).append(each)
     for (label, tokens, stream), group in groups.items():
-        largest = max(group, key=lambda each: (each.refused is None, abs(each.value)))
+        comparable = [each for each in group if each.refused is None]
+        largest = max(comparable or group, key=lambda each: abs(each.value))
+        difference = f"{_signed(largest)}\n[dim]{escape(_both_sites(largest))}[/]"
         curves = ([each.first.value for each in group], [each.second.value for each in group])
         table.add_row(
             _stacked(label),
             escape(tokens) + ("" if stream == "resid" else f"\n[dim]{escape(stream)}[/]"),
             "\n".join(map(sparkline, curves)),
-            f"{_signed(largest)}\n[dim]{escape(_both_sites(largest))}[/]",
-            clear_text(group),
+            difference if comparable else f"[dim]not comparable: {largest.refused}[/]",
+            f"{sum(each.clear for each in group)} of {len(comparable)}" if comparable else "–",
         )
     note = f"at step {last}" if last else ""
     if steps > 1:
@@ -191,9 +193,7 @@ def sites_table(results: Sequence[Difference], title: str) -> RenderableType:
         where = (_label(each.first), escape(_both_sites(each) + step), escape(each.first.tokens))
         mark = "n" if each.refused is not None else "*" if each.clear else ""
         table.add_row(*where, _with_error(each.first), _with_error(each.second), _signed(each), mark)
-    reasons = dict.fromkeys(each.refused for each in results if each.refused is not None)
-    refused = [Text(f"n: not comparable, {'; '.join(map(str, reasons))}", style="dim")] if reasons else []
-    return Group(table, _how_compared(results), *refused)
+    return Group(table, _how_compared(results))
 
 
 def _how_compared(results: Sequence[Difference]) -> Text:
@@ -204,7 +204,8 @@ def _how_compared(results: Sequence[Difference]) -> Text:
     steps = {(each.first.step, each.second.step) for each in results if each.first.step != each.second.step}
     apart = f" Steps differ: {', '.join(f'{a} and {b}' for a, b in sorted(steps))}." if steps else ""
     clear = "clear: the 95 % interval excludes 0, not corrected for many comparisons"
-    return Text(f"second − first ± one standard error, {how}; {clear}.{apart}", style="dim")
+    refused = f" {refused_text(results)}" if refused_text(results) else ""
+    return Text(f"second − first ± one standard error, {how}; {clear}.{apart}{refused}", style="dim")
 
 
 def _signed(each: Difference) -> str:
