@@ -178,7 +178,7 @@ def test_a_variant_that_one_run_lacks_is_listed(tmp_path: Path) -> None:
         )
         for name, k in (("a", 1), ("b", 2))
     ]
-    notes = "\n".join(matched(*pair).notes)
+    notes = "\n".join(matched(pair[0], pair[1]).notes)
     assert "Only in a, not in b: the metric top." in notes
 
 

@@ -208,8 +208,8 @@ def refused_text(results: Sequence[Difference]) -> str:
     pairs = list(dict.fromkeys(reasons))
     more = f" and {len(pairs) - 1} other pair{'s' if len(pairs) > 2 else ''}" if len(pairs) > 1 else ""
     return (
-        f"{len(reasons)} of {len(results)} are not comparable ({pairs[0]}{more}): these metrics depend on n, and n alone "
-        "can cause such a difference. Measure both runs with the same --tokens."
+        f"{len(reasons)} of {len(results)} are not comparable ({pairs[0]}{more}): these metrics depend on n, and n "
+        "alone can cause such a difference. Measure both runs with the same --tokens."
     )
 
 
