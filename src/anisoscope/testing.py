@@ -128,7 +128,7 @@ class RowChange:
 
     cloud: str
     of_value: float
-    of_null: float  # 0 if there is no null
+    of_null: float  # what the change of the null allows; 0 if there is no null
     error: float  # one standard error of the change
 
     @property
@@ -151,13 +151,19 @@ def row_changes(metric: Metric) -> Iterator[RowChange]:
         large, small = ([_numbers(metric, draw(n, _generator(n + i))) for i in range(_DRAWS)] for n in _SIZES)
         for key in large[0]:
             if all(key in numbers for numbers in (*large, *small)):
-                yield _row_change(name, [each[key] for each in large], [each[key] for each in small])
+                low = metric.notable == "low"
+                yield _row_change(name, [each[key] for each in large], [each[key] for each in small], low=low)
 
 
-def _row_change(cloud: str, large: list[tuple[float, float]], small: list[tuple[float, float]]) -> RowChange:
+def _row_change(
+    cloud: str, large: list[tuple[float, float]], small: list[tuple[float, float]], *, low: bool
+) -> RowChange:
     values, nulls = ([[pair[i] for pair in pairs] for pairs in (large, small)] for i in (0, 1))
     error = math.hypot(*(statistics.stdev(each) / math.sqrt(_DRAWS) for each in values))
     of_value, of_null = (statistics.fmean(b) - statistics.fmean(a) for a, b in (values, nulls))
+    means = [statistics.fmean(each) for each in (*values, *nulls)]
+    if low and 0 < means[0] < means[2] and 0 < means[1] < means[3]:  # as `compare` allows for different n
+        of_null *= means[0] * means[1] / (means[2] * means[3])
     return RowChange(cloud, of_value, abs(of_null), error)
 
 

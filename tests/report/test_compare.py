@@ -133,7 +133,10 @@ def test_compare_gives_the_error_bar_of_measure_for_blocks_of_unequal_size(tmp_p
 def model_run(path: Path, layers: int, n: int, values: float, **more: Any) -> Run:
     """A run of a model with so many layers, measured on n tokens; the facts of its metrics are in its cards."""
     facts = {"mean_cosine": "none", "isoscore": "null", "two_nn": "any"}
-    cards = {name: runs.card(name, name, low=None, high=None, row_effect=effect) for name, effect in facts.items()}
+    cards = {
+        name: runs.card(name, name, low=None, high=None, row_effect=effect, notable=more.pop("notable", None))
+        for name, effect in facts.items()
+    }
     sites = ["embed", *(f"resid.{i}" for i in range(layers)), "final"]
     same: dict[str, Any] = {"n": n, "error": 0.001, "error_kind": "jackknife-8-documents"}
     records = [Record(site, "mean_cosine", values, **same) for site in sites]
@@ -179,7 +182,8 @@ def test_a_variant_that_one_run_lacks_is_listed(tmp_path: Path) -> None:
         for name, k in (("a", 1), ("b", 2))
     ]
     notes = "\n".join(matched(pair[0], pair[1]).notes)
-    assert "Only in a, not in b: the metric top." in notes
+    assert "Only in a, not in b: some numbers of top (another variant or index" in notes
+    assert "Only in b, not in a: some numbers of top (another variant or index" in notes
 
 
 def test_numbers_that_depend_on_n_are_refused_at_different_n(tmp_path: Path) -> None:
@@ -191,7 +195,7 @@ def test_numbers_that_depend_on_n_are_refused_at_different_n(tmp_path: Path) -> 
         assert found[name].refused == "4,096 against 65,536 tokens"
         assert not found[name].clear
     text = refused_text(list(found.values()))
-    assert text.startswith("2 of 3 are not comparable (4,096 against 65,536 tokens): these metrics depend on n")
+    assert text.startswith("2 of 3 are not comparable (4,096 against 65,536 tokens): these numbers depend on")
     assert refused_text([found["mean_cosine"]]) == ""
 
 
@@ -201,6 +205,24 @@ def test_a_difference_beyond_what_n_can_cause_is_compared_with_an_allowance(tmp_
     assert found.refused is None
     assert found.by_rows == pytest.approx(1 / (1 + 500 / 65536) - 1 / (1 + 500 / 4096))
     assert found.clear
+
+
+def test_a_score_far_below_its_null_hardly_depends_on_n(tmp_path: Path) -> None:
+    """1/PR = 1/PR∞ + 1/n: a participation ratio of 10 changes by 0.02 between 4,096 and 65,536 rows, its null by 66."""
+
+    def spread(path: Path, n: int, ratio: float) -> Run:
+        card = runs.card("participation_ratio", "", low=1, high=None, row_effect="null", notable="low")
+        record = Record(
+            "embed", "participation_ratio", 1 / (1 / ratio + 1 / n), null=1 / (1 / 576 + 1 / n), n=n, error=0.01
+        )
+        return runs.make_run(path, [record], metrics={"participation_ratio": card})
+
+    [same] = compare(spread(tmp_path / "a", 4096, 10.0), spread(tmp_path / "b", 65536, 10.0))
+    assert same.refused is not None or not same.clear
+    assert abs(same.value) == pytest.approx(10.0**2 * (1 / 4096 - 1 / 65536), rel=0.01)
+    [other] = compare(spread(tmp_path / "c", 4096, 10.0), spread(tmp_path / "d", 65536, 12.0))
+    assert other.by_rows < 0.04
+    assert other.clear
 
 
 def test_nearly_equal_numbers_of_rows_are_compared(tmp_path: Path) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -147,9 +147,13 @@ def matched(first: Run, second: Run, metrics: Sequence[str] | None = None) -> Ma
     if not len(both):
         raise InputError(f"{first.name} and {second.name} share no number; compare runs of the same metrics and sites")
     notes = [pairs.text]
+    partners = [set(pairs.partner), set(pairs.partner.values())]
     notes += [
-        _without_partner(name, other, table, both[["site" + end, "metric", "tokens", "index", "variant"]])
-        for name, other, table, end in ((first.name, second.name, ours, ""), (second.name, first.name, theirs, "_2"))
+        _without_partner(f"Only in {name}, not in {other}", tables, both[["site" + end, *_SAME]], sites)
+        for name, other, tables, end, sites in (
+            (first.name, second.name, (ours, theirs), "", partners[0]),
+            (second.name, first.name, (theirs, ours), "_2", partners[1]),
+        )
     ]
     notes.append(_settings_text(first.info, second.info))
     return Matched(both, pairs, [note for note in notes if note])
@@ -182,7 +186,7 @@ def differences(first: Run, second: Run, both: pd.DataFrame, pairs: SitePairs) -
             counts = [len(each) for each in without if each]
             each = Difference(a, b, b.value - a.value, error, min(counts, default=None), paired=False)
         depths = (pairs.depths[0].get(a.site), pairs.depths[1].get(b.site))
-        out.append(_at_equal_rows(replace(each, depths=depths), cards.get(a.metric, {}).get("row_effect", "any")))
+        out.append(_at_equal_rows(replace(each, depths=depths), cards.get(a.metric, {})))
     return out
 
 
@@ -208,25 +212,34 @@ def refused_text(results: Sequence[Difference]) -> str:
     pairs = list(dict.fromkeys(reasons))
     more = f" and {len(pairs) - 1} other pair{'s' if len(pairs) > 2 else ''}" if len(pairs) > 1 else ""
     return (
-        f"{len(reasons)} of {len(results)} are not comparable ({pairs[0]}{more}): these metrics depend on n, and n "
-        "alone can cause such a difference. Measure both runs with the same --tokens."
+        f"{len(reasons)} of {len(results)} are not comparable ({pairs[0]}{more}): these numbers depend on how "
+        "many rows there are. Measure both runs with the same --tokens."
     )
 
 
-def _at_equal_rows(each: Difference, effect: str) -> Difference:
-    """The difference, refused or with an allowance if the numbers of rows differ and the metric depends on them.
-
-    If a metric depends on n only as its null value does, n alone changes it by at most the difference of the nulls:
-    the closer a cloud is to having no structure, the larger the effect of n, and the null has none.
-    """
+def _at_equal_rows(each: Difference, card: Mapping[str, Any]) -> Difference:
+    """The difference, refused or with an allowance if the numbers of rows differ and the metric depends on them."""
     a, b = each.first, each.second
+    effect = card.get("row_effect", "any")
     if effect == "none" or not a.n or not b.n or max(a.n, b.n) <= _SIMILAR * min(a.n, b.n):
         return each
-    by_rows = abs(b.null - a.null) if effect == "null" and a.null is not None and b.null is not None else math.inf
+    by_rows = _allowance(a, b, card.get("notable")) if effect == "null" else math.inf
     if abs(each.value) > by_rows:
         return replace(each, by_rows=by_rows)
     rows = "rows" if Site.parse(a.site).kind in ("vectors", "weight") else "tokens"
     return replace(each, refused=f"{a.n:,} against {b.n:,} {rows}")
+
+
+def _allowance(a: Record, b: Record, notable: str | None) -> float:
+    """How much different numbers of rows alone can change a metric that depends on n as its null does.
+
+    It is at most the difference of the nulls. Of scores that structure lowers, 1/value grows with 1/n as 1/null does
+    (1/PR = 1/PR∞ + 1/n), so that the difference shrinks by value/null in each run.
+    """
+    if a.null is None or b.null is None or a.value is None or b.value is None:
+        return math.inf
+    below = notable == "low" and 0 < a.value < a.null and 0 < b.value < b.null
+    return abs(b.null - a.null) * (a.value * b.value / (a.null * b.null) if below else 1.0)
 
 
 def _paired_error(a: Record, b: Record, without_a: Replicates, without_b: Replicates) -> float:
@@ -260,33 +273,30 @@ def _merged(ours: pd.DataFrame, theirs: pd.DataFrame, pairs: SitePairs) -> pd.Da
     return left.merge(right, on=["step", _PARTNER, *_SAME], suffixes=("", "_2")).drop(columns=_PARTNER)
 
 
-def _without_partner(name: str, other: str, table: pd.DataFrame, used: pd.DataFrame) -> str:
-    """What of a run's numbers has no partner in the other run, as a sentence."""
-    used = used.set_axis(["site", *_SAME], axis=1)
-
-    def unused(column: str, of: pd.DataFrame) -> list[str]:
-        return [str(value) for value in of[column].unique() if value not in set(used[column])]
-
+def _without_partner(
+    start: str, tables: tuple[pd.DataFrame, pd.DataFrame], used: pd.DataFrame, matched_sites: Collection[str]
+) -> str:
+    """What of a run's numbers (the first of the tables) has no partner in the other run, as a sentence."""
+    rest, others = tables
     parts = []
-    rest = table
     for column, one, several in (
         ("metric", "the metric", "the metrics"),
         ("tokens", "the token policy", "the token policies"),
         ("site", "the site", "the sites"),
     ):
-        values = unused(column, rest)
+        known = matched_sites if column == "site" else set(others[column])
+        values = [str(value) for value in rest[column].unique() if value not in known]
         if values:
-            if column == "site":
-                values = [str(site) for site in sorted(map(parse_site, values))]
-            shown = site_ranges(values) if column == "site" else ", ".join(values)
+            ordered = [str(site) for site in sorted(map(parse_site, values))] if column == "site" else values
+            shown = site_ranges(ordered) if column == "site" else ", ".join(ordered)
             parts.append(f"{one if len(values) == 1 else several} {shown}")
-            rest = rest[~rest[column].astype(str).isin(values)]
+            rest = rest[~rest[column].isin(values)]
     keys = set(used.astype(str).itertuples(index=False, name=None))
     single = rest[[key not in keys for key in rest[["site", *_SAME]].astype(str).itertuples(index=False, name=None)]]
     if len(single):
         names = ", ".join(single["metric"].unique())
         parts.append(f"some numbers of {names} (another variant or index, or no value at the other site)")
-    return f"Only in {name}, not in {other}: {'; '.join(parts)}." if parts else ""
+    return f"{start}: {'; '.join(parts)}." if parts else ""
 
 
 def _settings_text(first: Mapping[str, Any], second: Mapping[str, Any]) -> str:

@@ -193,7 +193,8 @@ def sites_table(results: Sequence[Difference], title: str) -> RenderableType:
         where = (_label(each.first), escape(_both_sites(each) + step), escape(each.first.tokens))
         mark = "n" if each.refused is not None else "*" if each.clear else ""
         table.add_row(*where, _with_error(each.first), _with_error(each.second), _signed(each), mark)
-    return Group(table, _how_compared(results))
+    marks = "*: clear; n: not comparable, because it depends on the number of rows"
+    return Group(table, Text(marks, style="dim"), _how_compared(results))
 
 
 def _how_compared(results: Sequence[Difference]) -> Text:
