@@ -230,6 +230,15 @@ def test_nearly_equal_numbers_of_rows_are_compared(tmp_path: Path) -> None:
     assert all(each.refused is None for each in compare(few, many))
 
 
+def test_differences_without_errors_are_not_counted_as_unclear(tmp_path: Path) -> None:
+    a, b = (runs.make_run(tmp_path / name, [Record("resid.0", "isoscore", 0.5)]) for name in "ab")
+    console = Console(width=100, record=True, file=io.StringIO())
+    console.print(differences_table(compare(a, b), "a and b"))
+    text = console.export_text()
+    assert "no error" in text
+    assert "0 of 1" not in text
+
+
 def test_settings_that_differ_are_listed(tmp_path: Path) -> None:
     one = model_run(tmp_path / "one", 2, 4096, 0.5)
     other = model_run(

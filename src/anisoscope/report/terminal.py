@@ -170,6 +170,8 @@ def differences_table(results: Sequence[Difference], title: str, steps: int = 1)
     for (label, tokens, stream), group in groups.items():
         comparable = [each for each in group if each.refused is None]
         largest = max(comparable or group, key=lambda each: abs(each.value))
+        counted = f"{sum(each.clear for each in group)} of {len(comparable)}" if comparable else "–"
+        known = any(each.error is not None for each in group)
         difference = f"{_signed(largest)}\n[dim]{escape(_both_sites(largest))}[/]"
         curves = ([each.first.value for each in group], [each.second.value for each in group])
         table.add_row(
@@ -177,7 +179,7 @@ def differences_table(results: Sequence[Difference], title: str, steps: int = 1)
             escape(tokens) + ("" if stream == "resid" else f"\n[dim]{escape(stream)}[/]"),
             "\n".join(map(sparkline, curves)),
             difference if comparable else f"[dim]not comparable: {largest.refused}[/]",
-            f"{sum(each.clear for each in group)} of {len(comparable)}" if comparable else "–",
+            counted if known or not comparable else "no error",
         )
     note = f"at step {last}" if last else ""
     if steps > 1:
