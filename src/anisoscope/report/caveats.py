@@ -74,7 +74,7 @@ def _low_null(row: Row, width: int | None) -> str:
     """Why the IsoScore of a perfect sphere would be low at this site: few tokens, or what the null value preserves."""
     n = row["n"]
     level = f"would have an IsoScore of {number(row['null'])} at {row['site']}, not 1. Compare scores with their null"
-    independent = _sphere(n, width) if n and width and width > 1 else None
+    independent = _sphere(n, width) if n and n > 0 and width and width > 1 else None
     if independent is not None and independent < _LOW_NULL:
         return f"{n:,} tokens are few for {width:,} dimensions: a perfect sphere of this size {level} values."
     count = f" {n:,} independent tokens would give {number(independent)}." if independent is not None else ""
