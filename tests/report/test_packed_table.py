@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
+import base64
+import json
+import zlib
+from pathlib import Path
+
 import numpy as np
 import pandas as pd
 
+from anisoscope.records import Record
 from anisoscope.report.outline import outline_of
 from anisoscope.report.packed_table import pack, rounded
+from anisoscope.report.tables import table_of
+from tests import report_runs as runs
 
 
 def big_table(steps: int, layers: int, metrics: int) -> pd.DataFrame:
@@ -44,3 +52,12 @@ def test_rounding_keeps_the_requested_digits() -> None:
     assert np.isnan(found[3])
     assert np.allclose(found[[0, 1, 2, 4]], values[[0, 1, 2, 4]], rtol=2**-13)
     assert rounded(values, 23) is values
+
+
+def test_the_page_gets_the_range_of_each_metric(tmp_path: Path) -> None:
+    """The page computes intervals itself, and must not let them leave the range."""
+    record = Record("resid.0", "spectral_anisotropy", 0.95, error=0.2, error_kind="jackknife-8-documents")
+    table = table_of([runs.make_run(tmp_path / "run", [record])])
+    body = zlib.decompress(base64.b64decode(pack(table, outline_of(table, {}))))
+    head = json.loads(body[4 : 4 + int.from_bytes(body[:4], "little")])
+    assert (head["lists"]["least"], head["lists"]["most"]) == ([0.0], [1.0])

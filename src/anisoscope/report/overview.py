@@ -40,7 +40,7 @@ def overview(table: pd.DataFrame, info: Mapping[str, Any], title: str, *, full: 
     shown = records_of(table[table["step"] == table["step"].max()])
     rows = rows_by_metric(table)
     tokens = not all(parse_site(record.site).kind in ("vectors", "weight") for record in shown)
-    said = [(metric, in_rows(text, tokens)) for metric, text in headlines(rows)]
+    said = [(metric, in_rows(text, tokens)) for metric, text in headlines(rows, info)]
     notes = [in_rows(text, tokens) for text in caveats(rows, info)]
     results = {stream: answers(rows, stream) for stream in streams_of(rows)}
     whole = full or _length(shown) <= _SHORT or not any(results.values())

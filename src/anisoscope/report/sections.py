@@ -43,7 +43,7 @@ def run_results(label: str, run: Run, rows: RowsByMetric) -> RunResults:
     first = [line for metric in PHRASES if metric in rows for line in _curve_rows(metric, rows[metric])]
     more = [line for metric in rows if metric not in PHRASES for line in _curve_rows(metric, rows[metric])]
     numbers = [] if first else _number_rows(rows)
-    return RunResults(label, headlines(rows), first, more, numbers, caveats(rows, run.info))
+    return RunResults(label, headlines(rows, run.info), first, more, numbers, caveats(rows, run.info))
 
 
 def _number_rows(rows: RowsByMetric) -> list[list[str]]:
