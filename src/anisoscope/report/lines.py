@@ -10,6 +10,7 @@ import altair as alt
 from anisoscope.report.tables import NONE
 
 ROWS = "rows"  # the name of the data in every specification
+VALUE = "{value}"  # the title of the axis of values, which each chart replaces: metrics share specifications
 TITLES = {
     "run": "run",
     "tokens": "tokens",
@@ -19,6 +20,7 @@ TITLES = {
     "index": "index",
     "step": "training step",
 }
+PERCENT = "format(100 * datum.value, '~g') + ' %'"  # the label of a share
 _BAND = 0.18  # opacity of an interval
 _NUMBER = ".4~g"
 
@@ -38,6 +40,9 @@ class ChartStyle:
     null: bool = False  # whether some rows have a null value
     dash: bool = False  # whether the dash shows the token policy
     final: float | None = None  # the position of `final`
+    percent: bool = False  # whether the axis of values is in percent
+    runs: tuple[str, ...] = ()  # if runs have colours: all runs of the page, in the order of the colours
+    present: tuple[str, ...] = ()  # those that have records of the metric
 
 
 def profile(style: ChartStyle) -> Any:
@@ -59,7 +64,9 @@ def curve(style: ChartStyle) -> Any:
 def levels(style: ChartStyle) -> Any:
     """Value by index as one line, and one line per null; the shaded area spans the lowest and highest null."""
     base = _base(style).encode(x=_log_axis("index", style))
-    ground = base.mark_area(opacity=0.12, color="#8a8a8a").encode(y=alt.Y("min(null):Q", title=None), y2="max(null):Q")
+    ground = base.mark_area(opacity=0.12, color="#8a8a8a").encode(
+        y=_y(style, "null", aggregate="min"), y2="max(null):Q"
+    )
     named = base.transform_filter(f"datum.v_null != '{NONE}'")
     nulls = named.mark_line(strokeDash=[1, 3], strokeWidth=2, strokeCap="round", point={"size": 18}).encode(
         y=_y(style, "null"), color=alt.Color("v_null:N", title="null", sort=None), tooltip=tooltip()
@@ -92,11 +99,14 @@ def against(style: ChartStyle) -> Any:
 
 def spikes(style: ChartStyle) -> Any:
     """Value at indices that differ from layer to layer: the dimensions that stand out."""
-    x = alt.X("index:O", title="index", sort="ascending", axis=alt.Axis(labelOverlap=True))
+    axis = alt.Axis(tickMinStep=1, format="d", grid=False, labelOverlap=True)
+    x = alt.X("index:Q", title="index", scale=alt.Scale(zero=False, nice=False, padding=8), axis=axis)
     base = _base(style).encode(x=x, y=_y(style), color=series(style))
     return alt.layer(
         base.mark_circle(size=44, opacity=0.75).encode(tooltip=tooltip()),
-        _base(style).mark_rule(strokeWidth=0.7, opacity=0.5).encode(x=x, y="min(value):Q", y2="max(value):Q"),
+        _base(style)
+        .mark_rule(strokeWidth=0.7, opacity=0.5)
+        .encode(x=x, y=_y(style, aggregate="min"), y2="max(value):Q"),
     )
 
 
@@ -104,8 +114,7 @@ def strata(style: ChartStyle) -> Any:
     """Value by stratum with intervals, series next to each other; the null value is a tick."""
     x = alt.X("v_stratum:O", title="stratum", sort=None, axis=alt.Axis(labelAngle=0))
     offset = alt.XOffset("series:O")
-    some = _base(style).transform_filter(f"datum.v_stratum != '{NONE}'")  # the other rows cover all tokens
-    base = some.encode(x=x, xOffset=offset, color=series(style))
+    base = _base(style).encode(x=x, xOffset=offset, color=series(style))
     return alt.layer(
         base.mark_rule(strokeWidth=1.5).encode(y=_y(style, "low"), y2="high:Q"),
         base.mark_circle(size=60, opacity=1).encode(y=_y(style), tooltip=tooltip()),
@@ -116,12 +125,13 @@ def strata(style: ChartStyle) -> Any:
 def points(style: ChartStyle) -> Any:
     """Single numbers with their intervals, one per line; the null value is a tick."""
     y = alt.Y("series:N", title=None, axis=alt.Axis(labelLimit=260))
-    x = alt.X("value:Q", title=None, scale=alt.Scale(type="log" if style.log_y else "linear", zero=style.zero))
+    axis = _value_axis(style)
+    x = alt.X("value:Q", title=VALUE, scale=alt.Scale(zero=style.zero), axis=axis)
     base = _base(style).encode(y=y, color=series(style, legend=False))
     return alt.layer(
-        base.mark_rule(strokeWidth=1.5).encode(x=alt.X("low:Q", title=None), x2="high:Q"),
+        base.mark_rule(strokeWidth=1.5).encode(x=alt.X("low:Q", title=VALUE, axis=axis), x2="high:Q"),
         base.mark_circle(size=70, opacity=1).encode(x=x, tooltip=tooltip()),
-        base.mark_tick(thickness=1.5).encode(x=alt.X("null:Q", title=None)),
+        base.mark_tick(thickness=1.5).encode(x=alt.X("null:Q", title=VALUE, axis=axis)),
     )
 
 
@@ -153,7 +163,10 @@ def series(style: ChartStyle, legend: bool = True) -> alt.Color:
         return alt.Color("series:N", legend=None)
     title = title_of(style.colour)
     if not style.ordered:
-        return alt.Color("series:N", title=title, sort=None, legend=alt.Legend(title=title) if legend else None)
+        if not style.runs:
+            return alt.Color("series:N", title=title, sort=None, legend=alt.Legend(title=title) if legend else None)
+        runs = alt.Legend(title=title, values=list(style.present)) if legend else None
+        return alt.Color("series:N", title=title, scale=alt.Scale(domain=list(style.runs)), legend=runs)
     scale = alt.Scale(range="ramp", type="symlog" if style.colour == "step" else "linear")
     names = layer_names(style) if style.colour == "layer" else "datum.label"
     return alt.Color("series:Q", scale=scale, legend=alt.Legend(title=title, type="symbol", labelExpr=names))
@@ -200,9 +213,17 @@ def _base(style: ChartStyle) -> Any:
     )
 
 
-def _y(style: ChartStyle, field: str = "value") -> alt.Y:
+def _y(style: ChartStyle, field: str = "value", aggregate: str | None = None) -> alt.Y:
     scale = alt.Scale(type="log", nice=False) if style.log_y else alt.Scale(zero=style.zero)
-    return alt.Y(f"{field}:Q", title=None, scale=scale, axis=alt.Axis(tickCount=6))
+    name = field if aggregate is None else f"{aggregate}({field})"
+    return alt.Y(f"{name}:Q", title=VALUE, scale=scale, axis=_value_axis(style))
+
+
+def _value_axis(style: ChartStyle) -> alt.Axis:
+    """The axis of values: numbers near 0 and large ones have exponents; shares are in percent, as in the tables."""
+    if style.percent:
+        return alt.Axis(tickCount=6, labelExpr=PERCENT)
+    return alt.Axis(tickCount=6, format="~g")
 
 
 def _log_axis(title: str, style: ChartStyle) -> alt.X:
