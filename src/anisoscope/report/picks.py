@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 
 import pandas as pd
@@ -37,22 +38,29 @@ def headline_variant(table: pd.DataFrame) -> dict[str, Any]:
 
 
 def pick_rows(
-    rows: Sequence[Row], kind: str, colour: str | None, headline: Mapping[str, Any]
+    rows: Sequence[Row],
+    kind: str,
+    colour: str | None,
+    headline: Mapping[str, Any],
+    requested: Mapping[str, Any] = MappingProxyType({}),
 ) -> tuple[list[Pick], list[Row]]:
-    """The picks of a chart by default, and the rows that it then shows.
+    """The picks of a chart, and the rows that it then shows.
 
     Args:
         rows: The rows of one metric that a chart of this kind can draw.
         kind: The kind of chart.
         colour: The field of its colours.
         headline: The preferred variant, from `headline_variant`.
+        requested: Values by field that replace the default if they are offered.
     """
     shown = [row for row in rows if colour is None or row.get(colour) is not None]
     picks = []
     for field in _undrawn(shown, kind, colour):
         values = values_of(shown, field)
         if len(values) > 1:
-            value = default_pick(field, values, shown, headline)
+            value = requested.get(field)
+            if value not in values:
+                value = default_pick(field, values, shown, headline)
             picks.append(Pick(field, values, value))
             shown = [row for row in shown if field_value(row, field) == value]
     return picks, shown
