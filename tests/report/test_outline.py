@@ -69,8 +69,8 @@ def test_every_chart_of_every_page_has_marks_whatever_is_chosen(pages: dict[str,
                 assert shown, (where, pick, value)
                 assert all(field_value(row, pick.field) == value for row in shown)
                 others.append(((*where, pick.field, value), spec, with_series(shown, kind["kind"], field)))
-    for where, spec, shown in random.Random(0).sample(others, min(_SAMPLE, len(others))):
-        assert marks(spec, shown) > 0, where
+    for chosen, spec, shown in random.Random(0).sample(others, min(_SAMPLE, len(others))):
+        assert marks(spec, shown) > 0, chosen
 
 
 @pytest.mark.parametrize("page", PAGES)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
 from typing import Any
@@ -62,6 +63,7 @@ DRAWN: Mapping[str, Callable[[ChartStyle], Any]] = {
     "points": lines.points,
 }
 _LOG_AXIS = {"steps": "step", "curve": "index", "levels": "index"}  # the field that may have a log axis
+_MOST_TICKS = 16
 _FLAT = 0.25  # if values vary by less than this share of their size, the axis does not start at 0
 
 
@@ -139,7 +141,29 @@ def style_of(
         percent=is_percent(metric),
         runs=tuple(runs) if colour == "run" else (),
         present=tuple(shape.values["run"]) if colour == "run" else (),
+        ticks=_ticks(kind, shape),
+        marked=_spread(shape.values[colour]) if colour in ORDERED else (),
     )
+
+
+def _ticks(kind: str, shape: TableShape) -> tuple[float, ...]:
+    """The ticks of an axis of whole numbers: layers or indices, every one if there are few."""
+    if kind == "profile":
+        layers = shape.values["layer"]
+        low, high = math.floor(layers[0]), math.ceil(layers[-1])
+        step = next(each for each in (1, 2, 5, 10, 20, 50, 100, 1000, 10**9) if (high - low) / each <= _MOST_TICKS)
+        return tuple(sorted({low, high, *(t for t in range(low, high + 1, step) if step == 1 or t % step == 0)}))
+    index = shape.values.get("index", ())
+    if kind in ("curve", "levels", "spikes") and index and (kind == "spikes" or not wide(index)):
+        return _spread(index)
+    return ()
+
+
+def _spread(values: Sequence[float], most: int = 8) -> tuple[float, ...]:
+    """At most so many of these numbers, evenly spread, with the first and the last."""
+    if len(values) <= most:
+        return tuple(values)
+    return tuple(values[round(i * (len(values) - 1) / (most - 1))] for i in range(most))
 
 
 def is_percent(metric: str) -> bool:

@@ -20,7 +20,12 @@ TITLES = {
     "index": "index",
     "step": "training step",
 }
-PERCENT = "format(100 * datum.value, '~g') + ' %'"  # the label of a share
+# Labels of values; Vega leaves some labels of a log axis empty. PERCENT is the label of a share.
+PLAIN = (
+    "datum.label == '' ? '' : abs(datum.value) < 0.001 && datum.value != 0 ? format(datum.value, '~e') : "
+    "format(datum.value, ',~g')"
+)
+PERCENT = "datum.label == '' ? '' : format(100 * datum.value, '~g') + ' %'"
 _BAND = 0.18  # opacity of an interval
 _NUMBER = ".4~g"
 
@@ -43,6 +48,8 @@ class ChartStyle:
     percent: bool = False  # whether the axis of values is in percent
     runs: tuple[str, ...] = ()  # if runs have colours: all runs of the page, in the order of the colours
     present: tuple[str, ...] = ()  # those that have records of the metric
+    ticks: tuple[float, ...] = ()  # of an axis of whole numbers
+    marked: tuple[float, ...] = ()  # the values in the legend of ordered colours
 
 
 def profile(style: ChartStyle) -> Any:
@@ -83,7 +90,8 @@ def levels(style: ChartStyle) -> Any:
 def against(style: ChartStyle) -> Any:
     """Value against another metric at the same site and index, on log axes: energy against eigenvalue, slope β."""
     scale = alt.Scale(type="log", nice=False, padding=8) if style.log_x else alt.Scale(zero=False, padding=8)
-    x = alt.X("x:Q", title="share of the activations' variance along the axis", scale=scale)
+    axis = alt.Axis(labelExpr=PLAIN, labelOverlap=True)
+    x = alt.X("x:Q", title="share of variance along the axis", scale=scale, axis=axis)
     dots = (
         _base(style).mark_circle(size=26, opacity=0.8).encode(x=x, y=_y(style), color=series(style), tooltip=tooltip())
     )
@@ -99,8 +107,8 @@ def against(style: ChartStyle) -> Any:
 
 def spikes(style: ChartStyle) -> Any:
     """Value at indices that differ from layer to layer: the dimensions that stand out."""
-    axis = alt.Axis(tickMinStep=1, format="d", grid=False, labelOverlap=True)
-    x = alt.X("index:Q", title="index", scale=alt.Scale(zero=False, nice=False, padding=8), axis=axis)
+    scale = alt.Scale(zero=False, nice=False, padding=8)
+    x = alt.X("index:Q", title="index", scale=scale, axis=alt.Axis(**_whole(style), grid=False))
     base = _base(style).encode(x=x, y=_y(style), color=series(style))
     return alt.layer(
         base.mark_circle(size=44, opacity=0.75).encode(tooltip=tooltip()),
@@ -169,7 +177,8 @@ def series(style: ChartStyle, legend: bool = True) -> alt.Color:
         return alt.Color("series:N", title=title, scale=alt.Scale(domain=list(style.runs)), legend=runs)
     scale = alt.Scale(range="ramp", type="symlog" if style.colour == "step" else "linear")
     names = layer_names(style) if style.colour == "layer" else "datum.label"
-    return alt.Color("series:Q", scale=scale, legend=alt.Legend(title=title, type="symbol", labelExpr=names))
+    legends = alt.Legend(title=title, type="symbol", labelExpr=names, values=list(style.marked), format="~g")
+    return alt.Color("series:Q", scale=scale, legend=legends)
 
 
 def title_of(field: str) -> str:
@@ -178,7 +187,12 @@ def title_of(field: str) -> str:
 
 def layer_axis(style: ChartStyle) -> alt.Axis:
     """Layers by number, with the names embed and final at the ends."""
-    return alt.Axis(labelExpr=layer_names(style), tickMinStep=1, format="d", grid=False, labelOverlap=True)
+    return alt.Axis(labelExpr=layer_names(style), **_whole(style), grid=False)
+
+
+def _whole(style: ChartStyle) -> dict[str, Any]:
+    """The options of an axis of whole numbers. Vega's own smallest step still allows 0.5 if there are few numbers."""
+    return {"values": list(style.ticks), "format": "d", "labelOverlap": True} if style.ticks else {"format": "d"}
 
 
 def layer_names(style: ChartStyle) -> str:
@@ -221,15 +235,17 @@ def _y(style: ChartStyle, field: str = "value", aggregate: str | None = None) ->
 
 def _value_axis(style: ChartStyle) -> alt.Axis:
     """The axis of values: numbers near 0 and large ones have exponents; shares are in percent, as in the tables."""
-    if style.percent:
-        return alt.Axis(tickCount=6, labelExpr=PERCENT)
-    return alt.Axis(tickCount=6, format="~g")
+    return alt.Axis(tickCount=6, labelExpr=PERCENT if style.percent else PLAIN)
 
 
 def _log_axis(title: str, style: ChartStyle) -> alt.X:
     """An axis of whole numbers, logarithmic if they span decades; in `at` 0 is moved to the left edge."""
     if not style.log_x:
-        return alt.X("at:Q", title=title, scale=alt.Scale(zero=False, nice=False, padding=8))
+        scale = alt.Scale(zero=False, nice=False, padding=8)
+        # Steps may still grow on a live page, so their ticks are not fixed: those between two numbers are not named.
+        names = "datum.value % 1 == 0 ? format(datum.value, ',') : ''"
+        axis = alt.Axis(**_whole(style)) if style.ticks else alt.Axis(tickMinStep=1, labelExpr=names, labelOverlap=True)
+        return alt.X("at:Q", title=title, scale=scale, axis=axis)
     names = "datum.label"
     if style.first_x is not None:
         title += " (0 at the left edge)"

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
+from anisoscope.records import Record
 from anisoscope.report.caveats import caveats
 from anisoscope.report.sentences import PHRASES, WITHOUT, by_layer, headlines, number
-from anisoscope.report.tables import NONE, Row, claim_of
+from anisoscope.report.streams import metric_title
+from anisoscope.report.tables import NONE, Row, claim_of, parse_site
+from anisoscope.report.tangent_summary import summarise
 from anisoscope.store.run import Run
 
 RowsByMetric = Mapping[str, Sequence[Row]]
@@ -32,18 +35,44 @@ class RunResults:
 
     label: str
     sentences: list[tuple[str, str]]  # (metric, sentence)
+    verdicts: list[list[str]]  # of a tangent test: gradient, site, proxy, rank, energy, chance, verdict
     curves: list[CurveRow]  # of the metrics that have a phrase
     more_curves: list[CurveRow]  # of all others
     numbers: list[list[str]]  # if there are no curves: metric, variant, site, value, null value, n
     caveats: list[str]
 
 
-def run_results(label: str, run: Run, rows: RowsByMetric) -> RunResults:
-    """The sentences, the headline table and the caveats of one run, given its rows by metric."""
+def run_results(label: str, run: Run, rows: RowsByMetric, records: Sequence[Record] = ()) -> RunResults:
+    """The sentences, the verdicts, the headline table and the caveats of one run.
+
+    Args:
+        label: The run's name in the report.
+        run: The run.
+        rows: Its rows of the first and the last step, by metric.
+        records: The records of its last step.
+    """
+    verdicts = verdict_rows(records)
     first = [line for metric in PHRASES if metric in rows for line in _curve_rows(metric, rows[metric])]
     more = [line for metric in rows if metric not in PHRASES for line in _curve_rows(metric, rows[metric])]
-    numbers = [] if first else _number_rows(rows)
-    return RunResults(label, headlines(rows), first, more, numbers, caveats(rows, run.info))
+    numbers = [] if first or verdicts else _number_rows(rows)
+    return RunResults(label, headlines(rows), verdicts, first, more, numbers, caveats(rows, run.info))
+
+
+def verdict_rows(records: Iterable[Record]) -> list[list[str]]:
+    """The verdicts of a tangent test, one line per gradient, site, proxy and rank; none without q-values."""
+    return [
+        [
+            each.gradient,
+            each.site.removeprefix("grad."),
+            each.proxy,
+            str(each.rank),
+            number(each.energy.value or 0.0, percent=True) + _error(each.energy.error, percent=True),
+            "–" if each.energy.null is None else number(each.energy.null, percent=True),
+            each.words,
+        ]
+        for each in summarise(records)
+        if each.q
+    ]
 
 
 def _number_rows(rows: RowsByMetric) -> list[list[str]]:
@@ -64,29 +93,32 @@ def _number_rows(rows: RowsByMetric) -> list[list[str]]:
 
 
 def _curve_rows(metric: str, rows: Sequence[Row]) -> list[CurveRow]:
-    """One line per token policy, of the last step and the first variant."""
+    """One line per stream and token policy, of the last step and the stream's first variant."""
     flat = [row for row in rows if row["index"] is None and row["value"] is not None and row["layer"] is not None]
     if not flat:
         return []
     last = max(row["step"] for row in flat)
-    first = flat[0]
-    variant = {key: value for key, value in first.items() if key.startswith("v_")}
+    streams: dict[str, list[Row]] = {}
+    for row in flat:
+        if row["step"] == last:
+            streams.setdefault(row["stream"], []).append(row)
+    return [line for stream, part in streams.items() for line in _stream_rows(metric, stream, part)]
+
+
+def _stream_rows(metric: str, stream: str, rows: Sequence[Row]) -> list[CurveRow]:
+    variant = {key: value for key, value in rows[0].items() if key.startswith("v_")}
     labels = {key.removeprefix("v_"): value for key, value in variant.items() if value != NONE}
-    same = [
-        row
-        for row in flat
-        if row["step"] == last
-        and row["stream"] == first["stream"]
-        and all(row.get(key) == value for key, value in variant.items())
-    ]
+    same = [row for row in rows if all(row.get(key) == value for key, value in variant.items())]
     phrase = PHRASES.get(metric)
     percent = phrase is not None and phrase.percent
-    name = " ".join([metric, *(f"{key}={value}" for key, value in labels.items())])
+    heads = any(row["head"] is not None for row in same)
+    about = [*(f"{key}={value}" for key, value in labels.items()), *(["mean over heads"] if heads else [])]
+    name = " ".join([metric_title(metric, stream), *about])
     lines = []
     for policy in dict.fromkeys(row["tokens"] for row in same):
         curve = by_layer([row for row in same if row["tokens"] == policy])
         errors = {row["layer"]: row["error"] for row in same if row["tokens"] == policy and row["head"] is None}
-        sites = {row["layer"]: row["site"] for row in same}
+        sites = {row["layer"]: row["site"] if row["head"] is None else _layer_site(row["site"]) for row in same}
         start, top, end = min(curve), max(curve, key=lambda layer: curve[layer]), max(curve)
         ends = [
             (number(curve[layer], percent) + _error(errors.get(layer), percent), sites[layer])
@@ -94,6 +126,11 @@ def _curve_rows(metric: str, rows: Sequence[Row]) -> list[CurveRow]:
         ]
         lines.append(CurveRow(name, policy, curve_path(list(curve.values())), ends))
     return lines
+
+
+def _layer_site(text: str) -> str:
+    """The site of a layer's heads together: `q.3` for `q.3.1`."""
+    return str(replace(parse_site(text), head=None))
 
 
 def _error(error: float | None, percent: bool) -> str:

@@ -25,6 +25,7 @@ from anisoscope.report.tables import (
 
 _WIDE = 8.0  # steps or indices that span more than this factor are drawn on a log axis
 _STEEP = 100.0  # so are positive values that span more than this
+_PROBABILITIES = ("gradient_p", "gradient_q")  # a log axis would hide those that are 0, which matter most
 _FALLS = 0.2  # share of falling indices below which the records still are a curve
 _FEW_POINTS = 3  # an index with fewer values than this is a choice, not an axis
 
@@ -107,7 +108,7 @@ def shape_of(table: pd.DataFrame, depths: Depths | None = None) -> TableShape:
         values={field: values for field, values in fields.items() if values},
         low=float(value.min()) if len(value) else None,
         high=float(value.max()) if len(value) else None,
-        steep=_steep(value),
+        steep=_steep(table),
         has_null=bool(table["null"].notna().any()),
         has_x="x" in table and bool(table["x"].notna().any()),
         # Some falls are allowed: records of a metric that was computed again come after the others.
@@ -167,7 +168,7 @@ def drawable(table: pd.DataFrame, kind: str) -> pd.DataFrame:
         keep &= _present(table, field)
     part = table[keep]
     # A log axis has no place for 0 and below.
-    return part[part["value"] > 0] if log_values(kind, _steep(part["value"])) else part
+    return part[part["value"] > 0] if log_values(kind, _steep(part)) else part
 
 
 def _present(table: pd.DataFrame, field: str) -> pd.Series[bool]:
@@ -249,7 +250,9 @@ def log_values(kind: str, steep: bool) -> bool:
     return kind == "against" or (kind == "curve" and steep)
 
 
-def _steep(values: pd.Series[Any]) -> bool:
-    known = values.dropna()
+def _steep(table: pd.DataFrame) -> bool:
+    if len(table) and table["metric"].iloc[0] in _PROBABILITIES:
+        return False
+    known = table["value"].dropna()
     positive = known[known > 0]
     return bool(len(positive) and known.min() >= 0 and positive.max() / positive.min() > _STEEP)

@@ -40,4 +40,6 @@ def metric_title(metric: str, stream: str | None) -> str:
     >>> metric_title("isoscore", "resid"), metric_title("isoscore", "k"), metric_title("isoscore", None)
     ('isoscore', 'isoscore of keys', 'isoscore')
     """
-    return metric if stream is None or stream in UNNAMED else f"{metric} of {stream_name(stream)}"
+    if stream is None or stream in UNNAMED or (stream == "grad.resid" and "gradient" in metric):
+        return metric
+    return f"{metric} of {stream_name(stream)}"

@@ -93,6 +93,7 @@ function withSeries(rows, kind, colour, streams) {
 function metricTitle(metric, rows, outline) {
   const streams = distinct(rows, "stream");
   if (streams.length !== 1 || outline.unnamed.includes(streams[0])) return metric;
+  if (streams[0] === "grad.resid" && metric.includes("gradient")) return metric;
   return `${metric} of ${outline.streams[streams[0]] || streams[0]}`;
 }
 
