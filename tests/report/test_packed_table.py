@@ -7,34 +7,11 @@ import pandas as pd
 
 from anisoscope.report.outline import outline_of
 from anisoscope.report.packed_table import pack, rounded
-
-
-def big_table(steps: int, layers: int, metrics: int) -> pd.DataFrame:
-    """Records without any pattern to compress: the worst case."""
-    rng = np.random.default_rng(0)
-    n = steps * layers * metrics * 2
-    return pd.DataFrame(
-        {
-            "run": "exp",
-            "step": np.repeat(np.arange(steps) ** 2, layers * metrics * 2),
-            "site": np.tile(np.repeat([f"resid.{i}" for i in range(layers)], metrics * 2), steps),
-            "metric": np.tile(np.repeat([f"metric_{i}" for i in range(metrics)], 2), steps * layers),
-            "version": 1,
-            "tokens": np.tile(["all", "no-sink"], steps * layers * metrics),
-            "index": pd.array([None] * n, dtype="Int64"),
-            "variant": "{}",
-            "value": rng.random(n),
-            "error": rng.random(n) / 10,
-            "error_kind": "jackknife-16-documents",
-            "null": rng.random(n) / 100,
-            "n": 8192,
-            "note": None,
-        }
-    )
+from tests import report_runs as runs
 
 
 def test_packed_records_are_small() -> None:
-    table = big_table(steps=30, layers=16, metrics=15)
+    table = runs.big_table(steps=30, layers=16, metrics=15)
     assert len(pack(table, outline_of(table, {}))) / len(table) < 11  # bytes a record, as text
 
 
@@ -44,3 +21,8 @@ def test_rounding_keeps_the_requested_digits() -> None:
     assert np.isnan(found[3])
     assert np.allclose(found[[0, 1, 2, 4]], values[[0, 1, 2, 4]], rtol=2**-13)
     assert rounded(values, 23) is values
+
+
+def test_runs_keep_the_order_in_which_they_were_given() -> None:
+    table = pd.concat([runs.frame_of(runs.profiles()).assign(run=name) for name in ("zebra", "ant")], ignore_index=True)
+    assert runs.unpacked(pack(table, {}))[0]["lists"]["run"] == ["zebra", "ant"]

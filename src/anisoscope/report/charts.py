@@ -114,7 +114,7 @@ def plot(
     card = checked_info(runs[0].info)["metrics"].get(metric, {})
     size = {"width": width, "height": height}
     subtitle = [card["meaning"]] if "meaning" in card else []
-    words = [f"{lines.title_of(f)} {_label(f, value)}" for f, value in picked.items() if value != NONE]
+    words = [_pick_text(f, value) for f, value in picked.items() if value != NONE]
     subtitle += [", ".join(words)] if words else []
     return alt.Chart.from_dict({**spec, **size, "title": {"text": title, "subtitle": subtitle}, "config": config(dark)})
 
@@ -263,11 +263,11 @@ def _at(row: Row, picked: Mapping[str, Any]) -> bool:
     return all(field_value(row, field) == value for field, value in picked.items())
 
 
-def _label(field: str, value: Any) -> str:
+def _pick_text(field: str, value: Any) -> str:
     """A picked value for a reader."""
     if field == "stream":
         return stream_name(value)
-    return f"{value:g}" if isinstance(value, float) else str(value)
+    return f"{lines.title_of(field)} {value:g}" if isinstance(value, float) else f"{lines.title_of(field)} {value}"
 
 
 def clouds_chart(points: Sequence[Mapping[str, Any]], records: Mapping[str, Sequence[Record]]) -> Any:

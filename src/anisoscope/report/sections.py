@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -12,7 +12,7 @@ from anisoscope.report.caveats import caveats
 from anisoscope.report.sentences import PHRASES, WITHOUT, by_layer, headlines, number
 from anisoscope.report.streams import metric_title
 from anisoscope.report.tables import NONE, Row, claim_of, parse_site
-from anisoscope.report.tangent_summary import summarise
+from anisoscope.report.tangent_summary import TangentSummary, summarise
 from anisoscope.store.run import Run
 
 RowsByMetric = Mapping[str, Sequence[Row]]
@@ -36,6 +36,7 @@ class RunResults:
     label: str
     sentences: list[tuple[str, str]]  # (metric, sentence)
     verdicts: list[list[str]]  # of a tangent test: gradient, site, proxy, rank, energy, chance, verdict
+    more_verdicts: list[list[str]]  # of smaller ranks
     curves: list[CurveRow]  # of the metrics that have a phrase
     more_curves: list[CurveRow]  # of all others
     numbers: list[list[str]]  # if there are no curves: metric, variant, site, value, null value, n
@@ -51,27 +52,28 @@ def run_results(label: str, run: Run, rows: RowsByMetric, records: Sequence[Reco
         rows: Its rows of the first and the last step, by metric.
         records: The records of its last step.
     """
-    verdicts = verdict_rows(records)
+    tests = [each for each in summarise(records) if each.q]
+    largest = {(each.gradient, each.site, each.proxy): each.rank for each in sorted(tests, key=lambda each: each.rank)}
+    verdicts: list[list[str]] = []
+    smaller: list[list[str]] = []
+    for each in tests:
+        main = each.rank == largest[each.gradient, each.site, each.proxy]
+        (verdicts if main else smaller).append(_verdict_row(each))
     first = [line for metric in PHRASES if metric in rows for line in _curve_rows(metric, rows[metric])]
     more = [line for metric in rows if metric not in PHRASES for line in _curve_rows(metric, rows[metric])]
     numbers = [] if first or verdicts else _number_rows(rows)
-    return RunResults(label, headlines(rows), verdicts, first, more, numbers, caveats(rows, run.info))
+    return RunResults(label, headlines(rows), verdicts, smaller, first, more, numbers, caveats(rows, run.info))
 
 
-def verdict_rows(records: Iterable[Record]) -> list[list[str]]:
-    """The verdicts of a tangent test, one line per gradient, site, proxy and rank; none without q-values."""
+def _verdict_row(summary: TangentSummary) -> list[str]:
     return [
-        [
-            each.gradient,
-            each.site.removeprefix("grad."),
-            each.proxy,
-            str(each.rank),
-            number(each.energy.value or 0.0, percent=True) + _error(each.energy.error, percent=True),
-            "–" if each.energy.null is None else number(each.energy.null, percent=True),
-            each.words,
-        ]
-        for each in summarise(records)
-        if each.q
+        summary.gradient,
+        summary.site.removeprefix("grad."),
+        summary.proxy,
+        str(summary.rank),
+        number(summary.energy.value or 0.0, percent=True) + _error(summary.energy.error, percent=True),
+        "–" if summary.energy.null is None else number(summary.energy.null, percent=True),
+        summary.words,
     ]
 
 

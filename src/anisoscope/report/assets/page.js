@@ -159,6 +159,7 @@ function writeHash(state) {
 // A picked value in words; "" if it says nothing. Of several runs, a reader must know that one is shown.
 function pickText([field, values, value], outline) {
   if (value === NONE) return "";
+  if (field === "stream") return labelOf(field, value, outline.streams);
   const text = `${titleOf(field)} ${labelOf(field, value, outline.streams)}`;
   return field === "run" ? `${text} (one of ${values.length} runs)` : text;
 }
