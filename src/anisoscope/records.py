@@ -169,6 +169,22 @@ class Record:
         return cls(**row)
 
 
+def headline_variant(card: Mapping[str, Any]) -> dict[str, Any]:
+    """The variant that represents a metric if only one of its numbers is shown.
+
+    Args:
+        card: The metric's card, as `Metric.card` returns it and as a run stores it (`run.metrics()[name]`).
+
+    Returns:
+        The keys and values of the variant; {} if the card names none: then use the variant that was recorded first.
+
+    >>> headline_variant({"name": "effective_rank", "headline": {"of": "singular values"}})
+    {'of': 'singular values'}
+    """
+    variant = card.get("headline")
+    return dict(variant) if isinstance(variant, Mapping) else {}
+
+
 class Replicates(tuple[float, ...]):
     """Leave-one-block-out values of one record, with the number of rows in each block.
 

@@ -1,18 +1,23 @@
 """Check that a metric, built-in or yours, keeps its declared facts: `check_metric(my_metric)`.
 
-A metric declares its range, its invariances and its known answers. Invariances are checked in both directions: a
-declared one must hold on all test clouds, and one that is not declared must fail on some cloud. So a fact can be
-neither wrong nor forgotten.
+A metric declares its range, its invariances, its known answers, which end of its range is the finding, and how it
+depends on the number of rows. Invariances are checked in both directions: a declared one must hold on all test clouds,
+and one that is not declared must fail on some cloud. So a fact can be neither wrong nor forgotten.
 """
 
 from __future__ import annotations
 
+import math
+import statistics
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from anisoscope.errors import MetricError
+from anisoscope.metrics.evaluate import evaluate
 from anisoscope.metrics.metric import INVARIANCES, Metric
 from anisoscope.stats.cloud import Cloud
 from anisoscope.stats.collect import block_numbers, collect
@@ -21,6 +26,10 @@ from anisoscope.synthetic import DIM, ROWS, cloud
 
 _SAME = 1e-6  # largest relative difference due to rounding
 _OTHER = 1e-4  # smallest relative difference that shows a dependence
+_SIZES = (512, 128)  # numbers of rows that a metric is compared at
+_DRAWS = 6  # clouds of each size
+_SEEN = 4.0  # standard errors that show a difference
+_FAR = 6.0  # standard errors by which means of equal populations do not differ
 
 
 def check_metric(metric: Metric) -> None:
@@ -32,6 +41,8 @@ def check_metric(metric: Metric) -> None:
     check_known(metric)
     check_invariances(metric)
     check_hard(metric)
+    check_notable(metric)
+    check_row_effect(metric)
 
 
 def check_known(metric: Metric) -> None:
@@ -70,6 +81,103 @@ def check_hard(metric: Metric) -> None:
             continue
         for value in values:
             assert value.value is not None or value.note, f"{metric.name} of {name}: no value and no note"
+
+
+def check_notable(metric: Metric) -> None:
+    """Check that rows with a dominant direction are at the declared end of the range, and isotropic rows are not.
+
+    Metrics that compare with a reference are not checked: for them the finding is a change, not a shape.
+    """
+    if metric.notable is None or metric.requires:
+        return
+    g = torch.Generator().manual_seed(2)
+    isotropic = torch.randn(_SIZES[0], DIM, generator=g, dtype=torch.float64)
+    round_value, narrow_value = (_mean(metric, x) for x in (isotropic, dominated(isotropic, g)))
+    if round_value is None or narrow_value is None:
+        return  # no value without a finding, as with `tokens_to_halve`
+    holds = narrow_value > round_value if metric.notable == "high" else narrow_value < round_value
+    assert holds, (
+        f"{metric.name} declares that {metric.notable} values are the finding, but isotropic rows give {round_value} "
+        f"and rows with a dominant direction {narrow_value}"
+    )
+
+
+def dominated(isotropic: Tensor, g: torch.Generator) -> Tensor:
+    """Return the rows with decaying spreads and one long, skewed coordinate: far from isotropic in every respect."""
+    spread = 1 / torch.arange(1, isotropic.shape[1] + 1, dtype=torch.float64)
+    rows = isotropic * spread
+    rows[:, 0] = 30 * torch.empty(len(rows), dtype=torch.float64).exponential_(generator=g)
+    return rows
+
+
+def check_row_effect(metric: Metric) -> list[RowChange]:
+    """Check that the number of rows changes the values no more than declared, and return the changes."""
+    changes = list(row_changes(metric))
+    for change in changes:
+        limit = {"none": 0.0, "null": change.of_null}.get(metric.row_effect, math.inf)
+        assert abs(change.of_value) <= limit + _FAR * change.error + _SAME, (
+            f"{metric.name} declares row_effect={metric.row_effect!r}, but on {change.cloud} its mean differs by "
+            f"{change.of_value} ± {change.error} between {_SIZES[0]} and {_SIZES[1]} rows, its null by {change.of_null}"
+        )
+    return changes
+
+
+@dataclass(frozen=True)
+class RowChange:
+    """How much one number changes on average if a cloud is drawn with fewer rows."""
+
+    cloud: str
+    of_value: float
+    of_null: float  # 0 if there is no null
+    error: float  # one standard error of the change
+
+    @property
+    def clear(self) -> bool:
+        """Whether the change is not explained by chance."""
+        return abs(self.of_value) > _SEEN * self.error + _SAME
+
+
+def row_changes(metric: Metric) -> Iterator[RowChange]:
+    """Yield the change of each number between two numbers of rows, on clouds that fill their space in several ways."""
+    draws: dict[str, Callable[[int, torch.Generator], Tensor]] = {
+        "a sphere": lambda n, g: torch.randn(n, DIM, generator=g, dtype=torch.float64),
+        "a weak spike and a mean": lambda n, g: (
+            torch.randn(n, DIM, generator=g, dtype=torch.float64) * (1 + 0.5 * torch.eye(DIM, dtype=torch.float64)[0])
+            + 0.1
+        ),
+        "a dominant direction": lambda n, g: dominated(torch.randn(n, DIM, generator=g, dtype=torch.float64), g),
+    }
+    for name, draw in draws.items():
+        large, small = ([_numbers(metric, draw(n, _generator(n + i))) for i in range(_DRAWS)] for n in _SIZES)
+        for key in large[0]:
+            if all(key in numbers for numbers in (*large, *small)):
+                yield _row_change(name, [each[key] for each in large], [each[key] for each in small])
+
+
+def _row_change(cloud: str, large: list[tuple[float, float]], small: list[tuple[float, float]]) -> RowChange:
+    values, nulls = ([[pair[i] for pair in pairs] for pairs in (large, small)] for i in (0, 1))
+    error = math.hypot(*(statistics.stdev(each) / math.sqrt(_DRAWS) for each in values))
+    of_value, of_null = (statistics.fmean(b) - statistics.fmean(a) for a, b in (values, nulls))
+    return RowChange(cloud, of_value, abs(of_null), error)
+
+
+def _numbers(metric: Metric, x: Tensor) -> dict[Any, tuple[float, float]]:
+    """Return value and null (0 if there is none) of each number that has a value."""
+    records = [each.record for each in evaluate(cloud_with_tokens(x, metric), [metric], site="vectors", errors=False)]
+    return {
+        (record.index, *sorted(record.variant.items())): (record.value, record.null or 0.0)
+        for record in records
+        if record.value is not None
+    }
+
+
+def _mean(metric: Metric, x: Tensor) -> float | None:
+    numbers = [value for value, _ in _numbers(metric, x).values()]
+    return statistics.fmean(numbers) if numbers else None
+
+
+def _generator(seed: int) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
 
 
 def witnesses() -> Iterator[tuple[str, Tensor]]:

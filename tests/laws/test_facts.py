@@ -5,7 +5,15 @@ from __future__ import annotations
 import pytest
 
 from anisoscope.metrics import Metric, catalogue
-from anisoscope.testing import check_hard, check_invariances, check_known
+from anisoscope.testing import (
+    check_hard,
+    check_invariances,
+    check_known,
+    check_notable,
+    check_row_effect,
+    cloud_with_tokens,
+    witnesses,
+)
 
 # Metrics of heads and of norms take other input; they have tests of their own.
 METRICS = [m for m in catalogue().values() if not m.requires & {"heads", "norm"}]
@@ -32,3 +40,24 @@ def test_a_metric_has_a_docstring(metric: Metric) -> None:
     assert metric.meaning.endswith((".", ":")) or metric.meaning, metric.name
     assert metric.paper
     assert metric.low < metric.high
+
+
+@every_metric
+def test_rows_with_a_dominant_direction_are_at_the_notable_end(metric: Metric) -> None:
+    check_notable(metric)
+
+
+@every_metric
+def test_the_number_of_rows_changes_a_metric_as_declared(metric: Metric) -> None:
+    changes = check_row_effect(metric)
+    # metrics of words, documents and references: these clouds cannot show how they depend on the number of rows
+    if changes and metric.row_effect != "none" and not metric.requires:
+        assert any(change.clear for change in changes)
+
+
+@every_metric
+def test_a_metric_of_several_variants_names_the_one_that_represents_it(metric: Metric) -> None:
+    _, x = next(witnesses())
+    variants = [dict(value.variant) for value in metric.values(cloud_with_tokens(x, metric))]
+    distinct = [variant for i, variant in enumerate(variants) if variant not in variants[:i]]
+    assert dict(metric.headline) in (distinct if len(distinct) > 1 else [{}])

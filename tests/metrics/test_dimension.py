@@ -10,6 +10,7 @@ import torch
 
 from anisoscope import metrics, synthetic
 from anisoscope.metrics.dimension import _gride
+from anisoscope.metrics.evaluate import evaluate
 from anisoscope.stats.collect import cloud_of
 from tests.oracles import metrics as slow
 
@@ -72,3 +73,15 @@ def test_gride_finds_its_root_wherever_it_lies(k: int, far: float) -> None:
     each = d.log() + (k - 1) * (-(-d * log_mu).expm1()).log() - k * d * log_mu
     best = float(d[each.sum(1).argmax(), 0])
     assert found == pytest.approx(best, rel=3e-3)
+
+
+def test_the_n_of_local_dimensions_counts_the_rows_that_are_searched() -> None:
+    """Neighbours of 256 rows are searched among all rows: the value depends on that number, not on 256."""
+    for n in (600, 1200):
+        (found,) = evaluate(
+            cloud_of(synthetic.cloud("plane", n=n), metrics.local_pca_dimension.sources),
+            [metrics.local_pca_dimension],
+            site="vectors",
+            errors=False,
+        )
+        assert found.record.n == n

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+import anisoscope
 from anisoscope import metrics
 from anisoscope.errors import InputError
 from anisoscope.metrics.metric import Metric
@@ -66,6 +67,11 @@ def test_every_built_in_metric_is_an_attribute() -> None:
         assert getattr(metrics, name) is metric
         assert isinstance(metric, Metric)
     assert set(metrics.catalogue()) <= set(dir(metrics))
+
+
+def test_completion_offers_only_public_names() -> None:
+    assert not {"Any", "TYPE_CHECKING", "import_module", "sys"} & {*dir(anisoscope), *dir(metrics)}
+    assert {"measure", "metrics", "Run", "__version__"} <= set(dir(anisoscope))
 
 
 def test_an_unknown_metric_name_suggests_similar_ones() -> None:

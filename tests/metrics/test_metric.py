@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import math
 
 import pytest
@@ -9,6 +10,7 @@ import torch
 
 from anisoscope import metrics, synthetic
 from anisoscope.errors import InputError, MetricError
+from anisoscope.records import headline_variant
 from anisoscope.stats.collect import cloud_of
 from anisoscope.stats.directions import Directions
 from anisoscope.stats.moments import Moments
@@ -55,3 +57,21 @@ def test_bad_rows_raise_with_metric_reason_and_remedy() -> None:
         metrics.mean_cosine([[1.0, math.nan], [0.0, 1.0]])
     with pytest.raises(InputError, match="matrix"):
         metrics.mean_cosine([1.0, 2.0])
+
+
+def test_an_unknown_effect_of_the_number_of_rows_is_refused() -> None:
+    with pytest.raises(ValueError, match="sometimes"):
+        metrics.metric(Moments, low=0, high=1, keeps=set(), paper="anisoscope", row_effect="sometimes")
+
+
+def test_help_shows_the_formula_of_a_metric() -> None:
+    assert "(PR − 1)/(d − 1)" in str(inspect.getdoc(metrics.isoscore))
+    assert repr(metrics.isoscore) == "<metric isoscore>"
+
+
+def test_a_card_carries_the_facts_that_reports_need() -> None:
+    card = metrics.effective_rank.card()
+    assert card["notable"] == "low"
+    assert card["row_effect"] == "any"
+    assert headline_variant(card) == {"of": "singular values"}
+    assert headline_variant({}) == {}

@@ -15,8 +15,25 @@ def caveats_of(records: list[Record], **info: Any) -> str:
 
 def test_a_sample_too_small_for_its_dimension_has_a_caveat() -> None:
     records = [Record("vectors", "isoscore", 0.3, n=384, null=0.33)]
-    assert "would have an IsoScore of 0.33, not 1" in caveats_of(records, data={"d": 768})
+    assert "a perfect sphere of this size would have an IsoScore of 0.33 at vectors, not 1" in caveats_of(
+        records, data={"d": 768}
+    )
     assert "few for" not in caveats_of([Record("vectors", "isoscore", 0.9, n=100_000, null=0.99)], data={"d": 768})
+
+
+def test_a_low_null_value_is_blamed_on_few_tokens_only_if_these_are_the_cause() -> None:
+    """64,825 independent tokens of a 576-sphere have an IsoScore of 0.99; a null value of 0.62 has another cause."""
+    few = [Record("final", "isoscore", 0.1, n=384, null=0.39)]
+    assert "384 tokens are few for 576 dimensions" in caveats_of(few, data={"d": 576})
+    many = [
+        Record("resid.3", "isoscore", 0.1, n=64_825, null=0.88),
+        Record("final", "isoscore", 0.1, n=64_825, null=0.62),
+    ]
+    text = caveats_of(many, data={"d": 576})
+    assert "tokens are few" not in text
+    assert "would have an IsoScore of 0.62 at final, not 1" in text
+    assert "these documents and these lengths of rows" in text
+    assert "64,825 independent tokens would give 0.99" in text
 
 
 def test_the_width_comes_from_a_spectrum_if_the_info_lacks_it() -> None:
@@ -27,7 +44,9 @@ def test_the_width_comes_from_a_spectrum_if_the_info_lacks_it() -> None:
 
 def test_equal_notes_are_one_caveat_for_all_sites() -> None:
     notes = [Record(f"resid.{i}", "two_nn", 5.0, error=0.1, note=f"{i + 1} duplicate rows removed") for i in range(3)]
-    assert caveats_of(notes) == "two_nn: 1 duplicate rows removed (at 3 sites, first one quoted)."
+    assert caveats_of(notes) == "two_nn: 1 duplicate rows removed (at resid.0, with similar notes at 2 other sites)."
+    same = [Record(f"resid.{i}", "two_nn", 5.0, error=0.1, note="7 duplicate rows removed") for i in range(3)]
+    assert caveats_of(same) == "two_nn: 7 duplicate rows removed (at 3 sites)."
 
 
 def test_one_massive_token_has_a_caveat() -> None:
@@ -36,7 +55,8 @@ def test_one_massive_token_has_a_caveat() -> None:
 
 
 def test_a_curve_dominated_by_sinks_has_a_caveat() -> None:
-    assert "loses up to 85 % of the variance" in caveats_of(profile([0.1, 0.95], [0.1, 0.1]))
+    text = caveats_of(profile([0.1, 0.95], [0.1, 0.1]))
+    assert "the top direction's share of the variance falls from 95 % to 10 % at resid.1" in text
 
 
 def test_a_saturated_dimension_has_a_caveat() -> None:

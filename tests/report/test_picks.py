@@ -8,7 +8,7 @@ import pandas as pd
 import pytest
 
 from anisoscope.records import Record
-from anisoscope.report.picks import Pick, headline_variant, pick_rows
+from anisoscope.report.picks import Pick, first_variant, pick_rows
 from anisoscope.report.shapes import KINDS, colours_of, fitting_kinds
 from anisoscope.report.tables import Row, by_metric, rows_of
 from tests import report_runs as runs
@@ -16,7 +16,7 @@ from tests import report_runs as runs
 
 def picked(table: pd.DataFrame, kind: str, colour: str | None = None) -> tuple[dict[str, Pick], list[Row]]:
     part, _ = fitting_kinds(table)[kind]
-    picks, rows = pick_rows(rows_of(part), kind, colour, headline_variant(part))
+    picks, rows = pick_rows(rows_of(part), kind, colour, first_variant(part, {}))
     return {pick.field: pick for pick in picks}, rows
 
 
@@ -72,7 +72,8 @@ def test_the_first_layer_shown_is_the_one_with_the_largest_value() -> None:
 def test_the_variant_shown_first_is_that_of_the_first_record() -> None:
     variants: list[dict[str, Any]] = [{"of": "singular values"}, {"of": "eigenvalues"}]
     table = runs.frame_of([Record(f"resid.{i}", "effective_rank", 3.0, variant=v) for i in range(3) for v in variants])
-    assert headline_variant(table) == {"v_of": "singular values"}
+    assert first_variant(table, {}) == {"v_of": "singular values"}
+    assert first_variant(table, {"headline": {"of": "eigenvalues"}}) == {"v_of": "eigenvalues"}  # as declared
     assert picked(table, "profile")[0]["v_of"].value == "singular values"
 
 

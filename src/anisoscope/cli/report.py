@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.markup import escape
+from rich.text import Text
 
 from anisoscope.cli.app import AsJson, Metrics, app, stderr, stdout
 from anisoscope.cli.options import split_names
@@ -64,7 +65,7 @@ def _show(opened: Run) -> None:
     console.print(
         layers_table(shown, opened.info, title=opened.name) if layered else records_table(shown, title=opened.name)
     )
-    console.print(sentences_table(headlines(rows), caveats(rows, opened.info)))
+    console.print(sentences_table(headlines(rows, opened.info), caveats(rows, opened.info)))
 
 
 @app.command(
@@ -139,22 +140,28 @@ def compare(
     sites: Annotated[bool, typer.Option("--sites", help="One line per number.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Compare two runs number by number: differences with errors, paired if both measured the same tokens."""
-    from anisoscope.report.compare import differences, shared
+    """Compare two runs number by number: differences with errors, paired if both measured the same tokens.
+
+    Models with different numbers of layers are matched by relative depth. Numbers that depend on the number of tokens
+    are not compared if the runs measured different numbers.
+    """
+    from anisoscope.report.compare import differences, matched
     from anisoscope.report.terminal import differences_table, sites_table
     from anisoscope.store.run import Run
 
     one, other = Run.open(first), Run.open(second)
-    both = shared(one, other, split_names(metrics))
+    found = matched(one, other, split_names(metrics))
+    both = found.table
     last = both[both["step"] == both["step"].max()]  # what the table shows
-    results = differences(one, other, both if sites or as_json else last)
-    title = f"{one.name} and {other.name}"
+    results = differences(one, other, both if sites or as_json else last, found.pairs)
+    title = f"{one.name} and {other.name}" + (", layers matched by relative depth" if found.pairs.by_depth else "")
+    notes = [Text(note, style="dim") for note in found.notes]
     if as_json:
         typer.echo(json.dumps([each.to_json() for each in results]))
+        stderr().print(*notes, sep="\n")
     else:
-        stdout().print(
-            sites_table(results, title) if sites else differences_table(results, title, both["step"].nunique())
-        )
+        table = sites_table(results, title) if sites else differences_table(results, title, both["step"].nunique())
+        stdout().print(table, *notes, sep="\n")
 
 
 @app.command(epilog="Examples:\n\n    anisoscope serve runs/\n\n    anisoscope serve runs/ --host 0.0.0.0 --port 9000")

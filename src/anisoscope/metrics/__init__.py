@@ -85,7 +85,7 @@ def __getattr__(name: str) -> Metric:
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *catalogue()})
+    return sorted({*__all__, *catalogue()})
 
 
 def _metrics_of(source: Any) -> list[Metric]:

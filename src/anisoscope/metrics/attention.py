@@ -15,7 +15,10 @@ from anisoscope.stats.head_sums import HeadSums
 _INF = math.inf
 
 
-@metric(Attention, low=0, high=1, keeps=set(), paper="godey2024", requires={"heads"})
+@metric(
+    Attention, low=0, high=1, keeps=set(), paper="godey2024", requires={"heads"},
+    notable="low", row_effect="none",
+)  # fmt: skip
 def attention_entropy(attention: Attention) -> Iterator[Value]:
     """Average entropy of a head's attention rows, relative to uniform attention; index is the head.
 
@@ -25,25 +28,37 @@ def attention_entropy(attention: Attention) -> Iterator[Value]:
     yield from _means(attention.entropy, attention.rows)
 
 
-@metric(Attention, low=0, high=1, keeps=set(), paper="godey2024", requires={"heads"})
+@metric(
+    Attention, low=0, high=1, keeps=set(), paper="godey2024", requires={"heads"},
+    notable="high", row_effect="none",
+)  # fmt: skip
 def attention_max(attention: Attention) -> Iterator[Value]:
     """Average largest weight of a head's attention rows; index is the head."""
     yield from _means(attention.largest, attention.spread_rows)
 
 
-@metric(Attention, low=0, high=1, keeps=set(), paper="xiao2024", requires={"heads"})
+@metric(
+    Attention, low=0, high=1, keeps=set(), paper="xiao2024", requires={"heads"},
+    notable="high", row_effect="none",
+)  # fmt: skip
 def sink_mass(attention: Attention) -> Iterator[Value]:
     """Average weight that a head gives to the first token of the window; index is the head."""
     yield from _means(attention.sink, attention.rows)
 
 
-@metric(Attention, low=0, high=_INF, keeps=set(), paper="godey2024", requires={"heads"})
+@metric(
+    Attention, low=0, high=_INF, keeps=set(), paper="godey2024", requires={"heads"},
+    notable="high", row_effect="none",
+)  # fmt: skip
 def logit_std(attention: Attention) -> Iterator[Value]:
     """Average standard deviation of a head's logits over the visible keys of a row; index is the head."""
     yield from _means(attention.logit_std, attention.spread_rows)
 
 
-@metric(HeadSums, low=0, high=_INF, keeps=set(), paper="godey2024", requires={"heads"})
+@metric(
+    HeadSums, low=0, high=_INF, keeps=set(), paper="godey2024", requires={"heads"},
+    notable="high", headline={"in": "rms"},
+)  # fmt: skip
 def q_drift(heads: HeadSums) -> Iterator[Value]:
     """Length of a head's mean query; index is the head.
 
@@ -52,7 +67,10 @@ def q_drift(heads: HeadSums) -> Iterator[Value]:
     yield from _drift(heads.q, heads.qq.diagonal(dim1=1, dim2=2).sum(1), heads.tokens)
 
 
-@metric(HeadSums, low=0, high=_INF, keeps=set(), paper="godey2024", requires={"heads"})
+@metric(
+    HeadSums, low=0, high=_INF, keeps=set(), paper="godey2024", requires={"heads"},
+    notable="high", headline={"in": "rms"},
+)  # fmt: skip
 def k_drift(heads: HeadSums) -> Iterator[Value]:
     """Length of a head's mean key; index is the key head.
 
@@ -69,7 +87,10 @@ def qk_cosine(heads: HeadSums) -> Iterator[Value]:
         yield Value(float(q @ k / length) if length > 0 else None, index=head, n=int(heads.tokens), note=_zero(length))
 
 
-@metric(HeadSums, low=0, high=1, keeps=set(), paper="anisoscope", requires={"heads"})
+@metric(
+    HeadSums, low=0, high=1, keeps=set(), paper="anisoscope", requires={"heads"},
+    notable="high",
+)  # fmt: skip
 def logit_budget(heads: HeadSums) -> Iterator[Value]:
     """Share of the variance of a head's logits over keys that is due to the mean query; index is the head.
 

@@ -31,6 +31,7 @@ _INNER, _OUTER = 4, 0.5  # with more than 4 neighbours, pairs count half: the ou
 @metric(
     TwoNeighbours, low=0, high=_INF, keeps=_KEEPS, paper="facco2017",
     knows={"line": (1, 0.1), "plane": (3, 0.3), "swiss roll": (2, 0.2), "curved": (4, 0.5), "duplicates": (3, 0.3)},
+    notable="low", headline={"neighbours": "all"},
 )  # fmt: skip
 def two_nn(two: TwoNeighbours) -> Iterator[Value]:
     """Intrinsic dimension from the ratio of the distances to the second and the first neighbour.
@@ -45,6 +46,7 @@ def two_nn(two: TwoNeighbours) -> Iterator[Value]:
 @metric(
     TwoNeighbours, low=0, high=_INF, keeps=_KEEPS, paper="facco2017",
     knows={"line": (1, 0.1), "plane": (3, 0.3), "swiss roll": (2, 0.2), "curved": (4, 0.5), "duplicates": (3, 0.3)},
+    notable="low", headline={"neighbours": "all"},
 )  # fmt: skip
 def two_nn_ml(two: TwoNeighbours) -> Iterator[Value]:
     """Intrinsic dimension by maximum likelihood from the ratios that `two_nn` uses.
@@ -56,6 +58,7 @@ def two_nn_ml(two: TwoNeighbours) -> Iterator[Value]:
 
 @metric(
     TwoNeighbours, low=0, high=_INF, keeps=_KEEPS, paper="razzhigaev2023", knows={"plane": (3, 0.4)},
+    notable="low",
 )  # fmt: skip
 def two_nn_paper(two: TwoNeighbours) -> Value:
     """Intrinsic dimension as computed in `The Shape of Learning`: to compare with that paper only.
@@ -78,6 +81,7 @@ def two_nn_paper(two: TwoNeighbours) -> Value:
 
 @metric(
     Neighbours, low=0, high=_INF, keeps=_KEEPS, paper="denti2022",
+    notable="low",
 )  # fmt: skip
 def gride(neighbours: Neighbours) -> Iterator[Value]:
     """Intrinsic dimension by scale, from the ratio of the distances to neighbours 2k and k; index is k.
@@ -98,6 +102,7 @@ def gride(neighbours: Neighbours) -> Iterator[Value]:
 @metric(
     Neighbours, low=0, high=_INF, keeps=_KEEPS, paper="levina2005",
     knows={"line": (1, 0.1), "plane": (3, 0.3), "swiss roll": (2, 0.2)},
+    notable="low",
 )  # fmt: skip
 def mle_dimension(neighbours: Neighbours) -> Value:
     """Intrinsic dimension by maximum likelihood from the distances to the 20 nearest neighbours.
@@ -117,17 +122,18 @@ def mle_dimension(neighbours: Neighbours) -> Value:
 @metric(
     LocalDimensions, low=0, high=_INF, keeps=_KEEPS, paper="fukunaga1971",
     knows={"line": 1, "plane": (3, 0.2), "swiss roll": (2, 0.3)},
+    notable="low",
 )  # fmt: skip
 def local_pca_dimension(local: LocalDimensions) -> Value:
     """Average number of directions that hold 95 % of the variance among a row's nearest neighbours.
 
-    Computed for 256 rows with 32 neighbours each. The value cannot exceed the number of neighbours, so a large value is
-    a lower bound.
+    Computed for 256 rows with 32 neighbours each; n is the number of rows among which neighbours are searched. The
+    value cannot exceed the number of neighbours, so a large value is a lower bound.
     """
     if len(local.count) < 3:
         raise Undefined(f"{len(local.count)} different rows are not enough", "give at least 20")
     variant = {"k": local.listed, "share": LOCAL_SHARE}
-    return Value(float(local.count.double().mean()), variant=variant, n=len(local.count))
+    return Value(float(local.count.double().mean()), variant=variant, n=local.searched)
 
 
 def _both(neighbours: Neighbours, estimate: Callable[[Tensor], float]) -> Iterator[Value]:

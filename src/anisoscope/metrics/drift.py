@@ -17,7 +17,10 @@ RANKS = (1, 8, 32)  # dimensions of the compared subspaces
 NEIGHBOURS = 10
 
 
-@metric(PairedAxes, low=-1, high=1, keeps={"scale"}, paper="godey2024", requires={"reference"}, bars=False)
+@metric(
+    PairedAxes, low=-1, high=1, keeps={"scale"}, paper="godey2024", requires={"reference"}, bars=False,
+    notable="low",
+)  # fmt: skip
 def mean_direction_drift(pair: PairedAxes) -> Value:
     """Cosine between the mean row and the mean row of the same tokens at the reference: 1 if it has not turned."""
     _require_same_width(pair)
@@ -28,6 +31,7 @@ def mean_direction_drift(pair: PairedAxes) -> Value:
 @metric(
     PairedAxes, low=0, high=math.pi / 2, keeps={"scale", "shift"}, paper="bjorck1973", requires={"reference"},
     bars=False,
+    notable="high", headline={"angle": "average"},
 )  # fmt: skip
 def subspace_angle(pair: PairedAxes) -> Iterator[Value]:
     """Angles in radians between the top k principal directions and those at the reference; index is k.
@@ -55,6 +59,7 @@ def subspace_angle(pair: PairedAxes) -> Iterator[Value]:
 @metric(
     Paired, low=-1, high=1, keeps={"rotation", "scale", "shift"}, paper="kornblith2019", requires={"reference"},
     bars=False,
+    notable="low", row_effect="none",
 )  # fmt: skip
 def cka(pair: Paired) -> Value:
     """Linear centred kernel alignment (CKA) with the reference, debiased: 1 for a rotation, 0 for unrelated rows.
@@ -73,8 +78,9 @@ def cka(pair: Paired) -> Value:
 
 
 @metric(
-    Paired, low=0, high=1, keeps={"rotation", "scale", "shift"}, paper="anisoscope", requires={"reference"}, bars=False
-)
+    Paired, low=0, high=1, keeps={"rotation", "scale", "shift"}, paper="anisoscope", requires={"reference"}, bars=False,
+    notable="low",
+)  # fmt: skip
 def neighbour_overlap(pair: Paired) -> Value:
     """Average share of a row's ten nearest rows that are among its ten nearest at the reference; index is ten.
 
@@ -88,13 +94,19 @@ def neighbour_overlap(pair: Paired) -> Value:
     return Value(float(shared), index=k, n=n, null=k / (n - 1))
 
 
-@metric(PairedHeads, low=-1, high=1, keeps=set(), paper="godey2024", requires={"heads", "reference"}, bars=False)
+@metric(
+    PairedHeads, low=-1, high=1, keeps=set(), paper="godey2024", requires={"heads", "reference"}, bars=False,
+    notable="low",
+)  # fmt: skip
 def q_direction_drift(heads: PairedHeads) -> Iterator[Value]:
     """Cosine between a head's mean query and its mean query at the reference; index is the head."""
     yield from _turned(heads.now.q, heads.then.q, int(heads.now.tokens))
 
 
-@metric(PairedHeads, low=-1, high=1, keeps=set(), paper="godey2024", requires={"heads", "reference"}, bars=False)
+@metric(
+    PairedHeads, low=-1, high=1, keeps=set(), paper="godey2024", requires={"heads", "reference"}, bars=False,
+    notable="low",
+)  # fmt: skip
 def k_direction_drift(heads: PairedHeads) -> Iterator[Value]:
     """Cosine between a head's mean key and its mean key at the reference; index is the key head."""
     yield from _turned(heads.now.k, heads.then.k, int(heads.now.tokens))

@@ -79,6 +79,7 @@ def evaluate(
             continue
         for value in outcome:
             error, note, replicates = _error(metric, value, without, cloud, unit, bool(errors))
+            level, no_level = _null(metric, value, null, cloud)
             record = Record(
                 site=site,
                 metric=metric.name,
@@ -91,9 +92,9 @@ def evaluate(
                 variant=value.variant,
                 error=error,
                 error_kind=None if error is None else f"jackknife-{len(without)}-{unit}",
-                null=_null(metric, value, null, cloud),
+                null=level,
                 n=cloud.n if value.n is None else value.n,
-                note="; ".join(text for text in (value.note, note) if text) or None,
+                note="; ".join(text for text in (value.note, note, no_level) if text) or None,
             )
             out.append(MetricResult(record, replicates))
     return out
@@ -153,15 +154,20 @@ def _error(
     return jackknife(value.value, stretched, sizes), None, Replicates(stretched, sizes)
 
 
-def _null(metric: Metric, value: Value, null: Isotropic | None, cloud: Cloud) -> float | None:
+def _null(metric: Metric, value: Value, null: Isotropic | None, cloud: Cloud) -> tuple[float | None, str | None]:
+    """Return the null value, or None and, if the rows do not allow one, the reason."""
     if value.null is not None or metric.null is None or null is None:
-        return value.null
-    share = 1.0 if value.n is None else min(1.0, value.n / cloud.n)  # a sample has fewer rows
+        return value.null, None
+    n = cloud.n if value.n is None else min(value.n, cloud.n)  # a sample has fewer rows
+    scaled = Isotropic(null.dim, max(null.rows * n / max(cloud.n, 1), 1.0), null.heaviest)
+    if not scaled.describes_tail(n, metric.null_rows):
+        needed = math.ceil(metric.null_rows * null.dim)
+        return None, f"no null value: {n:,} rows count as {scaled.rows:,.0f} independent ones, {needed:,} are needed"
     try:
-        level = metric.null(Isotropic(null.dim, max(null.rows * share, 1.0), null.heaviest), value)
+        level = metric.null(scaled, value)
     except Undefined:
-        return None
-    return level if level is not None and math.isfinite(level) else None
+        return None, None
+    return (level, None) if level is not None and math.isfinite(level) else (None, None)
 
 
 def _largest(values: _Outcome, top: int | None) -> _Outcome:

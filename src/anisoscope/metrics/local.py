@@ -20,6 +20,7 @@ _ROWS = 4096
 
 @metric(
     Sample, low=0, high=1, keeps={"rotation", "scale", "shift"}, paper="cai2021", slow=True,
+    notable="low",
 )  # fmt: skip
 def local_isotropy(sample: Sample) -> Value:
     """IsoScore of the rows after subtracting the mean of their cluster.

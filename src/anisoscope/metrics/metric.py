@@ -6,7 +6,7 @@ import inspect
 import math
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, Literal
 
 from torch import Tensor
 
@@ -25,6 +25,11 @@ INVARIANCES = {
     "scale": "multiplying all rows by one number",
     "shift": "adding one vector to all rows",
     "row-scale": "multiplying each row by a number of its own",
+}
+ROW_EFFECTS = {
+    "none": "the number of rows does not change its value on average",
+    "null": "the number of rows changes its value by no more than its null value",
+    "any": "its values from different numbers of rows cannot be compared",
 }
 _SLACK = 1e-9  # rounding allowed beyond a declared range
 
@@ -85,7 +90,7 @@ class Series:
         return [Value(value, index=index, n=self.n) for index, value in zip(indices, numbers, strict=True)]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Metric:
     """A function of statistics with its declared facts.
 
@@ -108,6 +113,17 @@ class Metric:
     slow: bool
     bars: bool  # computed again without each block, for an error bar
     top: int | None  # number of largest numbers that are recorded; None: all
+    notable: Literal["high", "low"] | None  # the end of its range that shows anisotropy or another finding
+    row_effect: str  # how its value depends on the number of rows, a key of `ROW_EFFECTS`
+    headline: Mapping[str, Any]  # the variant that represents it if only one number is shown
+    null_rows: float  # independent rows per dimension that its null needs
+
+    def __post_init__(self) -> None:
+        # so that help(metrics.isoscore) shows the formula, not the docstring of this class
+        object.__setattr__(self, "__doc__", self.text)
+
+    def __repr__(self) -> str:
+        return f"<metric {self.name}>"
 
     @property
     def family(self) -> str:
@@ -142,6 +158,9 @@ class Metric:
             "needs": self._need_names,
             "paper": self.paper,
             "version": self.version,
+            "notable": self.notable,
+            "row_effect": self.row_effect,
+            "headline": dict(self.headline),
         }
 
     def __call__(self, *rows: Any, documents: Any = None) -> float:
@@ -279,6 +298,10 @@ def metric(
     slow: bool = False,
     bars: bool = True,
     top: int | None = None,
+    notable: Literal["high", "low"] | None = None,
+    row_effect: str = "any",
+    headline: Mapping[str, Any] | None = None,
+    null_rows: float = 0.0,
 ) -> Callable[[Callable[..., Any]], Metric]:
     """Turn a function of statistics into a `Metric`.
 
@@ -298,9 +321,16 @@ def metric(
         slow: Leave it out unless it is named.
         bars: Compute it again without each block, for an error bar.
         top: Record only this many of its largest numbers.
+        notable: The end of the range that is the finding: "high" if large values show anisotropy, "low" if small ones
+            do, None if neither. Sentences describe the layers at that end.
+        row_effect: How the value depends on the number of rows, a key of `ROW_EFFECTS`. `compare` refuses numbers
+            that differ only because one run measured more tokens.
+        headline: The variant that represents the metric if only one number is shown. None: the first.
+        null_rows: Independent rows per dimension that the null needs, if small eigenvalues matter. With fewer, there is
+            no null, unless the rows are independent and of similar length.
 
     Raises:
-        ValueError: `keeps` names an unknown invariance.
+        ValueError: `keeps` names an unknown invariance, or `row_effect` is unknown.
 
     Example:
         >>> @metric(Moments, low=0, high=math.inf, keeps={"rotation", "shift"}, paper="anisoscope")
@@ -313,6 +343,8 @@ def metric(
     wrong = keeps - set(INVARIANCES)
     if wrong:
         raise ValueError(f"Unknown invariances {sorted(wrong)}. Known: {', '.join(INVARIANCES)}.")
+    if row_effect not in ROW_EFFECTS:
+        raise ValueError(f"Unknown row_effect {row_effect!r}. Known: {', '.join(ROW_EFFECTS)}.")
 
     def wrap(function: Callable[..., Any]) -> Metric:
         return Metric(
@@ -330,6 +362,10 @@ def metric(
             slow=slow,
             bars=bars,
             top=top,
+            notable=notable,
+            row_effect=row_effect,
+            headline=headline or {},
+            null_rows=null_rows,
         )
 
     return wrap

@@ -5,6 +5,10 @@ null of a cloud rotates every document independently, which keeps only the struc
 scatter of document b about the common mean and t_b its trace, the expected participation ratio is
 PR₀ = (Σ t_b)² / [Σ ‖S_b‖² + ((Σ t_b)² − Σ t_b²)/d]. Solving 1/PR₀ = 1/d + 1/rows gives the effective number of
 independent isotropic rows, and the Marchenko–Pastur law for that number gives the other null values.
+
+That number describes the largest eigenvalues: a few documents, or a few rows of large norm, make it small although the
+rows still fill all dimensions. So the small eigenvalues follow the law only if the rows really are independent and of
+similar length, or if the number is several times d, when all eigenvalues are similar (`Isotropic.describes_tail`).
 """
 
 from __future__ import annotations
@@ -22,6 +26,7 @@ from anisoscope.stats.moments import Moments
 from anisoscope.stats.sample import Extremes, Sample
 
 _POINTS = 4096  # quadrature points of the Marchenko–Pastur law
+_INDEPENDENT = 0.9  # effective rows per row from which rows count as independent and of similar length
 
 
 @dataclass(frozen=True)
@@ -34,6 +39,10 @@ class Isotropic:
     dim: int
     rows: float
     heaviest: float = 0.0
+
+    def describes_tail(self, n: int, rows_per_dimension: float) -> bool:
+        """Whether the small eigenvalues of n such rows follow the law, given the rows per dimension that are needed."""
+        return self.rows >= rows_per_dimension * self.dim or self.rows >= _INDEPENDENT * n
 
     @property
     def participation_ratio(self) -> float:

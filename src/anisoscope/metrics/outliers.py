@@ -28,6 +28,7 @@ _INF = math.inf
 @metric(
     Moments, low=0, high=_INF, keeps={"permutation", "scale"}, paper="timkey2021",
     knows={"sphere": 0, "outlier dimension": 1},
+    notable="high", row_effect="none",
 )  # fmt: skip
 def outlier_dimensions(moments: Moments) -> Value:
     """Number of outlier dimensions: those whose rms exceeds five times the median rms of the dimensions.
@@ -44,6 +45,7 @@ def outlier_dimensions(moments: Moments) -> Value:
 @metric(
     Norms, Extremes, Sample, low=0, high=_INF, keeps={"permutation"}, paper="sun2024",
     knows={"sphere": 0, "massive row": 1},
+    notable="high", headline={"rule": "norm"},
 )  # fmt: skip
 def massive_tokens(norms: Norms, extremes: Extremes, sample: Sample) -> Iterator[Value]:
     """Number of massive rows.
@@ -66,6 +68,7 @@ def massive_tokens(norms: Norms, extremes: Extremes, sample: Sample) -> Iterator
 
 @metric(
     Peeled, low=0, high=1, keeps={"rotation", "scale"}, paper="anisoscope", bars=False,
+    notable="high",
 )  # fmt: skip
 def removal_curve(peeled: Peeled) -> Iterator[Value]:
     """Spectral anisotropy without the k rows of largest norm; index is k.
@@ -82,6 +85,7 @@ def removal_curve(peeled: Peeled) -> Iterator[Value]:
 @metric(
     Peeled, low=0, high=1, keeps={"rotation", "scale"}, paper="anisoscope", knows={"massive row": 1 / 4096},
     bars=False,
+    notable="low",
 )  # fmt: skip
 def tokens_to_halve(peeled: Peeled) -> Value:
     """Share of rows, largest norms first, to remove until the excess of spectral anisotropy over its null is halved.
@@ -117,6 +121,7 @@ def tokens_to_halve(peeled: Peeled) -> Value:
 @metric(
     Moments, low=0, high=1, keeps={"permutation", "scale", "shift"}, paper="anisoscope",
     knows={"outlier dimension": (1, 0.01)},
+    notable="high",
 )  # fmt: skip
 def top_coordinate(moments: Moments) -> Value:
     """Largest squared entry of the top eigenvector: 1 if a single coordinate carries the anisotropy.
@@ -131,6 +136,7 @@ def top_coordinate(moments: Moments) -> Value:
 @metric(
     Sample, low=0, high=1, keeps={"rotation", "scale", "shift"}, paper="tyler1987", slow=True,
     knows={"sphere": (1 / 16, 0.01)},
+    notable="high", row_effect="null",
 )  # fmt: skip
 def tyler_share(sample: Sample) -> Value:
     """Share of the top direction in Tyler's shape matrix, which does not depend on the lengths of rows.

@@ -19,6 +19,7 @@ _FLOOR = 1e-14  # eigenvalues below this share of the largest are rounding
     Moments, low=1, high=_INF, keeps={"rotation", "scale", "shift"}, paper="roy2007",
     knows={"line": 1, "sphere": (16, 0.1), "plane": (3, 0.03)},
     null=lambda iso, v: _entropy_rank(iso.eigenvalues.sqrt() if v.variant["of"] != "eigenvalues" else iso.eigenvalues),
+    notable="low", headline={"of": "singular values"}, null_rows=4,
 )  # fmt: skip
 def effective_rank(moments: Moments) -> Iterator[Value]:
     """Number of equally strong directions with the same spectral entropy, of centred rows.
@@ -33,6 +34,7 @@ def effective_rank(moments: Moments) -> Iterator[Value]:
 @metric(
     Moments, low=1, high=_INF, keeps={"rotation", "scale"}, paper="garrido2023",
     knows={"one direction": (1, 1e-6), "sphere": (16, 0.1)}, null=lambda iso, _: _entropy_rank(iso.eigenvalues.sqrt()),
+    notable="low", null_rows=4,
 )  # fmt: skip
 def rankme(moments: Moments) -> float:
     """Effective rank of uncentred rows.
@@ -45,6 +47,7 @@ def rankme(moments: Moments) -> float:
 @metric(
     Moments, low=1, high=_INF, keeps={"rotation", "scale"}, paper="rudelson2007",
     knows={"one direction": 1, "sphere": (14.2, 0.4)}, null=lambda iso, _: 1 / iso.top_share,
+    notable="low", row_effect="null",
 )  # fmt: skip
 def stable_rank(moments: Moments) -> float:
     """Squared Frobenius norm divided by squared spectral norm, of uncentred rows.
@@ -58,6 +61,7 @@ def stable_rank(moments: Moments) -> float:
 @metric(
     Moments, low=-_INF, high=_INF, keeps={"rotation", "scale", "shift"}, paper="stringer2019",
     knows={"power law": (1, 0.05)}, null=lambda iso, _: _power_law(iso.eigenvalues)[0],
+    notable="high", null_rows=10,
 )  # fmt: skip
 def power_law_alpha(moments: Moments) -> Value:
     """Exponent α of the spectrum's decay λ_j ∝ j^−α.
@@ -73,6 +77,7 @@ def power_law_alpha(moments: Moments) -> Value:
 @metric(
     Moments, low=0, high=1, keeps={"rotation", "scale", "shift"}, paper="razzhigaev2023",
     null=lambda iso, v: float(iso.eigenvalues[: v.index].sum()),
+    notable="high", null_rows=4,
 )  # fmt: skip
 def top_share(moments: Moments) -> Iterator[Value]:
     """Share of the variance in the k strongest directions; index is k.
@@ -87,6 +92,7 @@ def top_share(moments: Moments) -> Iterator[Value]:
 @metric(
     Moments, low=0, high=1, keeps={"rotation", "scale", "shift"}, paper="razzhigaev2023",
     null=lambda iso, v: float(iso.eigenvalues[(v.index or 1) - 1]),
+    null_rows=4,
 )  # fmt: skip
 def spectrum(moments: Moments) -> Iterator[Value]:
     """Share of the variance in the direction of rank j; index is j (log-spaced).
@@ -102,6 +108,7 @@ def spectrum(moments: Moments) -> Iterator[Value]:
     Moments, low=1, high=_INF, keeps={"rotation", "scale", "shift"}, paper="anisoscope",
     knows={"power law": (2, 0.2)},
     null=lambda iso, _: float(iso.eigenvalues[(iso.dim - 1) // 2] / iso.eigenvalues[-1].clamp(min=1e-300)),
+    notable="high", null_rows=10,
 )  # fmt: skip
 def tail_condition(moments: Moments) -> float:
     """Condition number of the lower half of the spectrum: the median eigenvalue divided by the smallest.

@@ -7,11 +7,11 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from anisoscope.report.checked_info import checked_info
-from anisoscope.report.sentences import WITHOUT, by_layer, number
+from anisoscope.report.sentences import WITHOUT, number
 from anisoscope.report.tables import Row
 
 _FEW_ROWS = 10  # tokens per dimension below which a covariance is mostly noise
-_LOW_NULL = 0.8  # if a perfect sphere has a lower IsoScore than this, n is too small for d
+_LOW_NULL = 0.8  # a null value of the IsoScore below this changes how the score reads
 _FEW_TOKENS = 0.01  # share of tokens; if removing so few halves a score, a few tokens dominate it
 _SATURATED = 20.0  # neighbour-based dimensions above this are too low (a true 50 is estimated as 32 at n = 2048)
 _DOMINATED = 0.25  # a score that loses this much without sinks is dominated by them
@@ -55,22 +55,38 @@ def _interrupted(info: Mapping[str, Any]) -> str | None:
 
 
 def _small_sample(rows: Mapping[str, Sequence[Row]], info: Mapping[str, Any]) -> str | None:
-    scored = _without_sinks(rows.get("isoscore", ()))
-    counts = [row["n"] for row in scored or _without_sinks(rows.get("spectral_anisotropy", ())) if row["n"]]
-    nulls = [row["null"] for row in scored if row["null"] is not None]
     width = width_of(rows, info)
-    if nulls and min(nulls) < _LOW_NULL:
-        few = f"{min(counts):,} tokens" if counts else "These tokens"
-        return (
-            f"{few} are few for {f'{width:,}' if width else 'this many'} dimensions: a perfect sphere measured like "
-            f"this would have an IsoScore of {number(min(nulls))}, not 1. Compare with the dotted lines, not with 1."
-        )
+    scored = [row for row in _without_sinks(rows.get("isoscore", ())) if row["null"] is not None]
+    if scored:
+        lowest = min(scored, key=lambda row: row["null"])
+        if lowest["null"] < _LOW_NULL:
+            return _low_null(lowest, width)
+    counts = [row["n"] for row in scored or _without_sinks(rows.get("spectral_anisotropy", ())) if row["n"]]
     if counts and width and min(counts) < _FEW_ROWS * width:
         return (
             f"{min(counts):,} tokens are few for {width:,} dimensions: scores of the covariance are biased. "
-            "Compare them with the dotted lines, the null values (expected with no structure)."
+            "Compare them with their null values."
         )
     return None
+
+
+def _low_null(row: Row, width: int | None) -> str:
+    """Why the IsoScore of a perfect sphere would be low at this site: few tokens, or what the null value preserves."""
+    n = row["n"]
+    level = f"would have an IsoScore of {number(row['null'])} at {row['site']}, not 1. Compare scores with their null"
+    independent = _sphere(n, width) if n and width and width > 1 else None
+    if independent is not None and independent < _LOW_NULL:
+        return f"{n:,} tokens are few for {width:,} dimensions: a perfect sphere of this size {level} values."
+    count = f" {n:,} independent tokens would give {number(independent)}." if independent is not None else ""
+    return (
+        f"A cloud without structure, but with these documents and these lengths of rows, {level} values. The cause is "
+        f"not the number of tokens: tokens of one document resemble each other, or some rows are much longer.{count}"
+    )
+
+
+def _sphere(n: int, width: int) -> float:
+    """The IsoScore that n independent rows of a sphere have on average: (PR − 1)/(d − 1) with 1/PR = 1/d + 1/n."""
+    return (1 / (1 / width + 1 / n) - 1) / (width - 1)
 
 
 def _without_sinks(rows: Sequence[Row]) -> Sequence[Row]:
@@ -106,15 +122,20 @@ def _few_tokens(rows: Sequence[Row]) -> str | None:
 
 
 def _dominated_by_sinks(rows: Sequence[Row]) -> str | None:
-    last = max((row["step"] for row in rows), default=0)
-    known = [row for row in rows if row["value"] is not None and row["step"] == last]
-    curves = [by_layer([row for row in known if row["tokens"] == policy]) for policy in ("all", WITHOUT)]
-    lost = {layer: curves[0][layer] - curves[1][layer] for layer in curves[0] if layer in curves[1]}
+    stream = [row for row in rows if row["stream"].split(".")[-1] == "resid" and not row["stream"].startswith("grad.")]
+    last = max((row["step"] for row in stream), default=0)
+    known = [row for row in stream if row["value"] is not None and row["step"] == last]
+    values = {
+        policy: {row["site"]: row["value"] for row in known if row["tokens"] == policy} for policy in ("all", WITHOUT)
+    }
+    lost = {site: value - values[WITHOUT][site] for site, value in values["all"].items() if site in values[WITHOUT]}
     if not lost or max(lost.values()) < _DOMINATED:
         return None
+    most = max(lost, key=lambda site: lost[site])
+    before, after = (number(values[policy][most], percent=True) for policy in ("all", WITHOUT))
     return (
-        "Sink tokens dominate the curve over all tokens: without first and massive tokens the top direction loses up "
-        f"to {number(max(lost.values()), percent=True)} of the variance. For ordinary tokens use the {WITHOUT} curve."
+        "Sink tokens dominate the curve over all tokens: without first and massive tokens the top direction's share of "
+        f"the variance falls from {before} to {after} at {most}. For ordinary tokens use the {WITHOUT} curve."
     )
 
 
@@ -162,21 +183,29 @@ def _alerts(rows: Sequence[Row]) -> list[str]:
 
 def _notes(rows: Mapping[str, Sequence[Row]]) -> list[str]:
     """The notes of records that have a value; notes that differ only in their numbers are shown once."""
-    kinds: dict[str, tuple[str, set[str], set[str]]] = {}
+    kinds: dict[str, dict[str, dict[str, None]]] = {}  # by kind: the sites of each note, in order
+    named: dict[str, set[str]] = {}  # by kind: the metrics
     for metric, group in rows.items():
         for row in group if metric not in _OWN_PANEL else ():
             for note in (row["note"] or "").split("; ") if row["value"] is not None else ():
                 kind = re.sub(r"\d[\d.,]*", "#", note)
                 if note and not _only_names(kind):
-                    _, sites, metrics = kinds.setdefault(kind, (note, set(), set()))
-                    sites.add(row["site"])
-                    metrics.add(metric)
-    texts = [
-        f"{', '.join(sorted(metrics))}: {note} (at {len(sites)} site{'s' if len(sites) > 1 else ''}, first one quoted)."
-        for note, sites, metrics in kinds.values()
-    ]
+                    kinds.setdefault(kind, {}).setdefault(note, {})[row["site"]] = None
+                    named.setdefault(kind, set()).add(metric)
+    texts = [f"{', '.join(sorted(named[kind]))}: {_note_text(notes)}." for kind, notes in kinds.items()]
     more = len(texts) - _LISTED
     return texts[:_LISTED] + ([f"{more} more kinds of notes are in the records."] if more > 0 else [])
+
+
+def _note_text(notes: Mapping[str, Mapping[str, None]]) -> str:
+    """A note with the sites that have it, or the first of several and the number of sites that have similar ones."""
+    note, first = next(iter(notes.items()))
+    sites = {site for each in notes.values() for site in each}
+    if len(notes) == 1:
+        return f"{note} (at {next(iter(first)) if len(sites) == 1 else f'{len(sites)} sites'})"
+    others = len(sites) - 1
+    similar = f", with similar notes at {others} other site{'s' if others > 1 else ''}" if others else ""
+    return f"{note} (at {next(iter(first))}{similar})"
 
 
 def _only_names(kind: str) -> bool:

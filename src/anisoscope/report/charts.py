@@ -16,7 +16,7 @@ from anisoscope.records import Record
 from anisoscope.report import lines, maps
 from anisoscope.report.checked_info import checked_info
 from anisoscope.report.lines import ChartStyle
-from anisoscope.report.picks import field_value, headline_variant, pick_rows
+from anisoscope.report.picks import field_value, first_variant, pick_rows
 from anisoscope.report.sentences import PHRASES
 from anisoscope.report.shapes import (
     KINDS,
@@ -30,7 +30,7 @@ from anisoscope.report.shapes import (
     shape_of,
     wide,
 )
-from anisoscope.report.streams import metric_title, stream_name
+from anisoscope.report.streams import metric_title, stream_label
 from anisoscope.report.tables import (
     NONE,
     Depths,
@@ -106,12 +106,12 @@ def plot(
     chosen = require_kind(kind, fitting)
     part, shape = fitting[chosen]
     field = _require_colour(colour, chosen, shape)
-    picks, rows = pick_rows(rows_of(part, depths), chosen, field, headline_variant(part))
+    card = checked_info(runs[0].info)["metrics"].get(metric, {})
+    picks, rows = pick_rows(rows_of(part, depths), chosen, field, first_variant(part, card))
     picked = {**requested, **{each.field: each.value for each in picks}}
     style = style_of(chosen, shape, field, metric=metric, runs=run_labels(runs))
     title = metric_title(metric, _only_stream(rows))
     spec = filled(spec_of(style), with_series(rows, chosen, field), title)
-    card = checked_info(runs[0].info)["metrics"].get(metric, {})
     size = {"width": width, "height": height}
     subtitle = [card["meaning"]] if "meaning" in card else []
     words = [_pick_text(f, value) for f, value in picked.items() if value != NONE]
@@ -215,7 +215,7 @@ def with_series(rows: Sequence[Row], kind: str, colour: str | None) -> list[Row]
 def _series(row: Row, colour: str | None) -> Any:
     if colour is None:
         return row["site"]
-    return stream_name(row["stream"]) if colour == "stream" else row.get(colour)
+    return stream_label(row["stream"]) if colour == "stream" else row.get(colour)
 
 
 def _only_stream(rows: Sequence[Row]) -> str | None:
@@ -266,7 +266,7 @@ def _at(row: Row, picked: Mapping[str, Any]) -> bool:
 def _pick_text(field: str, value: Any) -> str:
     """A picked value for a reader."""
     if field == "stream":
-        return stream_name(value)
+        return stream_label(value)
     return f"{lines.title_of(field)} {value:g}" if isinstance(value, float) else f"{lines.title_of(field)} {value}"
 
 

@@ -149,11 +149,11 @@ async def _records(request: Request) -> Response:
 def _packed(runs: list[Run]) -> dict[str, Any]:
     from anisoscope.report.outline import cards_of, outline_of
     from anisoscope.report.packed_table import pack
-    from anisoscope.report.tables import joined, run_labels
+    from anisoscope.report.tables import joined, run_labels, with_range
 
     read = [run.since(0) for run in runs]
     frames = [run.frame() if frame is None else frame for run, (frame, _) in zip(runs, read, strict=True)]
-    table = joined(frames, run_labels(runs))
+    table = joined([with_range(frame, run) for frame, run in zip(frames, runs, strict=True)], run_labels(runs))
     return {"packed": pack(table, outline_of(table, cards_of(runs))), "positions": [end for _, end in read]}
 
 
@@ -191,7 +191,7 @@ async def _follow(runs: list[Run], positions: list[int]) -> AsyncIterator[str]:
 
 def _grown_rows(runs: list[Run], positions: list[int], grown: Sequence[int]) -> dict[str, Any] | None:
     """The rows appended since `positions`, which are updated; None if there is no complete line yet."""
-    from anisoscope.report.tables import late_rows, run_labels
+    from anisoscope.report.tables import late_rows, run_labels, with_range
 
     labels = run_labels(runs)
     rows: list[dict[str, Any]] = []
@@ -199,7 +199,7 @@ def _grown_rows(runs: list[Run], positions: list[int], grown: Sequence[int]) -> 
         frame, positions[i] = runs[i].since(positions[i])
         if frame is None:
             return {"again": True}
-        rows += late_rows(frame.assign(run=labels[i]))
+        rows += late_rows(with_range(frame, runs[i]).assign(run=labels[i]))
     return {"rows": rows} if rows else None
 
 

@@ -11,10 +11,10 @@ import pandas as pd
 from anisoscope.report.charts import spec_of, style_of
 from anisoscope.report.checked_info import checked_info
 from anisoscope.report.lines import ChartStyle, title_of
-from anisoscope.report.picks import headline_variant
+from anisoscope.report.picks import first_variant
 from anisoscope.report.sentences import PHRASES
 from anisoscope.report.shapes import KINDS, colours_of, fitting_kinds, log_values
-from anisoscope.report.streams import UNNAMED, stream_name
+from anisoscope.report.streams import UNNAMED, stream_label
 from anisoscope.report.tables import Depths, by_metric, depths_of, parse_site, stream_of
 from anisoscope.report.theme import config
 from anisoscope.store.run import Run
@@ -53,7 +53,7 @@ def outline_of(table: pd.DataFrame, cards: Mapping[str, Mapping[str, Any]]) -> d
             "metric": metric,
             "family": str(cards.get(metric, {}).get("family", "other")),
             "meaning": str(cards.get(metric, {}).get("meaning", "")),
-            "kinds": kinds_of(charted[metric], depths, specs, runs),
+            "kinds": kinds_of(charted[metric], depths, specs, runs, cards.get(metric, {})),
         }
         for metric in order
     ]
@@ -61,13 +61,15 @@ def outline_of(table: pd.DataFrame, cards: Mapping[str, Mapping[str, Any]]) -> d
     return {
         "views": views,
         "specs": specs,
-        "streams": {stream: stream_name(stream) for stream in sorted(streams)},
+        "streams": {stream: stream_label(stream) for stream in sorted(streams)},
         "unnamed": list(UNNAMED),
         "themes": {"light": config(), "dark": config(dark=True)},
     }
 
 
-def kinds_of(group: pd.DataFrame, depths: Depths, specs: dict[str, Any], runs: Sequence[str]) -> list[dict[str, Any]]:
+def kinds_of(
+    group: pd.DataFrame, depths: Depths, specs: dict[str, Any], runs: Sequence[str], card: Mapping[str, Any]
+) -> list[dict[str, Any]]:
     """The kinds of chart that fit one metric; their specifications are added to `specs`."""
     metric = str(group["metric"].iloc[0])
     kinds = []
@@ -82,7 +84,7 @@ def kinds_of(group: pd.DataFrame, depths: Depths, specs: dict[str, Any], runs: S
                 "dash": KINDS[kind].dash,
                 "needs": list(KINDS[kind].needs),
                 "positive": log_values(kind, shape.steep),
-                "headline": headline_variant(part),
+                "headline": first_variant(part, card),
                 "colours": [_colour(field, style, specs) for field, style in styles.items()],
             }
         )

@@ -17,7 +17,7 @@ import numpy as np
 import pandas as pd
 
 from anisoscope.report.interval import t_factor
-from anisoscope.report.tables import BEHIND, depths_of, layer_position, parse_site, parse_variant, stream_of
+from anisoscope.report.tables import BEHIND, RANGE, depths_of, layer_position, parse_site, parse_variant, stream_of
 
 _CODED = ("run", "site", "tokens", "variant", "index", "step", "n", "note", "error_kind", "version")
 # An error or a null value needs only four digits; more would be noise that does not compress.
@@ -31,7 +31,7 @@ def pack(table: pd.DataFrame, outline: Mapping[str, Any]) -> str:
     rows, starts = _by_metric(table)
     head: dict[str, Any] = {"outline": outline, "rows": len(rows), "starts": starts, "columns": [], "lists": {}}
     planes: list[bytes] = []
-    for name in _CODED:
+    for name in (*_CODED, *(column for column in RANGE if column in rows)):
         codes, values = pd.factorize(rows[name], use_na_sentinel=False)
         kind = "u2" if len(values) < 1 << 16 else "u4"
         head["lists"][name] = [_plain(value) for value in values]

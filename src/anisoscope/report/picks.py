@@ -13,6 +13,7 @@ from typing import Any
 
 import pandas as pd
 
+from anisoscope.records import headline_variant
 from anisoscope.report.shapes import KINDS, distinct
 from anisoscope.report.tables import NONE, Row, parse_variant, variant_keys
 
@@ -31,9 +32,17 @@ class Pick:
     value: Any
 
 
-def headline_variant(table: pd.DataFrame) -> dict[str, Any]:
-    """The variant that stands for a metric: that of its first record, as in sentences; fields have the prefix `v_`."""
-    first = parse_variant(table["variant"].iloc[0])
+def first_variant(table: pd.DataFrame, card: Mapping[str, Any]) -> dict[str, Any]:
+    """The variant that is shown first: what the metric's card declares, otherwise that of the first record.
+
+    Args:
+        table: The records that a chart can draw.
+        card: The metric's card; {} if the run has none.
+
+    Returns:
+        Values by field; fields have the prefix `v_`.
+    """
+    first = {**parse_variant(table["variant"].iloc[0]), **headline_variant(card)}
     return {f"v_{key}": first.get(key, NONE) for key in variant_keys(table["variant"].unique())}
 
 
@@ -50,7 +59,7 @@ def pick_rows(
         rows: The rows of one metric that a chart of this kind can draw.
         kind: The kind of chart.
         colour: The field of its colours.
-        headline: The preferred variant, from `headline_variant`.
+        headline: The preferred variant, from `first_variant`.
         requested: Values by field that replace the default if they are offered.
     """
     shown = [row for row in rows if colour is None or row.get(colour) is not None]

@@ -7,8 +7,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from anisoscope.records import Record
+from anisoscope.records import Record, headline_variant
 from anisoscope.report.caveats import caveats
+from anisoscope.report.checked_info import checked_info
 from anisoscope.report.sentences import PHRASES, WITHOUT, by_layer, headlines, number
 from anisoscope.report.streams import metric_title
 from anisoscope.report.tables import NONE, Row, claim_of, parse_site
@@ -59,10 +60,14 @@ def run_results(label: str, run: Run, rows: RowsByMetric, records: Sequence[Reco
     for each in tests:
         main = each.rank == largest[each.gradient, each.site, each.proxy]
         (verdicts if main else smaller).append(_verdict_row(each))
-    first = [line for metric in PHRASES if metric in rows for line in _curve_rows(metric, rows[metric])]
-    more = [line for metric in rows if metric not in PHRASES for line in _curve_rows(metric, rows[metric])]
+    cards = checked_info(run.info)["metrics"]
+    curves = {metric: _curve_rows(metric, rows[metric], headline_variant(cards.get(metric, {}))) for metric in rows}
+    first = [line for metric in PHRASES if metric in rows for line in curves[metric]]
+    more = [line for metric in rows if metric not in PHRASES for line in curves[metric]]
     numbers = [] if first or verdicts else _number_rows(rows)
-    return RunResults(label, headlines(rows), verdicts, smaller, first, more, numbers, caveats(rows, run.info))
+    return RunResults(
+        label, headlines(rows, run.info), verdicts, smaller, first, more, numbers, caveats(rows, run.info)
+    )
 
 
 def _verdict_row(summary: TangentSummary) -> list[str]:
@@ -94,8 +99,8 @@ def _number_rows(rows: RowsByMetric) -> list[list[str]]:
     ]
 
 
-def _curve_rows(metric: str, rows: Sequence[Row]) -> list[CurveRow]:
-    """One line per stream and token policy, of the last step and the stream's first variant."""
+def _curve_rows(metric: str, rows: Sequence[Row], headline: Mapping[str, Any]) -> list[CurveRow]:
+    """One line per stream and token policy, of the last step and the headline variant, or else the first."""
     flat = [row for row in rows if row["index"] is None and row["value"] is not None and row["layer"] is not None]
     if not flat:
         return []
@@ -104,11 +109,12 @@ def _curve_rows(metric: str, rows: Sequence[Row]) -> list[CurveRow]:
     for row in flat:
         if row["step"] == last:
             streams.setdefault(row["stream"], []).append(row)
-    return [line for stream, part in streams.items() for line in _stream_rows(metric, stream, part)]
+    return [line for stream, part in streams.items() for line in _stream_rows(metric, stream, part, headline)]
 
 
-def _stream_rows(metric: str, stream: str, rows: Sequence[Row]) -> list[CurveRow]:
-    variant = {key: value for key, value in rows[0].items() if key.startswith("v_")}
+def _stream_rows(metric: str, stream: str, rows: Sequence[Row], headline: Mapping[str, Any]) -> list[CurveRow]:
+    main = [row for row in rows if all(row.get(f"v_{key}") == value for key, value in headline.items())]
+    variant = {key: value for key, value in (main or rows)[0].items() if key.startswith("v_")}
     labels = {key.removeprefix("v_"): value for key, value in variant.items() if value != NONE}
     same = [row for row in rows if all(row.get(key) == value for key, value in variant.items())]
     phrase = PHRASES.get(metric)

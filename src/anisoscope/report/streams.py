@@ -1,37 +1,19 @@
-"""Streams in words: what the numbers of a chart or a table describe, if it is not the residual stream."""
+"""Streams in charts and tables: what the numbers describe, if it is not the residual stream."""
 
 from __future__ import annotations
 
-_NAMES = {
-    "resid": "residual stream",
-    "attn": "attention outputs",
-    "mlp": "MLP outputs",
-    "q": "queries",
-    "k": "keys",
-    "q.pre": "queries before rotary embedding",
-    "k.pre": "keys before rotary embedding",
-    "pattern": "attention",
-    "weight": "weights",
-    "in": "inputs of modules",
-}
-_STACKS = {"enc": "encoder", "dec": "decoder"}
+from anisoscope.report.sentences import stream_name
+
 UNNAMED = ("resid", "pattern", "vectors")  # the metric's name is enough
 
 
-def stream_name(stream: str) -> str:
-    """The name of a stream for a reader.
+def stream_label(stream: str) -> str:
+    """The name of a stream in a legend or a list of choices.
 
-    >>> stream_name("resid"), stream_name("grad.resid"), stream_name("enc.q"), stream_name("grad.weight")
-    ('residual stream', 'gradients', 'encoder queries', 'gradients of weights')
+    >>> stream_label("resid"), stream_label("grad.resid"), stream_label("enc.q"), stream_label("vectors")
+    ('residual stream', 'gradients', 'encoder queries', 'vectors')
     """
-    gradient, rest = stream.startswith("grad."), stream.removeprefix("grad.")
-    stack, dot, kind = rest.partition(".")
-    if not dot or stack not in _STACKS:
-        stack, kind = "", rest
-    name = " ".join(part for part in (_STACKS.get(stack, ""), _NAMES.get(kind, kind)) if part)
-    if not gradient:
-        return name
-    return f"gradients of {name}" if (stack, kind) != ("", "resid") else "gradients"
+    return stream_name(stream) or ("residual stream" if stream == "resid" else stream)
 
 
 def metric_title(metric: str, stream: str | None) -> str:
@@ -42,4 +24,4 @@ def metric_title(metric: str, stream: str | None) -> str:
     """
     if stream is None or stream in UNNAMED or (stream == "grad.resid" and "gradient" in metric):
         return metric
-    return f"{metric} of {stream_name(stream)}"
+    return f"{metric} of {stream_label(stream)}"

@@ -12,7 +12,8 @@ import pandas as pd
 
 from anisoscope.errors import unknown
 from anisoscope.records import COLUMNS, Record, Site
-from anisoscope.report.interval import t_factor
+from anisoscope.report.checked_info import checked_info
+from anisoscope.report.interval import interval
 from anisoscope.store.run import Run
 
 Row = dict[str, Any]  # one record for a chart, with one `v_<key>` for each key of its variant
@@ -22,12 +23,23 @@ NONE = "–"  # the value of a variant's key that other records of the metric ha
 # Curves whose x is another metric's value at the same site, step and index: energy against variance, axis by axis.
 _X = {"gradient_along_axis": "variance_along_axis"}
 _STREAM = {"embed": "resid", "final.in": "resid", "final": "resid"}  # sites of the residual stream
+RANGE = ("least", "most")  # columns for the range of the metric, so that no interval leaves it
 BEHIND = ("final.in", "final")  # sites whose position depends on the number of layers
 
 
 def table_of(runs: Sequence[Run]) -> pd.DataFrame:
     """The records of one or more runs as one table; the column `run` is different for every run."""
-    return joined([run.frame() for run in runs], run_labels(runs))
+    return joined([with_range(run.frame(), run) for run in runs], run_labels(runs))
+
+
+def with_range(table: pd.DataFrame, run: Run) -> pd.DataFrame:
+    """The records of a run with the range of their metrics, in the columns of `RANGE`."""
+    cards = checked_info(run.info)["metrics"]
+    limits = {
+        column: {name: card.get(key) for name, card in cards.items()}
+        for column, key in zip(RANGE, ("low", "high"), strict=True)
+    }
+    return table.assign(**{column: table["metric"].map(of).astype(float) for column, of in limits.items()})
 
 
 def joined(frames: Sequence[pd.DataFrame], labels: Sequence[str]) -> pd.DataFrame:
@@ -108,7 +120,7 @@ def rows_of(table: pd.DataFrame, depths: Depths | None = None) -> list[Row]:
     the table.
     """
     known = depths_of(table) if depths is None else depths
-    names = [*COLUMNS, *(["x"] if "x" in table else [])]
+    names = [*COLUMNS, *(name for name in ("x", *RANGE) if name in table)]
     columns = [_objects(table[name]) for name in names]
     keys = variant_keys(table["variant"].unique())
     return [_row(dict(zip(names, values, strict=True)), known, keys) for values in zip(*columns, strict=True)]
@@ -142,8 +154,11 @@ def depths_of(table: pd.DataFrame) -> dict[tuple[str, str], int]:
 def _row(values: Row, depths: Depths, keys: Sequence[str]) -> Row:
     site = parse_site(values["site"])
     heads = site.kind == "pattern"  # there the index is a head
-    half = None if values["error"] is None else values["error"] * t_factor(values["error_kind"])
-    known = values["value"] is not None and half is not None and math.isfinite(abs(values["value"]) + half)
+    ends: tuple[float | None, float | None] = (None, None)
+    if values["value"] is not None and values["error"] is not None:
+        least, most = (values.get(name) for name in RANGE)
+        low, high = interval(values["value"], values["error"], values["error_kind"], least, most)
+        ends = (low, high) if math.isfinite(low) and math.isfinite(high) else ends
     variant = parse_variant(values["variant"])
     return {
         "run": values["run"],
@@ -155,8 +170,8 @@ def _row(values: Row, depths: Depths, keys: Sequence[str]) -> Row:
         "index": None if heads else values["index"],
         "step": values["step"],
         "value": values["value"],
-        "low": values["value"] - half if known else None,
-        "high": values["value"] + half if known else None,
+        "low": ends[0],
+        "high": ends[1],
         "error": values["error"],
         "null": values["null"],
         "n": values["n"],

@@ -16,7 +16,8 @@ from rich.text import Text
 
 from anisoscope.records import Record, Site
 from anisoscope.report.checked_info import checked_info
-from anisoscope.report.compare import Difference
+from anisoscope.report.compare import Difference, refused_text
+from anisoscope.report.tables import parse_site, stream_of
 
 _HIDDEN_CURVES = 3  # a curve with more points than this is shown as one sparkline row
 _BARS = "▁▂▃▄▅▆▇█"
@@ -162,18 +163,21 @@ def differences_table(results: Sequence[Difference], title: str, steps: int = 1)
     for column in table.columns[1:]:
         column.no_wrap = column.header != "largest difference"
     table.columns[3].min_width = 10
-    groups: dict[tuple[str, str], list[Difference]] = {}
+    groups: dict[tuple[str, str, str], list[Difference]] = {}
     for each in shown:
-        groups.setdefault((_label(each.first), each.first.tokens), []).append(each)
-    for (label, tokens), group in groups.items():
-        largest = max(group, key=lambda each: abs(each.value))
+        stream = stream_of(parse_site(each.first.site))
+        groups.setdefault((_label(each.first), each.first.tokens, stream), []).append(each)
+    for (label, tokens, stream), group in groups.items():
+        comparable = [each for each in group if each.refused is None]
+        largest = max(comparable or group, key=lambda each: abs(each.value))
+        difference = f"{_signed(largest)}\n[dim]{escape(_both_sites(largest))}[/]"
         curves = ([each.first.value for each in group], [each.second.value for each in group])
         table.add_row(
             _stacked(label),
-            escape(tokens),
+            escape(tokens) + ("" if stream == "resid" else f"\n[dim]{escape(stream)}[/]"),
             "\n".join(map(sparkline, curves)),
-            f"{_signed(largest)}\n[dim]{escape(_site(largest.first))}[/]",
-            f"{sum(each.clear for each in group)} of {len(group)}",
+            difference if comparable else f"[dim]not comparable: {largest.refused}[/]",
+            f"{sum(each.clear for each in group)} of {len(comparable)}" if comparable else "–",
         )
     note = f"at step {last}" if last else ""
     if steps > 1:
@@ -182,13 +186,13 @@ def differences_table(results: Sequence[Difference], title: str, steps: int = 1)
 
 
 def sites_table(results: Sequence[Difference], title: str) -> RenderableType:
-    """One row per number: both values, their difference with its error, a star if the interval excludes 0."""
+    """One row per number: both values, their difference with its error, a star if it is clear, n if it depends on n."""
     table = _table(title, "metric", "site", "tokens", "first", "second", "difference", "")
     for each in results:
-        where = (_label(each.first), escape(_site_and_step(each.first)), escape(each.first.tokens))
-        table.add_row(
-            *where, _with_error(each.first), _with_error(each.second), _signed(each), "*" if each.clear else ""
-        )
+        step = f", step {each.first.step}" if each.first.step else ""
+        where = (_label(each.first), escape(_both_sites(each) + step), escape(each.first.tokens))
+        mark = "n" if each.refused is not None else "*" if each.clear else ""
+        table.add_row(*where, _with_error(each.first), _with_error(each.second), _signed(each), mark)
     return Group(table, _how_compared(results))
 
 
@@ -200,7 +204,8 @@ def _how_compared(results: Sequence[Difference]) -> Text:
     steps = {(each.first.step, each.second.step) for each in results if each.first.step != each.second.step}
     apart = f" Steps differ: {', '.join(f'{a} and {b}' for a, b in sorted(steps))}." if steps else ""
     clear = "clear: the 95 % interval excludes 0, not corrected for many comparisons"
-    return Text(f"second − first ± one standard error, {how}; {clear}.{apart}", style="dim")
+    refused = f" {refused_text(results)}" if refused_text(results) else ""
+    return Text(f"second − first ± one standard error, {how}; {clear}.{apart}{refused}", style="dim")
 
 
 def _signed(each: Difference) -> str:
@@ -209,12 +214,8 @@ def _signed(each: Difference) -> str:
     return f"{sign}{_number(each.value, 3)}{error}"
 
 
-def _site(record: Record) -> str:
-    return record.site if record.index is None else f"{record.site} ({record.index})"
-
-
-def _site_and_step(record: Record) -> str:
-    return f"{_site(record)}, step {record.step}" if record.step else _site(record)
+def _both_sites(each: Difference) -> str:
+    return each.sites if each.first.index is None else f"{each.sites} ({each.first.index})"
 
 
 def metrics_table(cards: Sequence[Mapping[str, Any]]) -> Table:

@@ -119,6 +119,7 @@ class LocalDimensions:
     count: Tensor  # (q,)
     block: Tensor  # (q,)
     listed: int  # number of neighbours used
+    searched: int  # number of rows among which neighbours were searched
 
     @classmethod
     def derive(cls, cloud: Cloud) -> LocalDimensions:
@@ -126,7 +127,7 @@ class LocalDimensions:
         rows = torch.linspace(0, len(known.index) - 1, min(_LOCAL_ROWS, len(known.index))).long().unique()
         k = min(LISTED, known.index.shape[1])
         if k < 2:
-            return cls(torch.zeros(0), known.block[:0], k)
+            return cls(torch.zeros(0), known.block[:0], k, len(known.x))
         products = []
         for some in known.index[rows, :k].to(known.x.device).split(_LOCAL_AT_ONCE):
             near = known.x[some].double()  # (q, k, d)
@@ -134,11 +135,11 @@ class LocalDimensions:
             products.append(near @ near.mT)
         variance = torch.linalg.eigvalsh(torch.cat(products)).flip(1).clamp(min=0)  # (q, k)
         share = variance.cumsum(1) / variance.sum(1, keepdim=True).clamp(min=1e-300)
-        return cls(((share < LOCAL_SHARE).sum(1) + 1).cpu(), known.block[rows], k)
+        return cls(((share < LOCAL_SHARE).sum(1) + 1).cpu(), known.block[rows], k, len(known.x))
 
     def without_block(self, blocks: Tensor) -> LocalDimensions:
         keep = ~torch.isin(self.block, blocks)
-        return LocalDimensions(self.count[keep], self.block[keep], self.listed)
+        return LocalDimensions(self.count[keep], self.block[keep], self.listed, self.searched)
 
 
 def _search(x: Tensor, k: int) -> tuple[Tensor, Tensor]:

@@ -141,6 +141,8 @@ def tangent_cards() -> dict[str, dict[str, Any]]:
             "needs": ["Gradients"],
             "paper": "bernas2026",
             "version": 1,
+            "notable": "high" if name in ("gradient_energy", "gradient_enrichment") else None,
+            "row_effect": "any",
         }
         for name, meaning, text, low, high in _MEASURES
     }

@@ -115,14 +115,16 @@ class Table {
     const value = known(this.columns.value[i]);
     const error = known(this.columns.error[i]);
     const half = error === null ? null : error * this.head.factors[this.columns.error_kind[i]];
+    // An interval does not leave the range of its metric.
+    const [least, most] = ["least", "most"].map((name) => (this.columns[name] ? this.text(name, i) : null));
     const depth = site.behind ? this.head.depths[`${run}\n${site.stack}`] || 0 : 0;
     const row = {
       run, tokens: this.text("tokens", i), stream: site.stream, site: this.text("site", i),
       layer: site.layer === null ? null : site.layer + depth,
       head: site.heads ? index : site.head, index: site.heads ? null : index,
       step: this.text("step", i), value, error,
-      low: value === null || half === null ? null : value - half,
-      high: value === null || half === null ? null : value + half,
+      low: value === null || half === null ? null : Math.max(value - half, least === null ? -Infinity : least),
+      high: value === null || half === null ? null : Math.min(value + half, most === null ? Infinity : most),
       null: known(this.columns.null[i]), n: this.text("n", i), note: this.text("note", i),
       x: this.columns.x ? known(this.columns.x[i]) : null,
     };
