@@ -26,7 +26,9 @@ def card(name: str, meaning: str, **more: Any) -> dict[str, Any]:
 
 
 CARDS = {
-    "spectral_anisotropy": card("spectral_anisotropy", "Share of the variance that the top direction carries."),
+    "spectral_anisotropy": card(
+        "spectral_anisotropy", "Share of the variance that the top direction carries.", notable="high"
+    ),
     "two_nn": card("two_nn", "Intrinsic dimension from two neighbours.", family="dimension", high=None),
     "gradient_energy": card("gradient_energy", "Share of the gradients inside a basis.", family="alignment"),
 }
