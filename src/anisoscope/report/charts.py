@@ -160,7 +160,7 @@ def _ticks(kind: str, shape: TableShape) -> tuple[float, ...]:
 
 
 def _spread(values: Sequence[float], most: int = 8) -> tuple[float, ...]:
-    """At most so many of these numbers, evenly spread, with the first and the last."""
+    """At most `most` of these numbers, evenly spread, with the first and the last."""
     if len(values) <= most:
         return tuple(values)
     return tuple(values[round(i * (len(values) - 1) / (most - 1))] for i in range(most))
