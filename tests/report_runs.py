@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import math
+import zlib
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pandas as pd
 
 from anisoscope.records import COLUMNS, Record
@@ -23,7 +26,9 @@ def card(name: str, meaning: str, **more: Any) -> dict[str, Any]:
 
 
 CARDS = {
-    "spectral_anisotropy": card("spectral_anisotropy", "Share of the variance that the top direction carries."),
+    "spectral_anisotropy": card(
+        "spectral_anisotropy", "Share of the variance that the top direction carries.", notable="high"
+    ),
     "two_nn": card("two_nn", "Intrinsic dimension from two neighbours.", family="dimension", high=None),
     "gradient_energy": card("gradient_energy", "Share of the gradients inside a basis.", family="alignment"),
 }
@@ -180,3 +185,34 @@ def make_run(path: Path, records: Iterable[Record], name: str | None = None, **m
     with Run.create(path, info(**more), name=name, command="anisoscope measure tiny --text book.txt") as run:
         run.append(records)
     return Run.open(path)
+
+
+def big_table(steps: int, layers: int, metrics: int) -> pd.DataFrame:
+    """Records without any pattern to compress: the worst case."""
+    rng = np.random.default_rng(0)
+    n = steps * layers * metrics * 2
+    return pd.DataFrame(
+        {
+            "run": "exp",
+            "step": np.repeat(np.arange(steps) ** 2, layers * metrics * 2),
+            "site": np.tile(np.repeat([f"resid.{i}" for i in range(layers)], metrics * 2), steps),
+            "metric": np.tile(np.repeat([f"metric_{i}" for i in range(metrics)], 2), steps * layers),
+            "version": 1,
+            "tokens": np.tile(["all", "no-sink"], steps * layers * metrics),
+            "index": pd.array([None] * n, dtype="Int64"),
+            "variant": "{}",
+            "value": rng.random(n),
+            "error": rng.random(n) / 10,
+            "error_kind": "jackknife-16-documents",
+            "null": rng.random(n) / 100,
+            "n": 8192,
+            "note": None,
+        }
+    )
+
+
+def unpacked(text: str) -> tuple[dict[str, Any], bytes]:
+    """The header and the columns of a packed table: what the page's own script unpacks, here in Python."""
+    body = zlib.decompress(base64.b64decode(text))
+    length = int.from_bytes(body[:4], "little")
+    return json.loads(body[4 : 4 + length]), body[4 + length :]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -111,3 +112,8 @@ def test_the_report_of_the_chosen_runs_opens(opened: Any, until: Callable[..., A
     until(READY)
     until(SERIES)
     assert problems(opened) == []
+
+
+def test_times_are_written_in_one_form_for_every_reader(opened: Any) -> None:
+    text = opened.execute_script("return document.querySelector('#runs input[value=a]').parentElement.textContent")
+    assert re.search(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d", text)

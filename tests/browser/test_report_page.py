@@ -11,7 +11,13 @@ import pandas as pd
 import pytest
 
 from anisoscope.records import Record
+from anisoscope.report.outline import cards_of, outline_of
+from anisoscope.report.packed_table import pack
 from anisoscope.report.page import write_report
+from anisoscope.report.picks import pick_rows
+from anisoscope.report.shapes import drawable
+from anisoscope.report.tables import depths_of, of_metric, rows_of, table_of
+from anisoscope.report.templates import asset
 from anisoscope.store.run import Run
 from tests import report_runs as runs
 from tests.browser.conftest import problems, shot
@@ -156,3 +162,72 @@ def test_the_button_turns_the_page_dark(opened: Any, until: Callable[..., Any]) 
     opened.execute_script("document.getElementById('theme').click()")
     assert opened.execute_script("return document.documentElement.dataset.theme") == "dark"
     until(GROUND + " === 'rgb(21, 24, 28)'")
+
+
+@pytest.fixture(scope="module")
+def three(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """Three runs with long names, in an order that is not alphabetical."""
+    folder = tmp_path_factory.mktemp("three")
+    names = ("decoder", "causal-masked-language-model", "bidirectional-encoder")
+    made = [runs.make_run(folder / name, [*runs.profiles(), *runs.heads()]) for name in names]
+    return write_report(made, folder / "report.html").as_uri()
+
+
+@pytest.mark.parametrize("width", [1280, 390])
+def test_no_text_of_a_chart_is_cut_off(
+    browser: Any, three: str, until: Callable[..., Any], set_view: Any, width: int
+) -> None:
+    set_view(width)
+    browser.get("about:blank")
+    browser.get(three)
+    until(READY)
+    browser.execute_script("document.querySelectorAll('#gallery figure').forEach((figure) => figure.draw())")
+    until("return [...document.querySelectorAll('#gallery figure')].every((figure) => figure.querySelector('svg'))")
+    outside = """
+    return [...document.querySelectorAll('.chart svg')].flatMap((svg) => {
+      const box = svg.parentElement.closest('.chart').getBoundingClientRect();
+      return [...svg.querySelectorAll('text')].filter((text) => {
+        const own = text.getBoundingClientRect();
+        return text.textContent && (own.left < box.left - 1 || own.right > box.right + 1);
+      }).map((text) => text.textContent);
+    });
+    """
+    assert browser.execute_script(outside) == []
+
+
+def test_a_map_of_one_run_of_three_says_so(browser: Any, three: str, until: Callable[..., Any], set_view: Any) -> None:
+    browser.get("about:blank")
+    browser.get(three)
+    until(READY)
+    caption = "const f = document.querySelector('figure[data-metric=qk_cosine]'); f.draw(); return f.textContent"
+    assert "run decoder (one of 3 runs)" in browser.execute_script(caption)
+
+
+PICKS = """
+const [page, done] = [arguments[0], arguments[arguments.length - 1]];
+(async () => {
+  const table = await unpack(page);
+  done(table.outline.views.flatMap((view) => view.kinds.flatMap((kind) => kind.colours.map(({ field }) => {
+    const [picks, shown] = pickRows(table.rows(view.metric), kind, field);
+    return [view.metric, kind.kind, field, picks.map(([name, , value]) => [name, value]), shown.length];
+  }))));
+})();
+"""
+
+
+def test_the_page_picks_what_python_picks(browser: Any, run: Run, until: Callable[..., Any]) -> None:
+    """`chart.js` and `picks.py` are two forms of one rule."""
+    table = table_of([run])
+    outline = outline_of(table, cards_of([run]))
+    expected = []
+    for view in outline["views"]:
+        for kind in view["kinds"]:
+            part = rows_of(drawable(of_metric(table, view["metric"]), kind["kind"]), depths_of(table))
+            for colour in kind["colours"]:
+                picks, shown = pick_rows(part, kind["kind"], colour["field"], kind["headline"])
+                picked = [[pick.field, pick.value] for pick in picks]
+                expected.append([view["metric"], kind["kind"], colour["field"], picked, len(shown)])
+    browser.get("about:blank")
+    browser.set_script_timeout(60)
+    script = "\n".join(asset(name).replace('"use strict";', "") for name in ("table.js", "chart.js")) + PICKS
+    assert browser.execute_async_script(script, pack(table, outline)) == expected

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -46,3 +47,16 @@ def test_a_pick_without_a_value_is_refused_with_an_example(tmp_path: Path) -> No
     result = call("figure", str(run.path), "--metric", "two_nn", "--save", str(tmp_path / "f.svg"), "--pick", "step")
     assert isinstance(result.exception, InputError)
     assert "write field=value" in str(result.exception)
+
+
+def test_a_folder_with_runs_in_it_stands_for_all_of_them(tmp_path: Path) -> None:
+    """As `serve` does: a report, a figure, and one table per run."""
+    for name in ("b", "a"):
+        runs.make_run(tmp_path / "runs" / name, runs.profiles())
+    folder = str(tmp_path / "runs")
+    assert call("report", folder).exit_code == 0
+    assert "<h1>a, b</h1>" in (tmp_path / "runs" / "report.html").read_text()
+    drawn = tmp_path / "fig.json"
+    assert call("figure", folder, "--metric", "two_nn", "--save", str(drawn)).exit_code == 0
+    assert {row["run"] for row in json.loads(drawn.read_text())["datasets"]["rows"]} == {"a", "b"}
+    assert call("show", folder).stdout.count("Caveats") == 2

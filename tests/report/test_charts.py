@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import io
 from pathlib import Path
+from typing import Any
 
 import altair as alt
 import pytest
+import vl_convert
 from scipy import stats
 
 from anisoscope.errors import InputError
-from anisoscope.report.charts import DRAWN, plot, spec_of
+from anisoscope.records import Record
+from anisoscope.report.charts import DRAWN, filled, plot, spec_of, style_of, with_series
 from anisoscope.report.lines import ChartStyle
-from anisoscope.report.shapes import KINDS, choose, shape_of
-from anisoscope.report.tables import depths_of, of_metric, table_of
+from anisoscope.report.shapes import KINDS, choose, drawable, fitting_kinds, shape_of
+from anisoscope.report.tables import depths_of, of_metric, rows_of, table_of
 from anisoscope.store.run import Run
 from tests import report_runs as runs
 
@@ -128,6 +131,69 @@ def test_layers_and_keys_of_the_variant_are_picked_by_name(run: Run) -> None:
         "rows"
     ]
     assert {(row["layer"], row["v_stratum"]) for row in rows} == {(2, "rare")}
+
+
+def axis_of(chart: dict[str, Any], channel: str) -> dict[str, Any]:
+    axis: dict[str, Any] = chart["layer"][-1]["encoding"][channel]["axis"]
+    return axis
+
+
+def test_an_axis_of_layers_has_whole_ticks_without_repeats() -> None:
+    """Three layers: Vega's own choice was 0, 0.5, 1, 1.5, 2, named 0 1 1 2 2."""
+    table = runs.frame_of([Record(f"resid.{i}", "m", 1.0 + i) for i in range(3)])
+    for kind, (_, shape) in fitting_kinds(table).items():
+        assert style_of(kind, shape, None).ticks == (0, 1, 2)
+    deep = shape_of(runs.frame_of([Record(f"resid.{i}", "m", 1.0) for i in range(80)]))
+    ticks = style_of("profile", deep, None).ticks
+    assert len(ticks) < 20
+    assert all(tick == int(tick) for tick in ticks)
+
+
+def test_a_legend_of_layers_names_layers_only(run: Run) -> None:
+    legend = run.plot("removal_curve", colour="layer").to_dict()["layer"][-1]["encoding"]["color"]["legend"]
+    assert legend["values"] == [-1, 0, 1, 2, 3, 4, 5, 6]
+
+
+def test_shares_are_in_percent_on_the_axis_as_in_the_table(run: Run) -> None:
+    assert "%" in axis_of(run.plot("spectral_anisotropy").to_dict(), "y")["labelExpr"]
+    assert "%" not in axis_of(run.plot("two_nn").to_dict(), "y")["labelExpr"]
+
+
+def test_small_numbers_have_exponents_and_no_tick_reads_zero() -> None:
+    """Probabilities of 1e-14 were drawn over ticks that all read 0.0000000000000."""
+    records = [Record(f"resid.{i}", "gradient_p", 1e-14 * (1 + i)) for i in range(3)]
+    table = runs.frame_of(records)
+    _, shape = fitting_kinds(table)["profile"]
+    spec = filled(spec_of(style_of("profile", shape, None)), with_series(rows_of(table), "profile", None), "m")
+    svg = vl_convert.vegalite_to_svg(spec)
+    assert "2e-14" in svg
+    assert ">0.0000" not in svg
+
+
+def test_probabilities_of_zero_are_drawn() -> None:
+    records = [Record("resid.0", "gradient_p", p, index=k) for k, p in enumerate((0.0, 1e-9, 0.5), 1)]
+    assert len(drawable(runs.frame_of(records), "curve")) == 3
+
+
+def test_the_axis_of_values_names_the_metric_and_its_stream(tmp_path: Path) -> None:
+    records = [Record(f"grad.resid.{i}", "participation_ratio", 10.0 + i) for i in range(3)]
+    chart = runs.make_run(tmp_path / "exp", records).plot("participation_ratio").to_dict()
+    assert chart["layer"][-1]["encoding"]["y"]["title"] == "participation_ratio of gradients"
+    assert chart["title"]["text"] == "participation_ratio of gradients"
+
+
+def test_dimensions_stand_at_their_own_distance(run: Run) -> None:
+    assert run.plot("cosine_contribution").to_dict()["layer"][0]["encoding"]["x"]["type"] == "quantitative"
+
+
+def test_a_run_keeps_its_colour_in_a_chart_of_another_metric(tmp_path: Path) -> None:
+    """The order given decides, also where the first run lacks the metric."""
+    first = runs.make_run(tmp_path / "z", [r for r in runs.profiles() if r.metric == "two_nn"])
+    others = [runs.make_run(tmp_path / name, runs.profiles()) for name in ("b", "a")]
+    for metric, present in (("two_nn", ["z", "b", "a"]), ("spectral_anisotropy", ["b", "a"])):
+        colour = plot([first, *others], metric).to_dict()["layer"][-1]["encoding"]["color"]
+        assert colour["scale"]["domain"] == ["z", "b", "a"]
+        assert colour["legend"]["values"] == present
 
 
 def test_specifications_are_copies() -> None:

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import base64
-import json
-import zlib
 from pathlib import Path
 
 import numpy as np
@@ -17,32 +14,8 @@ from anisoscope.report.tables import table_of
 from tests import report_runs as runs
 
 
-def big_table(steps: int, layers: int, metrics: int) -> pd.DataFrame:
-    """Records without any pattern to compress: the worst case."""
-    rng = np.random.default_rng(0)
-    n = steps * layers * metrics * 2
-    return pd.DataFrame(
-        {
-            "run": "exp",
-            "step": np.repeat(np.arange(steps) ** 2, layers * metrics * 2),
-            "site": np.tile(np.repeat([f"resid.{i}" for i in range(layers)], metrics * 2), steps),
-            "metric": np.tile(np.repeat([f"metric_{i}" for i in range(metrics)], 2), steps * layers),
-            "version": 1,
-            "tokens": np.tile(["all", "no-sink"], steps * layers * metrics),
-            "index": pd.array([None] * n, dtype="Int64"),
-            "variant": "{}",
-            "value": rng.random(n),
-            "error": rng.random(n) / 10,
-            "error_kind": "jackknife-16-documents",
-            "null": rng.random(n) / 100,
-            "n": 8192,
-            "note": None,
-        }
-    )
-
-
 def test_packed_records_are_small() -> None:
-    table = big_table(steps=30, layers=16, metrics=15)
+    table = runs.big_table(steps=30, layers=16, metrics=15)
     assert len(pack(table, outline_of(table, {}))) / len(table) < 11  # bytes a record, as text
 
 
@@ -58,6 +31,10 @@ def test_the_page_gets_the_range_of_each_metric(tmp_path: Path) -> None:
     """The page computes intervals itself, and must not let them leave the range."""
     record = Record("resid.0", "spectral_anisotropy", 0.95, error=0.2, error_kind="jackknife-8-documents")
     table = table_of([runs.make_run(tmp_path / "run", [record])])
-    body = zlib.decompress(base64.b64decode(pack(table, outline_of(table, {}))))
-    head = json.loads(body[4 : 4 + int.from_bytes(body[:4], "little")])
+    head = runs.unpacked(pack(table, outline_of(table, {})))[0]
     assert (head["lists"]["least"], head["lists"]["most"]) == ([0.0], [1.0])
+
+
+def test_runs_keep_the_order_in_which_they_were_given() -> None:
+    table = pd.concat([runs.frame_of(runs.profiles()).assign(run=name) for name in ("zebra", "ant")], ignore_index=True)
+    assert runs.unpacked(pack(table, {}))[0]["lists"]["run"] == ["zebra", "ant"]

@@ -12,7 +12,6 @@ import re
 import shutil
 import subprocess
 import sys
-import zlib
 from collections.abc import Callable, Iterable
 from contextlib import redirect_stdout, suppress
 from pathlib import Path
@@ -20,7 +19,6 @@ from typing import Any
 
 import markupsafe
 import numpy as np
-import pandas as pd
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -31,11 +29,13 @@ from anisoscope.errors import AnisoscopeError, InputError
 from anisoscope.measurement.measure_rows import measure_rows
 from anisoscope.measurement.recompute import recompute
 from anisoscope.records import Record
+from anisoscope.report.charts import plot
 from anisoscope.report.live import live_app
 from anisoscope.report.page import report_page, write_report
 from anisoscope.store.run import Run
 from tests import report_runs as runs
 from tests.damage import LONG, SHORT, damages
+from tests.tangent_worlds import examined, world
 
 
 @pytest.fixture(scope="module")
@@ -44,12 +44,9 @@ def page(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 def unpacked(page: str) -> tuple[dict[str, Any], bytes]:
-    """What the page's own script unpacks, here in Python."""
     text = re.search(r'id="records">([^<]+)<', page)
     assert text is not None
-    body = zlib.decompress(base64.b64decode(text[1]))
-    length = int.from_bytes(body[:4], "little")
-    return json.loads(body[4 : 4 + length]), body[4 + length :]
+    return runs.unpacked(text[1])
 
 
 def test_the_page_loads_nothing_from_elsewhere(page: str) -> None:
@@ -105,11 +102,31 @@ def test_hostile_texts_stay_text(tmp_path: Path) -> None:
 
 
 def test_two_runs_are_shown_in_one_report(tmp_path: Path) -> None:
-    pair = [runs.make_run(tmp_path / name, runs.profiles(scale=s)) for name, s in (("a", 1.0), ("b", 0.5))]
+    pair = [runs.make_run(tmp_path / name, runs.profiles(scale=s)) for name, s in (("b", 1.0), ("a", 0.5))]
     head, _ = unpacked(text := report_page(pair))
-    assert head["lists"]["run"] == ["a", "b"]
+    assert head["lists"]["run"] == ["b", "a"]  # as given, and so are the colours
+    [colours] = [
+        layer["encoding"]["color"]["scale"]["domain"]
+        for key, spec in head["outline"]["specs"].items()
+        if key.startswith("kind=profile,colour=run") and "null=True" in key
+        for layer in spec["layer"][:1]
+    ]
+    assert colours == plot(pair, "spectral_anisotropy").to_dict()["layer"][0]["encoding"]["color"]["scale"]["domain"]
+    assert colours == ["b", "a"]
     assert "<h3>a</h3>" in text
     assert "<h3>b</h3>" in text
+
+
+def test_what_was_measured_is_folded(page: str) -> None:
+    assert "<details open" not in page
+
+
+def test_the_verdicts_of_a_tangent_test_stand_above_the_charts(tmp_path: Path) -> None:
+    made = world(30_000)
+    records = examined(made, made.local_gradients(0.1))
+    text = report_page([runs.make_run(tmp_path / "tangent", records)])
+    assert "<b>tangent to its own patch</b>" in text
+    assert text.index("tangent to its own patch") < text.index('id="explore"')
 
 
 def test_a_run_without_records_is_refused(tmp_path: Path) -> None:
@@ -141,33 +158,9 @@ def test_a_report_can_be_written_without_torch(tmp_path: Path) -> None:
     assert (tmp_path / "exp" / "report.html").stat().st_size > 500_000
 
 
-def big_table(steps: int, layers: int, metrics: int) -> pd.DataFrame:
-    """Records without any pattern to compress: the worst case."""
-    rng = np.random.default_rng(0)
-    n = steps * layers * metrics * 2
-    return pd.DataFrame(
-        {
-            "run": "exp",
-            "step": np.repeat(np.arange(steps) ** 2, layers * metrics * 2),
-            "site": np.tile(np.repeat([f"resid.{i}" for i in range(layers)], metrics * 2), steps),
-            "metric": np.tile(np.repeat([f"metric_{i}" for i in range(metrics)], 2), steps * layers),
-            "version": 1,
-            "tokens": np.tile(["all", "no-sink"], steps * layers * metrics),
-            "index": pd.array([None] * n, dtype="Int64"),
-            "variant": "{}",
-            "value": rng.random(n),
-            "error": rng.random(n) / 10,
-            "error_kind": "jackknife-16-documents",
-            "null": rng.random(n) / 100,
-            "n": 8192,
-            "note": None,
-        }
-    )
-
-
 @pytest.mark.slow
 def test_a_report_of_150_steps_32_layers_30_metrics_and_two_policies_is_under_6_mb(tmp_path: Path) -> None:
-    table = big_table(steps=150, layers=32, metrics=30)
+    table = runs.big_table(steps=150, layers=32, metrics=30)
     names = [name for name in table.columns if name not in ("index", "note", "variant", "run")]
     columns = [table[name].tolist() for name in names]
     with Run.create(tmp_path / "exp", runs.info()) as run:

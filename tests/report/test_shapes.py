@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from anisoscope.records import Record
-from anisoscope.report.shapes import KINDS, choose, colours_of, distinct, picks_of, shape_of
+from anisoscope.report.shapes import choose, distinct, drawable, fitting_kinds, shape_of
 from anisoscope.report.tables import depths_of, of_metric, table_of
 from anisoscope.store.run import Run
 from tests import report_runs as runs
@@ -66,16 +66,29 @@ def test_a_single_number_is_a_point() -> None:
     assert kinds_of([Record("vectors", "isoscore", 0.5)]) == ("points",)
 
 
-def test_every_field_that_varies_is_an_axis_a_colour_or_picked(run: Run) -> None:
-    table = table_of([run])
-    for metric in run.metrics():
-        shape = shape_of(of_metric(table, metric), depths_of(table))
-        for kind in choose(shape):
-            colour = next(iter(colours_of(kind, shape)), None)
-            shown = {*KINDS[kind].axes, colour, *picks_of(kind, shape, colour)}
-            shown |= {"site"} if shape.has("layer") else set()
-            shown |= {"tokens"} if KINDS[kind].dash else set()
-            assert set(shape.many) <= shown, (metric, kind)
+def test_a_row_without_a_layer_has_no_mark_over_layers() -> None:
+    records = [*(Record(f"resid.{i}", "m", 1.0) for i in range(3)), Record("weight.head", "m", 1.0)]
+    table = runs.frame_of(records)
+    assert set(drawable(table, "profile")["site"]) == {"resid.0", "resid.1", "resid.2"}
+    assert len(drawable(table, "points")) == 4
+
+
+def test_only_rows_with_a_stratum_have_a_mark_by_stratum() -> None:
+    table = runs.frame_of(runs.gradients((0,)))
+    shown = drawable(of_metric(table, "gradient_energy"), "strata")
+    assert len(shown)
+    assert all("stratum" in text for text in shown["variant"])
+
+
+def test_zeros_have_no_mark_on_a_log_axis() -> None:
+    table = runs.frame_of([Record("resid.0", "m", value, index=k) for k, value in enumerate((1.0, 0.1, 0.001, 0.0))])
+    assert list(drawable(table, "curve")["value"]) == [1.0, 0.1, 0.001]
+
+
+def test_a_kind_without_a_single_mark_is_left_out() -> None:
+    """Layers and steps vary, but no record has a value at a layer."""
+    records = [Record(f"resid.{i}", "m", None) for i in range(3)] + [Record("weight.head", "m", 1.0)]
+    assert list(fitting_kinds(runs.frame_of(records))) == ["points"]
 
 
 def test_distinct_sorts_numbers_before_texts() -> None:

@@ -12,7 +12,7 @@ from markupsafe import Markup
 from anisoscope.errors import InputError, StoreError
 from anisoscope.report.charts import plot
 from anisoscope.report.sections import paper_name
-from anisoscope.report.shapes import choose, colours_of, shape_of
+from anisoscope.report.shapes import colours_of, fitting_kinds
 from anisoscope.report.tables import of_metric, table_of
 from anisoscope.report.templates import asset, render
 from anisoscope.store.files import understood, write_text
@@ -97,8 +97,8 @@ def _with_whole_labels(spec: dict[str, Any]) -> dict[str, Any]:
 
 def _chart(run: Run, metric: str) -> Any:
     """The first kind of chart that colours by what the records describe, if they describe several things."""
-    shape = shape_of(of_metric(table_of([run]), metric))
-    kinds = [kind for kind in choose(shape) if _OF in colours_of(kind, shape)]
+    fitting = fitting_kinds(of_metric(table_of([run]), metric))
+    kinds = [kind for kind, (_, shape) in fitting.items() if _OF in colours_of(kind, shape)]
     if not kinds:
         return plot([run], metric, width=_WIDTH, height=_HEIGHT)
     return plot([run], metric, kind=kinds[0], colour=_OF, width=_WIDTH, height=_HEIGHT)

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.markup import escape
@@ -15,7 +16,10 @@ from anisoscope.cli.options import split_names
 from anisoscope.errors import InputError
 from anisoscope.store.files import parse_json
 
-Runs = Annotated[list[Path], typer.Argument(help="Run folders.")]
+if TYPE_CHECKING:
+    from anisoscope.store.run import Run
+
+Runs = Annotated[list[Path], typer.Argument(help="Run folders, or folders with runs in them.")]
 
 
 @app.command(
@@ -28,28 +32,29 @@ Runs = Annotated[list[Path], typer.Argument(help="Run folders.")]
 )
 def report(
     runs: Runs,
-    out: Annotated[Path | None, typer.Option(help="The .html file; default: report.html in the first run.")] = None,
+    out: Annotated[Path | None, typer.Option(help="The .html file; default: report.html in the first folder.")] = None,
 ) -> None:
     """Write one self-contained HTML page: sentences, charts, metric cards and all records."""
     from anisoscope.report.page import write_report
-    from anisoscope.store.run import Run
 
-    opened = [Run.open(path) for path in runs]
-    written = write_report(opened, out or opened[0].path / "report.html")
+    written = write_report(_open_runs(runs), out or runs[0] / "report.html")
     stderr().print(f"report: {escape(str(written))} ({written.stat().st_size / 1e6:.1f} MB)")
 
 
 @app.command(epilog="Examples:\n\n    anisoscope show runs/exp1\n\n    anisoscope show runs/exp1 --all")
 def show(
-    run: Annotated[Path, typer.Argument(help="A run folder.")],
+    run: Annotated[Path, typer.Argument(help="A run folder, or a folder with runs in it.")],
     full: Annotated[bool, typer.Option("--all", help="Print every metric, not only the headline ones.")] = False,
 ) -> None:
     """Show a run in the terminal at its last step: sentences, a short table, caveats."""
+    for opened in _open_runs([run]):
+        _show(opened, full)
+
+
+def _show(opened: Run, full: bool) -> None:
     from anisoscope.report.overview import overview
     from anisoscope.report.tables import table_of
-    from anisoscope.store.run import Run
 
-    opened = Run.open(run)
     table = table_of([opened])
     if not len(table):
         raise InputError(f"{opened.name} has no records yet; measure something first")
@@ -83,12 +88,23 @@ def figure(
 ) -> None:
     """Draw a figure for a paper: one metric of one or more runs, the chart chosen by the shape of its records."""
     from anisoscope.report.charts import plot, save_chart
-    from anisoscope.store.run import Run
 
-    opened = [Run.open(path) for path in runs]
+    opened = _open_runs(runs)
     picked = dict(_pick(text) for text in pick or ())
     chart = plot(opened, metric, kind=kind, colour=colour, pick=picked, dark=dark, width=width, height=height)
     stderr().print(f"figure: {escape(str(save_chart(chart, save)))}")
+
+
+def _open_runs(paths: Sequence[Path]) -> list[Run]:
+    """The runs of these folders, in the order given; a folder that only contains runs stands for all of them."""
+    from anisoscope.report.run_index import RunIndex
+    from anisoscope.store.run import Run
+
+    opened = []
+    for path in paths:
+        inside = RunIndex(path).ids() if path.is_dir() and not (path / "run.json").exists() else {}
+        opened += [Run.open(inside[name]) for name in sorted(inside)] or [Run.open(path)]
+    return opened
 
 
 def _pick(text: str) -> tuple[str, Any]:

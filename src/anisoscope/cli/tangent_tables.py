@@ -13,7 +13,7 @@ from rich.text import Text
 
 if TYPE_CHECKING:
     from anisoscope.records import Record
-    from anisoscope.tangent.summary import TangentSummary
+    from anisoscope.report.tangent_summary import TangentSummary
 
 _LONG = 12  # characters of a site's name in a table
 _NONE = "[dim]–[/]"
@@ -22,7 +22,7 @@ _CONCEPTS = 8  # shown per site
 
 def tangent_table(records: Sequence[Record], info: Mapping[str, Any], rank: int, title: str) -> RenderableType:
     """Three tables with one row per site and proxy at one rank: energies, p and q by null, verdicts."""
-    from anisoscope.tangent.summary import summarise
+    from anisoscope.report.tangent_summary import summarise
 
     energies = _table(
         f"{title}: gradient energy, rank {rank}",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
 from typing import Any
@@ -15,21 +16,33 @@ from anisoscope.records import Record
 from anisoscope.report import lines, maps
 from anisoscope.report.checked_info import checked_info
 from anisoscope.report.lines import ChartStyle
+from anisoscope.report.picks import field_value, first_variant, pick_rows
+from anisoscope.report.sentences import PHRASES
 from anisoscope.report.shapes import (
     KINDS,
     ORDERED,
     TableShape,
     colours_of,
-    default_pick,
-    distinct,
     field_named,
-    picks_of,
+    fitting_kinds,
+    log_values,
     require_kind,
     shape_of,
-    steep,
     wide,
 )
-from anisoscope.report.tables import NONE, Depths, Row, claim_of, depths_of, of_metric, parse_site, rows_of, table_of
+from anisoscope.report.streams import metric_title, stream_label
+from anisoscope.report.tables import (
+    NONE,
+    Depths,
+    Row,
+    claim_of,
+    depths_of,
+    of_metric,
+    parse_site,
+    rows_of,
+    run_labels,
+    table_of,
+)
 from anisoscope.report.theme import COLOURS, config, save_chart, themed
 from anisoscope.store.run import Run
 
@@ -50,6 +63,7 @@ DRAWN: Mapping[str, Callable[[ChartStyle], Any]] = {
     "points": lines.points,
 }
 _LOG_AXIS = {"steps": "step", "curve": "index", "levels": "index"}  # the field that may have a log axis
+_MOST_TICKS = 16
 _FLAT = 0.25  # if values vary by less than this share of their size, the axis does not start at 0
 
 
@@ -72,7 +86,7 @@ def plot(
         kind: Another kind of chart that fits the records.
         colour: The field to colour by.
         pick: Values of fields that are not drawn: `{"step": 1000, "layer": 5, "proxy": "pca"}`. By default the last
-            step and the middle layer are shown.
+            step and the layer with the largest number are shown.
         dark: Use a dark background.
         width: Of the plot, in pixels.
         height: Of the plot, in pixels.
@@ -86,24 +100,29 @@ def plot(
     whole = table_of(runs)
     depths = depths_of(whole)
     table, requested = _picked(of_metric(whole, metric), depths, pick or {})
-    shape = shape_of(table, depths)
-    chosen = require_kind(kind, shape)
+    fitting = fitting_kinds(table, depths)
+    if not fitting:
+        raise InputError(f"{metric} has no value in these runs, so there is nothing to draw")
+    chosen = require_kind(kind, fitting)
+    part, shape = fitting[chosen]
     field = _require_colour(colour, chosen, shape)
-    rows = rows_of(table, depths)
-    defaults = {name: _default(name, rows, shape) for name in picks_of(chosen, shape, field)}
-    rows = [row for row in rows if _at(row, defaults)]
-    picked = {name: value for name, value in {**requested, **defaults}.items() if value != NONE}
     card = checked_info(runs[0].info)["metrics"].get(metric, {})
-    spec = filled(spec_of(style_of(chosen, shape, field)), with_series(rows, chosen, field))
+    picks, rows = pick_rows(rows_of(part, depths), chosen, field, first_variant(part, card))
+    picked = {**requested, **{each.field: each.value for each in picks}}
+    style = style_of(chosen, shape, field, metric=metric, runs=run_labels(runs))
+    title = metric_title(metric, _only_stream(rows))
+    spec = filled(spec_of(style), with_series(rows, chosen, field), title)
     size = {"width": width, "height": height}
     subtitle = [card["meaning"]] if "meaning" in card else []
-    subtitle += [", ".join(f"{lines.title_of(f)} {_label(v)}" for f, v in picked.items())] if picked else []
-    title = {"text": metric, "subtitle": subtitle}
-    return alt.Chart.from_dict({**spec, **size, "title": title, "config": config(dark)})
+    words = [_pick_text(f, value) for f, value in picked.items() if value != NONE]
+    subtitle += [", ".join(words)] if words else []
+    return alt.Chart.from_dict({**spec, **size, "title": {"text": title, "subtitle": subtitle}, "config": config(dark)})
 
 
-def style_of(kind: str, shape: TableShape, colour: str | None) -> ChartStyle:
-    """The style of a chart for records of this shape."""
+def style_of(
+    kind: str, shape: TableShape, colour: str | None, *, metric: str = "", runs: Sequence[str] = ()
+) -> ChartStyle:
+    """The style of a chart for records of this shape; `runs` are all runs of the page in the order of their colours."""
     low, high = shape.low or 0.0, shape.high or 0.0
     x = shape.values.get(_LOG_AXIS.get(kind, ""), ())
     layers = shape.values.get("layer", ())
@@ -113,13 +132,43 @@ def style_of(kind: str, shape: TableShape, colour: str | None) -> ChartStyle:
         ordered=colour in ORDERED,
         log_x=wide(x) if x else kind == "against",
         first_x=min((each for each in x if each > 0), default=None) if 0 in x else None,
-        log_y=kind == "against" or (kind == "curve" and steep(shape)),
+        log_y=log_values(kind, shape.steep),
         zero=not (low > 0 and high - low < _FLAT * high),
         signed=low < 0 < high,
         null=shape.has_null,
         dash=KINDS[kind].dash and colour != "tokens" and shape.has("tokens"),
         final=max(layers) if any(parse_site(s).kind == "final" for s in shape.values.get("site", ())) else None,
+        percent=is_percent(metric),
+        runs=tuple(runs) if colour == "run" else (),
+        present=tuple(shape.values["run"]) if colour == "run" else (),
+        ticks=_ticks(kind, shape),
+        marked=_spread(shape.values[colour]) if colour in ORDERED else (),
     )
+
+
+def _ticks(kind: str, shape: TableShape) -> tuple[float, ...]:
+    """The ticks of an axis of whole numbers: layers or indices, every one if there are few."""
+    if kind == "profile":
+        layers = shape.values["layer"]
+        low, high = math.floor(layers[0]), math.ceil(layers[-1])
+        step = next(each for each in (1, 2, 5, 10, 20, 50, 100, 1000, 10**9) if (high - low) / each <= _MOST_TICKS)
+        return tuple(sorted({low, high, *(t for t in range(low, high + 1, step) if step == 1 or t % step == 0)}))
+    index = shape.values.get("index", ())
+    if kind in ("curve", "levels", "spikes") and index and (kind == "spikes" or not wide(index)):
+        return _spread(index)
+    return ()
+
+
+def _spread(values: Sequence[float], most: int = 8) -> tuple[float, ...]:
+    """At most `most` of these numbers, evenly spread, with the first and the last."""
+    if len(values) <= most:
+        return tuple(values)
+    return tuple(values[round(i * (len(values) - 1) / (most - 1))] for i in range(most))
+
+
+def is_percent(metric: str) -> bool:
+    """Whether sentences and tables report a metric in percent: then its axis is in percent, too."""
+    return metric in PHRASES and PHRASES[metric].percent
 
 
 @lru_cache(maxsize=512)
@@ -135,9 +184,15 @@ def spec_of(style: ChartStyle) -> dict[str, Any]:
     return copy.deepcopy(_cached_spec(style))
 
 
-def filled(spec: Mapping[str, Any], rows: Sequence[Row]) -> dict[str, Any]:
-    """A specification with its rows."""
-    return {**spec, "datasets": {lines.ROWS: list(rows)}}
+def filled(spec: Mapping[str, Any], rows: Sequence[Row], title: str) -> dict[str, Any]:
+    """A specification with its rows and the title of the axis of values."""
+    return {**_titled(spec, title), "datasets": {lines.ROWS: list(rows)}}
+
+
+def _titled(part: Any, title: str) -> Any:
+    if isinstance(part, Mapping):
+        return {k: title if (k, v) == ("title", lines.VALUE) else _titled(v, title) for k, v in part.items()}
+    return [_titled(each, title) for each in part] if isinstance(part, list) else part
 
 
 def with_series(rows: Sequence[Row], kind: str, colour: str | None) -> list[Row]:
@@ -149,12 +204,24 @@ def with_series(rows: Sequence[Row], kind: str, colour: str | None) -> list[Row]
     return [
         {
             **row,
-            "series": row["site"] if colour is None else row.get(colour),
+            "series": _series(row, colour),
             **({"at": (row[x] or edge) if positive else row[x]} if x else {}),
             **extra(row),
         }
         for row in rows
     ]
+
+
+def _series(row: Row, colour: str | None) -> Any:
+    if colour is None:
+        return row["site"]
+    return stream_label(row["stream"]) if colour == "stream" else row.get(colour)
+
+
+def _only_stream(rows: Sequence[Row]) -> str | None:
+    """The stream that all rows have in common."""
+    streams = {row["stream"] for row in rows}
+    return streams.pop() if len(streams) == 1 else None
 
 
 def _verdict_fields(row: Row) -> Row:
@@ -183,34 +250,24 @@ def _picked(table: pd.DataFrame, depths: Depths, pick: Mapping[str, Any]) -> tup
     picked = {field_named(name, shape): value for name, value in pick.items()}
     for field, value in picked.items():
         if value not in shape.values[field]:
-            existing = ", ".join(map(_label, shape.values[field]))
-            raise InputError(f"no record has {lines.title_of(field)} {_label(value)}; existing values: {existing}")
+            existing = ", ".join(f"{each:g}" if isinstance(each, float) else str(each) for each in shape.values[field])
+            raise InputError(f"no record has {lines.title_of(field)} {value}; existing values: {existing}")
     part = table[[_at(row, picked) for row in rows_of(table, depths)]]
     if not len(part):
-        raise InputError(f"no record has all of {', '.join(f'{name} {_label(v)}' for name, v in pick.items())}")
+        raise InputError(f"no record has all of {', '.join(f'{name} {v}' for name, v in pick.items())}")
     return part, picked
 
 
 def _at(row: Row, picked: Mapping[str, Any]) -> bool:
-    """Whether a row has the picked values, or no such field."""
-    return all(row.get(field) in (value, None) for field, value in picked.items())
+    """Whether a row has the picked values."""
+    return all(field_value(row, field) == value for field, value in picked.items())
 
 
-def _default(field: str, rows: Sequence[Row], shape: TableShape) -> Any:
-    return default_pick(field, _in_every_run(rows, field) or shape.values[field])
-
-
-def _in_every_run(rows: Sequence[Row], field: str) -> tuple[Any, ...]:
-    """The values of a field that every run has."""
-    seen: dict[Any, set[str]] = {}
-    for row in rows:
-        seen.setdefault(row.get(field), set()).add(row["run"])
-    runs = set().union(*seen.values())
-    return distinct(value for value, those in seen.items() if those == runs)
-
-
-def _label(value: Any) -> str:
-    return f"{value:g}" if isinstance(value, float) else str(value)
+def _pick_text(field: str, value: Any) -> str:
+    """A picked value for a reader."""
+    if field == "stream":
+        return stream_label(value)
+    return f"{lines.title_of(field)} {value:g}" if isinstance(value, float) else f"{lines.title_of(field)} {value}"
 
 
 def clouds_chart(points: Sequence[Mapping[str, Any]], records: Mapping[str, Sequence[Record]]) -> Any:

@@ -10,6 +10,7 @@ import altair as alt
 from anisoscope.report.tables import NONE
 
 ROWS = "rows"  # the name of the data in every specification
+VALUE = "{value}"  # the title of the axis of values, which each chart replaces: metrics share specifications
 TITLES = {
     "run": "run",
     "tokens": "tokens",
@@ -19,6 +20,12 @@ TITLES = {
     "index": "index",
     "step": "training step",
 }
+# Labels of values; Vega leaves some labels of a log axis empty. PERCENT is the label of a share.
+PLAIN = (
+    "datum.label == '' ? '' : abs(datum.value) < 0.001 && datum.value != 0 ? format(datum.value, '~e') : "
+    "format(datum.value, ',~g')"
+)
+PERCENT = "datum.label == '' ? '' : format(100 * datum.value, '~g') + ' %'"
 _BAND = 0.18  # opacity of an interval
 _NUMBER = ".4~g"
 
@@ -38,6 +45,11 @@ class ChartStyle:
     null: bool = False  # whether some rows have a null value
     dash: bool = False  # whether the dash shows the token policy
     final: float | None = None  # the position of `final`
+    percent: bool = False  # whether the axis of values is in percent
+    runs: tuple[str, ...] = ()  # if runs have colours: all runs of the page, in the order of the colours
+    present: tuple[str, ...] = ()  # those that have records of the metric
+    ticks: tuple[float, ...] = ()  # of an axis of whole numbers
+    marked: tuple[float, ...] = ()  # the values in the legend of ordered colours
 
 
 def profile(style: ChartStyle) -> Any:
@@ -59,7 +71,9 @@ def curve(style: ChartStyle) -> Any:
 def levels(style: ChartStyle) -> Any:
     """Value by index as one line, and one line per null; the shaded area spans the lowest and highest null."""
     base = _base(style).encode(x=_log_axis("index", style))
-    ground = base.mark_area(opacity=0.12, color="#8a8a8a").encode(y=alt.Y("min(null):Q", title=None), y2="max(null):Q")
+    ground = base.mark_area(opacity=0.12, color="#8a8a8a").encode(
+        y=_y(style, "null", aggregate="min"), y2="max(null):Q"
+    )
     named = base.transform_filter(f"datum.v_null != '{NONE}'")
     nulls = named.mark_line(strokeDash=[1, 3], strokeWidth=2, strokeCap="round", point={"size": 18}).encode(
         y=_y(style, "null"), color=alt.Color("v_null:N", title="null", sort=None), tooltip=tooltip()
@@ -76,7 +90,8 @@ def levels(style: ChartStyle) -> Any:
 def against(style: ChartStyle) -> Any:
     """Value against another metric at the same site and index, on log axes: energy against eigenvalue, slope β."""
     scale = alt.Scale(type="log", nice=False, padding=8) if style.log_x else alt.Scale(zero=False, padding=8)
-    x = alt.X("x:Q", title="share of the activations' variance along the axis", scale=scale)
+    axis = alt.Axis(labelExpr=PLAIN, labelOverlap=True)
+    x = alt.X("x:Q", title="share of variance along the axis", scale=scale, axis=axis)
     dots = (
         _base(style).mark_circle(size=26, opacity=0.8).encode(x=x, y=_y(style), color=series(style), tooltip=tooltip())
     )
@@ -92,11 +107,14 @@ def against(style: ChartStyle) -> Any:
 
 def spikes(style: ChartStyle) -> Any:
     """Value at indices that differ from layer to layer: the dimensions that stand out."""
-    x = alt.X("index:O", title="index", sort="ascending", axis=alt.Axis(labelOverlap=True))
+    scale = alt.Scale(zero=False, nice=False, padding=8)
+    x = alt.X("index:Q", title="index", scale=scale, axis=alt.Axis(**_whole(style), grid=False))
     base = _base(style).encode(x=x, y=_y(style), color=series(style))
     return alt.layer(
         base.mark_circle(size=44, opacity=0.75).encode(tooltip=tooltip()),
-        _base(style).mark_rule(strokeWidth=0.7, opacity=0.5).encode(x=x, y="min(value):Q", y2="max(value):Q"),
+        _base(style)
+        .mark_rule(strokeWidth=0.7, opacity=0.5)
+        .encode(x=x, y=_y(style, aggregate="min"), y2="max(value):Q"),
     )
 
 
@@ -104,8 +122,7 @@ def strata(style: ChartStyle) -> Any:
     """Value by stratum with intervals, series next to each other; the null value is a tick."""
     x = alt.X("v_stratum:O", title="stratum", sort=None, axis=alt.Axis(labelAngle=0))
     offset = alt.XOffset("series:O")
-    some = _base(style).transform_filter(f"datum.v_stratum != '{NONE}'")  # the other rows cover all tokens
-    base = some.encode(x=x, xOffset=offset, color=series(style))
+    base = _base(style).encode(x=x, xOffset=offset, color=series(style))
     return alt.layer(
         base.mark_rule(strokeWidth=1.5).encode(y=_y(style, "low"), y2="high:Q"),
         base.mark_circle(size=60, opacity=1).encode(y=_y(style), tooltip=tooltip()),
@@ -116,12 +133,13 @@ def strata(style: ChartStyle) -> Any:
 def points(style: ChartStyle) -> Any:
     """Single numbers with their intervals, one per line; the null value is a tick."""
     y = alt.Y("series:N", title=None, axis=alt.Axis(labelLimit=260))
-    x = alt.X("value:Q", title=None, scale=alt.Scale(type="log" if style.log_y else "linear", zero=style.zero))
+    axis = _value_axis(style)
+    x = alt.X("value:Q", title=VALUE, scale=alt.Scale(zero=style.zero), axis=axis)
     base = _base(style).encode(y=y, color=series(style, legend=False))
     return alt.layer(
-        base.mark_rule(strokeWidth=1.5).encode(x=alt.X("low:Q", title=None), x2="high:Q"),
+        base.mark_rule(strokeWidth=1.5).encode(x=alt.X("low:Q", title=VALUE, axis=axis), x2="high:Q"),
         base.mark_circle(size=70, opacity=1).encode(x=x, tooltip=tooltip()),
-        base.mark_tick(thickness=1.5).encode(x=alt.X("null:Q", title=None)),
+        base.mark_tick(thickness=1.5).encode(x=alt.X("null:Q", title=VALUE, axis=axis)),
     )
 
 
@@ -153,10 +171,14 @@ def series(style: ChartStyle, legend: bool = True) -> alt.Color:
         return alt.Color("series:N", legend=None)
     title = title_of(style.colour)
     if not style.ordered:
-        return alt.Color("series:N", title=title, sort=None, legend=alt.Legend(title=title) if legend else None)
+        if not style.runs:
+            return alt.Color("series:N", title=title, sort=None, legend=alt.Legend(title=title) if legend else None)
+        runs = alt.Legend(title=title, values=list(style.present)) if legend else None
+        return alt.Color("series:N", title=title, scale=alt.Scale(domain=list(style.runs)), legend=runs)
     scale = alt.Scale(range="ramp", type="symlog" if style.colour == "step" else "linear")
     names = layer_names(style) if style.colour == "layer" else "datum.label"
-    return alt.Color("series:Q", scale=scale, legend=alt.Legend(title=title, type="symbol", labelExpr=names))
+    legends = alt.Legend(title=title, type="symbol", labelExpr=names, values=list(style.marked), format="~g")
+    return alt.Color("series:Q", scale=scale, legend=legends)
 
 
 def title_of(field: str) -> str:
@@ -165,7 +187,12 @@ def title_of(field: str) -> str:
 
 def layer_axis(style: ChartStyle) -> alt.Axis:
     """Layers by number, with the names embed and final at the ends."""
-    return alt.Axis(labelExpr=layer_names(style), tickMinStep=1, format="d", grid=False, labelOverlap=True)
+    return alt.Axis(labelExpr=layer_names(style), **_whole(style), grid=False)
+
+
+def _whole(style: ChartStyle) -> dict[str, Any]:
+    """The options of an axis of whole numbers. Vega's own smallest step still allows 0.5 if there are few numbers."""
+    return {"values": list(style.ticks), "format": "d", "labelOverlap": True} if style.ticks else {"format": "d"}
 
 
 def layer_names(style: ChartStyle) -> str:
@@ -200,15 +227,25 @@ def _base(style: ChartStyle) -> Any:
     )
 
 
-def _y(style: ChartStyle, field: str = "value") -> alt.Y:
+def _y(style: ChartStyle, field: str = "value", aggregate: str | None = None) -> alt.Y:
     scale = alt.Scale(type="log", nice=False) if style.log_y else alt.Scale(zero=style.zero)
-    return alt.Y(f"{field}:Q", title=None, scale=scale, axis=alt.Axis(tickCount=6))
+    name = field if aggregate is None else f"{aggregate}({field})"
+    return alt.Y(f"{name}:Q", title=VALUE, scale=scale, axis=_value_axis(style))
+
+
+def _value_axis(style: ChartStyle) -> alt.Axis:
+    """The axis of values: numbers near 0 and large ones have exponents; shares are in percent, as in the tables."""
+    return alt.Axis(tickCount=6, labelExpr=PERCENT if style.percent else PLAIN)
 
 
 def _log_axis(title: str, style: ChartStyle) -> alt.X:
     """An axis of whole numbers, logarithmic if they span decades; in `at` 0 is moved to the left edge."""
     if not style.log_x:
-        return alt.X("at:Q", title=title, scale=alt.Scale(zero=False, nice=False, padding=8))
+        scale = alt.Scale(zero=False, nice=False, padding=8)
+        # Steps may still grow on a live page, so their ticks are not fixed: those between two numbers are not named.
+        names = "datum.value % 1 == 0 ? format(datum.value, ',') : ''"
+        axis = alt.Axis(**_whole(style)) if style.ticks else alt.Axis(tickMinStep=1, labelExpr=names, labelOverlap=True)
+        return alt.X("at:Q", title=title, scale=scale, axis=axis)
     names = "datum.label"
     if style.first_x is not None:
         title += " (0 at the left edge)"

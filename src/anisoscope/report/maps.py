@@ -6,7 +6,7 @@ from typing import Any
 
 import altair as alt
 
-from anisoscope.report.lines import ROWS, ChartStyle, layer_names, title_of, tooltip
+from anisoscope.report.lines import PERCENT, PLAIN, ROWS, VALUE, ChartStyle, layer_names, title_of, tooltip
 from anisoscope.report.theme import VERDICTS
 
 
@@ -43,7 +43,8 @@ def verdicts(style: ChartStyle) -> Any:
 
 def _heat(style: ChartStyle, x: alt.X, y: alt.Y) -> Any:
     scale = alt.Scale(range="diverging", domainMid=0) if style.signed else alt.Scale(range="heatmap")
-    colour = alt.Color("value:Q", title=None, scale=scale, legend=alt.Legend(gradientLength=180, format="~g"))
+    labels = alt.Legend(gradientLength=180, labelExpr=PERCENT if style.percent else PLAIN)
+    colour = alt.Color("value:Q", title=VALUE, scale=scale, legend=labels)
     return alt.Chart(alt.NamedData(ROWS)).mark_rect().encode(x=x, y=y, color=colour, tooltip=tooltip())
 
 

@@ -58,10 +58,10 @@ def _by_metric(table: pd.DataFrame) -> tuple[pd.DataFrame, list[list[Any]]]:
 
 
 def _ranks(column: pd.Series[Any]) -> np.ndarray[Any, Any]:
-    """The rank of each value in its column: sites as in a forward pass, metrics as first seen, missing values last."""
+    """The rank of each value in its column: sites as in a forward pass, metrics and runs as first seen, None last."""
     values: Any
     codes, values = pd.factorize(column, use_na_sentinel=False)  # by distinct values: a million rows repeat a few
-    if column.name == "metric":
+    if column.name in ("metric", "run"):
         return codes
     key = parse_site if column.name == "site" else None
     known = [code for code, missing in enumerate(pd.isna(values)) if not missing]

@@ -14,7 +14,16 @@ from anisoscope.errors import InputError
 from anisoscope.report.outline import cards_of, outline_of
 from anisoscope.report.packed_table import pack
 from anisoscope.report.sections import claim_row, metric_cards, run_facts, run_results
-from anisoscope.report.tables import by_metric, depths_of, first_and_last, rows_of, run_labels, table_of
+from anisoscope.report.tables import (
+    by_metric,
+    depths_of,
+    first_and_last,
+    last_tests,
+    records_of,
+    rows_of,
+    run_labels,
+    table_of,
+)
 from anisoscope.report.templates import asset, render
 from anisoscope.store.files import write_text
 from anisoscope.store.run import Run
@@ -48,6 +57,7 @@ def report_page(runs: Sequence[Run]) -> str:
         (label, run, {name: rows_of(group, depths) for name, group in by_metric(ends[ends["run"] == label]).items()})
         for label, run in zip(labels, runs, strict=True)
     ]
+    tests = {label: records_of(last_tests(ends[ends["run"] == label])) for label in labels}
     scripts, vega = own_scripts("startReport();"), vega_script()
     # Marked as safe: our own scripts and styles. Texts from the run are not, so the template escapes them.
     return render(
@@ -56,7 +66,7 @@ def report_page(runs: Sequence[Run]) -> str:
         title=", ".join(labels),
         subtitle=_subtitle(runs, len(table)),
         style=Markup(asset("page.css")),
-        results=[run_results(*part) for part in parts],
+        results=[run_results(*part, tests[part[0]]) for part in parts],
         claims=[claim_row(row) for _, _, rows in parts for row in rows.get("verdict", ())],
         measured=[(label, run_facts(run)) for label, run, _ in parts],
         cards=metric_cards(cards, list(table["metric"].unique())),

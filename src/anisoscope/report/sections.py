@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
+from anisoscope.records import Record, headline_variant
 from anisoscope.report.caveats import caveats
+from anisoscope.report.checked_info import checked_info
 from anisoscope.report.sentences import PHRASES, WITHOUT, by_layer, headlines, number
-from anisoscope.report.tables import NONE, Row, claim_of
+from anisoscope.report.streams import metric_title
+from anisoscope.report.tables import NONE, Row, claim_of, parse_site
+from anisoscope.report.tangent_summary import TangentSummary, summarise
 from anisoscope.store.run import Run
 
 RowsByMetric = Mapping[str, Sequence[Row]]
@@ -32,18 +36,50 @@ class RunResults:
 
     label: str
     sentences: list[tuple[str, str]]  # (metric, sentence)
+    verdicts: list[list[str]]  # of a tangent test: gradient, site, proxy, rank, energy, chance, verdict
+    more_verdicts: list[list[str]]  # of smaller ranks
     curves: list[CurveRow]  # of the metrics that have a phrase
     more_curves: list[CurveRow]  # of all others
     numbers: list[list[str]]  # if there are no curves: metric, variant, site, value, null value, n
     caveats: list[str]
 
 
-def run_results(label: str, run: Run, rows: RowsByMetric) -> RunResults:
-    """The sentences, the headline table and the caveats of one run, given its rows by metric."""
-    first = [line for metric in PHRASES if metric in rows for line in _curve_rows(metric, rows[metric])]
-    more = [line for metric in rows if metric not in PHRASES for line in _curve_rows(metric, rows[metric])]
-    numbers = [] if first else _number_rows(rows)
-    return RunResults(label, headlines(rows, run.info), first, more, numbers, caveats(rows, run.info))
+def run_results(label: str, run: Run, rows: RowsByMetric, records: Sequence[Record] = ()) -> RunResults:
+    """The sentences, the verdicts, the headline table and the caveats of one run.
+
+    Args:
+        label: The run's name in the report.
+        run: The run.
+        rows: Its rows of the first and the last step, by metric.
+        records: The records of its last step.
+    """
+    tests = [each for each in summarise(records) if each.q]
+    largest = {(each.gradient, each.site, each.proxy): each.rank for each in sorted(tests, key=lambda each: each.rank)}
+    verdicts: list[list[str]] = []
+    smaller: list[list[str]] = []
+    for each in tests:
+        main = each.rank == largest[each.gradient, each.site, each.proxy]
+        (verdicts if main else smaller).append(_verdict_row(each))
+    cards = checked_info(run.info)["metrics"]
+    curves = {metric: _curve_rows(metric, rows[metric], headline_variant(cards.get(metric, {}))) for metric in rows}
+    first = [line for metric in PHRASES if metric in rows for line in curves[metric]]
+    more = [line for metric in rows if metric not in PHRASES for line in curves[metric]]
+    numbers = [] if first or verdicts else _number_rows(rows)
+    return RunResults(
+        label, headlines(rows, run.info), verdicts, smaller, first, more, numbers, caveats(rows, run.info)
+    )
+
+
+def _verdict_row(summary: TangentSummary) -> list[str]:
+    return [
+        summary.gradient,
+        summary.site.removeprefix("grad."),
+        summary.proxy,
+        str(summary.rank),
+        number(summary.energy.value or 0.0, percent=True) + _error(summary.energy.error, percent=True),
+        "–" if summary.energy.null is None else number(summary.energy.null, percent=True),
+        summary.words,
+    ]
 
 
 def _number_rows(rows: RowsByMetric) -> list[list[str]]:
@@ -63,30 +99,34 @@ def _number_rows(rows: RowsByMetric) -> list[list[str]]:
     ]
 
 
-def _curve_rows(metric: str, rows: Sequence[Row]) -> list[CurveRow]:
-    """One line per token policy, of the last step and the first variant."""
+def _curve_rows(metric: str, rows: Sequence[Row], headline: Mapping[str, Any]) -> list[CurveRow]:
+    """One line per stream and token policy, of the last step and the headline variant, or else the first."""
     flat = [row for row in rows if row["index"] is None and row["value"] is not None and row["layer"] is not None]
     if not flat:
         return []
     last = max(row["step"] for row in flat)
-    first = flat[0]
-    variant = {key: value for key, value in first.items() if key.startswith("v_")}
+    streams: dict[str, list[Row]] = {}
+    for row in flat:
+        if row["step"] == last:
+            streams.setdefault(row["stream"], []).append(row)
+    return [line for stream, part in streams.items() for line in _stream_rows(metric, stream, part, headline)]
+
+
+def _stream_rows(metric: str, stream: str, rows: Sequence[Row], headline: Mapping[str, Any]) -> list[CurveRow]:
+    main = [row for row in rows if all(row.get(f"v_{key}") == value for key, value in headline.items())]
+    variant = {key: value for key, value in (main or rows)[0].items() if key.startswith("v_")}
     labels = {key.removeprefix("v_"): value for key, value in variant.items() if value != NONE}
-    same = [
-        row
-        for row in flat
-        if row["step"] == last
-        and row["stream"] == first["stream"]
-        and all(row.get(key) == value for key, value in variant.items())
-    ]
+    same = [row for row in rows if all(row.get(key) == value for key, value in variant.items())]
     phrase = PHRASES.get(metric)
     percent = phrase is not None and phrase.percent
-    name = " ".join([metric, *(f"{key}={value}" for key, value in labels.items())])
+    heads = any(row["head"] is not None for row in same)
+    about = [*(f"{key}={value}" for key, value in labels.items()), *(["mean over heads"] if heads else [])]
+    name = " ".join([metric_title(metric, stream), *about])
     lines = []
     for policy in dict.fromkeys(row["tokens"] for row in same):
         curve = by_layer([row for row in same if row["tokens"] == policy])
         errors = {row["layer"]: row["error"] for row in same if row["tokens"] == policy and row["head"] is None}
-        sites = {row["layer"]: row["site"] for row in same}
+        sites = {row["layer"]: row["site"] if row["head"] is None else _layer_site(row["site"]) for row in same}
         start, top, end = min(curve), max(curve, key=lambda layer: curve[layer]), max(curve)
         ends = [
             (number(curve[layer], percent) + _error(errors.get(layer), percent), sites[layer])
@@ -94,6 +134,11 @@ def _curve_rows(metric: str, rows: Sequence[Row]) -> list[CurveRow]:
         ]
         lines.append(CurveRow(name, policy, curve_path(list(curve.values())), ends))
     return lines
+
+
+def _layer_site(text: str) -> str:
+    """The site of a layer's heads together: `q.3` for `q.3.1`."""
+    return str(replace(parse_site(text), head=None))
 
 
 def _error(error: float | None, percent: bool) -> str:

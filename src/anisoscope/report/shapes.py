@@ -5,7 +5,7 @@ No chart knows a metric: what varies in the records decides.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,6 +25,7 @@ from anisoscope.report.tables import (
 
 _WIDE = 8.0  # steps or indices that span more than this factor are drawn on a log axis
 _STEEP = 100.0  # so are positive values that span more than this
+_PROBABILITIES = ("gradient_p", "gradient_q")  # a log axis would hide those that are 0, which matter most
 _FALLS = 0.2  # share of falling indices below which the records still are a curve
 _FEW_POINTS = 3  # an index with fewer values than this is a choice, not an axis
 
@@ -36,7 +37,7 @@ class TableShape:
     values: Mapping[str, tuple[Any, ...]]
     low: float | None  # smallest and largest value
     high: float | None
-    least: float | None  # smallest positive value
+    steep: bool  # whether positive values span decades
     has_null: bool
     has_x: bool  # whether the records are drawn against another metric
     rising: bool  # whether indices rise from record to record, as along a curve; in a list of the largest they do not
@@ -52,27 +53,31 @@ class TableShape:
 
 @dataclass(frozen=True)
 class ChartKind:
-    """A kind of chart: the fields of its axes, those that may be its colour, and whether the dash shows the tokens."""
+    """A kind of chart: the fields of its axes, and whether the dash shows the tokens.
+
+    `colours` are the fields that may be its colour; `needs` are those without which a row has no mark.
+    """
 
     axes: tuple[str, ...]
     colours: tuple[str, ...] = ()
     dash: bool = False
+    needs: tuple[str, ...] = ("value",)
 
 
 _VARIANTS = "v_*"  # stands for every key of the variant
 _SERIES = ("run", "tokens", _VARIANTS, "stream")
 KINDS: Mapping[str, ChartKind] = {
-    "profile": ChartKind(("layer", "site"), (*_SERIES, "step", "head", "index"), dash=True),
+    "profile": ChartKind(("layer", "site"), (*_SERIES, "step", "head", "index"), dash=True, needs=("value", "layer")),
     "steps": ChartKind(("step",), ("run", "layer", "site", "head", *_SERIES[1:], "index"), dash=True),
-    "map": ChartKind(("layer", "site", "step")),
-    "heads": ChartKind(("layer", "site", "head")),
-    "head_steps": ChartKind(("head", "step")),
-    "curve": ChartKind(("index",), ("run", "layer", "site", "step", *_SERIES[1:])),
-    "levels": ChartKind(("index", "v_null")),
-    "spikes": ChartKind(("index",), ("layer", "site", "step", *_SERIES)),
-    "strata": ChartKind(("v_stratum",), ("run", "layer", "site", "step", *_SERIES[1:])),
-    "against": ChartKind(("index",), ("run", "layer", "site", "step", *_SERIES[1:])),
-    "verdicts": ChartKind(("site", "v_claim", "v_line", "v_verdict")),
+    "map": ChartKind(("layer", "site", "step"), needs=("value", "layer")),
+    "heads": ChartKind(("layer", "site", "head"), needs=("value", "layer", "head")),
+    "head_steps": ChartKind(("head", "step"), needs=("value", "head")),
+    "curve": ChartKind(("index",), ("run", "layer", "site", "step", *_SERIES[1:]), needs=("value", "index")),
+    "levels": ChartKind(("index", "v_null"), needs=("value", "index")),
+    "spikes": ChartKind(("index",), ("layer", "site", "step", *_SERIES), needs=("value", "index")),
+    "strata": ChartKind(("v_stratum",), ("run", "layer", "site", "step", *_SERIES[1:]), needs=("value", "v_stratum")),
+    "against": ChartKind(("index",), ("run", "layer", "site", "step", *_SERIES[1:]), needs=("value", "index", "x")),
+    "verdicts": ChartKind(("site", "v_claim", "v_line", "v_verdict"), needs=()),
     "points": ChartKind(("site",), (*_SERIES, "index")),
 }
 ORDERED = ("layer", "step", "index", "head")  # fields whose colours form a scale
@@ -103,7 +108,7 @@ def shape_of(table: pd.DataFrame, depths: Depths | None = None) -> TableShape:
         values={field: values for field, values in fields.items() if values},
         low=float(value.min()) if len(value) else None,
         high=float(value.max()) if len(value) else None,
-        least=float(value[value > 0].min()) if (value > 0).any() else None,
+        steep=_steep(table),
         has_null=bool(table["null"].notna().any()),
         has_x="x" in table and bool(table["x"].notna().any()),
         # Some falls are allowed: records of a metric that was computed again come after the others.
@@ -156,11 +161,57 @@ def choose(shape: TableShape) -> tuple[str, ...]:
     return tuple(kind for kind, fits in rules if fits) or ("points",)
 
 
-def require_kind(kind: str | None, shape: TableShape) -> str:
+def drawable(table: pd.DataFrame, kind: str) -> pd.DataFrame:
+    """The rows of a table that have a mark in a chart of this kind: nothing that it needs is missing."""
+    keep = pd.Series(True, index=table.index)
+    for field in KINDS[kind].needs:
+        keep &= _present(table, field)
+    part = table[keep]
+    # A log axis has no place for 0 and below.
+    return part[part["value"] > 0] if log_values(kind, _steep(part)) else part
+
+
+def _present(table: pd.DataFrame, field: str) -> pd.Series[bool]:
+    """Whether each row has a value of this field."""
+    if field.startswith("v_"):
+        key = field.removeprefix("v_")
+        return _mapped(table["variant"], lambda text: key in parse_variant(text))
+    if field == "layer":
+        return _mapped(table["site"], lambda text: layer_position(parse_site(text), 0) is not None)
+    patterns = _mapped(table["site"], lambda text: parse_site(text).kind == "pattern")  # there the index is a head
+    if field == "head":
+        named = _mapped(table["site"], lambda text: parse_site(text).head is not None)
+        return named | (patterns & table["index"].notna())
+    if field == "index":
+        return table["index"].notna() & ~patterns
+    if field == "x":
+        return table["x"] > 0 if "x" in table else pd.Series(False, index=table.index)
+    return table[field].notna()
+
+
+def _mapped(column: pd.Series[Any], holds: Callable[[str], bool]) -> pd.Series[bool]:
+    """A test of every text of a column, made once for each different text."""
+    return column.map({text: holds(text) for text in column.unique()}).astype(bool)
+
+
+def fitting_kinds(table: pd.DataFrame, depths: Depths | None = None) -> dict[str, tuple[pd.DataFrame, TableShape]]:
+    """The kinds of chart that fit records of one metric, the best first; with the rows that each can draw.
+
+    A kind that could draw nothing is left out.
+    """
+    shape = shape_of(table, depths)
+    kinds: dict[str, tuple[pd.DataFrame, TableShape]] = {}
+    for kind in (*choose(shape), "points"):
+        part = drawable(table, kind)
+        if len(part) and not (kind == "points" and kinds):
+            kinds[kind] = (part, shape if len(part) == len(table) else shape_of(part, depths))
+    return kinds
+
+
+def require_kind(kind: str | None, fitting: Collection[str]) -> str:
     """The requested kind if it fits (otherwise an InputError with those that fit); the first that fits if None."""
-    fitting = choose(shape)
     if kind is None:
-        return fitting[0]
+        return next(iter(fitting))
     if kind not in KINDS:
         raise unknown("kind of chart", kind, KINDS)
     if kind not in fitting:
@@ -188,38 +239,20 @@ def colours_of(kind: str, shape: TableShape) -> tuple[str, ...]:
     return tuple(dict.fromkeys(varying))
 
 
-def picks_of(kind: str, shape: TableShape, colour: str | None) -> tuple[str, ...]:
-    """The fields of which one value must be chosen, because neither an axis nor the colour shows them."""
-    drawn = {*KINDS[kind].axes, colour}
-    if colour == "layer" or shape.has("layer"):
-        drawn.add("site")  # the layer shows it
-    if KINDS[kind].dash:
-        drawn.add("tokens")
-    return tuple(field for field in shape.many if field not in drawn)
-
-
-def default_pick(field: str, values: Sequence[Any]) -> Any:
-    """The value that is shown first: the last step, the middle layer, all tokens, otherwise the first value.
-
-    Pass values that every run has, so that no run is missing from the first chart.
-    """
-    if field == "step":
-        return values[-1]
-    if field == "layer":
-        return values[len(values) // 2]
-    if field == "tokens" and "all" in values:
-        return "all"
-    return values[0]
-
-
 def wide(values: Sequence[Any]) -> bool:
     """Whether an axis over these whole numbers should be logarithmic."""
     positive = [value for value in values if value > 0]
     return len(positive) > 1 and max(positive) / min(positive) > _WIDE and min(values) >= 0
 
 
-def steep(shape: TableShape) -> bool:
-    """Whether the axis of the values should be logarithmic."""
-    if shape.low is None or shape.high is None or shape.least is None:
+def log_values(kind: str, steep: bool) -> bool:
+    """Whether the axis of the values is logarithmic."""
+    return kind == "against" or (kind == "curve" and steep)
+
+
+def _steep(table: pd.DataFrame) -> bool:
+    if len(table) and table["metric"].iloc[0] in _PROBABILITIES:
         return False
-    return shape.low >= 0 and shape.high / shape.least > _STEEP
+    known = table["value"].dropna()
+    positive = known[known > 0]
+    return bool(len(positive) and known.min() >= 0 and positive.max() / positive.min() > _STEEP)

@@ -92,6 +92,12 @@ def first_and_last(table: pd.DataFrame) -> pd.DataFrame:
     return table[(table["step"] == steps.transform("min")) | (table["step"] == steps.transform("max"))]
 
 
+def last_tests(table: pd.DataFrame) -> pd.DataFrame:
+    """The records of the last step at which gradients were tested; none if they never were."""
+    tested = table[table["metric"] == "gradient_q"]
+    return table[table["step"] == tested["step"].max()] if len(tested) else table[:0]
+
+
 def records_of(table: pd.DataFrame) -> list[Record]:
     """The records of a table."""
     rows = zip(*(_objects(table[name]) for name in COLUMNS), strict=True)

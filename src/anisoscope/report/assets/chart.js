@@ -5,6 +5,8 @@ const FIELDS = ["run", "tokens", "stream", "site", "layer", "head", "index", "st
 const LOG_AXIS = { steps: "step", curve: "index", levels: "index" };
 const MANY_ROWS = 3000; // more marks than this are drawn on a canvas, not as SVG
 const NONE = "–"; // value of a variant's key that other rows of the metric have and this one lacks
+const PICK_ORDER = ["stream", "run", "tokens", "step", "layer", "head", "index", "site"]; // after the variant's keys
+const PREFERRED = { tokens: "all", stream: "resid", index: 32 };
 const TITLES = { step: "step", stream: "stream" };
 
 const titleOf = (field) => TITLES[field] || field.replace(/^v_/, "").replaceAll("_", " ");
@@ -24,40 +26,75 @@ function fieldsOf(rows) {
   return [...FIELDS, ...[...variants].sort()];
 }
 
-// The fields of which one value must be chosen, with their values: neither an axis nor the colour shows them.
-function picksOf(rows, kind, colour) {
-  const many = new Map(fieldsOf(rows).map((field) => [field, distinct(rows, field)]));
+const fieldValue = (row, field) => (row[field] === null || row[field] === undefined ? NONE : row[field]);
+
+// Whether a row has a mark in a chart of this kind and colour.
+function drawable(row, kind, colour) {
+  return kind.needs.every((field) => fieldValue(row, field) !== NONE) && (!kind.positive || row.value > 0) && (!kind.needs.includes("x") || row.x > 0) &&
+    (colour === null || (row[colour] !== null && row[colour] !== undefined));
+}
+
+// What must be picked, because neither an axis nor the colour shows it: a field offers only values that occur together
+// with what is picked before it, so that no choice leads to a chart without marks. The counterpart of picks.py.
+// `requested` has texts by field, from the address. Returns [field, values, value] of each pick, and the rows to show.
+function pickRows(rows, kind, colour, requested = new Map()) {
+  let shown = rows.filter((row) => drawable(row, kind, colour));
   const drawn = new Set([...kind.axes, colour]);
-  if (many.get("layer").length > 1) drawn.add("site");
   if (kind.dash) drawn.add("tokens");
-  return [...many].filter(([field, values]) => values.length > 1 && !drawn.has(field));
+  if (drawn.has("layer") || drawn.has("head")) drawn.add("site"); // within a stream, layer and head determine it
+  const variants = fieldsOf(shown).filter((field) => field.startsWith("v_"));
+  const picks = [];
+  for (const field of [...variants, ...PICK_ORDER].filter((each) => !drawn.has(each))) {
+    const values = distinct(shown.map((row) => ({ [field]: fieldValue(row, field) })), field);
+    if (values.length < 2) continue;
+    const asked = values.find((value) => String(value) === requested.get(field));
+    const value = asked === undefined ? defaultPick(field, values, shown, kind.headline) : asked;
+    picks.push([field, values, value]);
+    shown = shown.filter((row) => fieldValue(row, field) === value);
+  }
+  return [picks, shown];
 }
 
-// The value that is shown first, if possible one that every run has.
-function defaultPick(field, all, rows) {
-  const runs = distinct(rows, "run");
-  const shared = runs.length < 2 ? [] : all.filter((value) =>
-    new Set(rows.filter((row) => row[field] === value).map((row) => row.run)).size === runs.length);
-  const values = shared.length ? shared : all;
-  if (field === "step") return values[values.length - 1];
-  if (field === "layer") return values[Math.floor(values.length / 2)];
-  if (field === "tokens" && values.includes("all")) return "all";
-  return values[0];
+// The value that is shown first: see picks.py.
+function defaultPick(field, values, rows, headline) {
+  const byValue = new Map(values.map((value) => [value, []]));
+  for (const row of rows) byValue.get(fieldValue(row, field)).push(row);
+  const runs = (value) => new Set(byValue.get(value).map((row) => row.run)).size;
+  const most = Math.max(...values.map(runs));
+  let best = values.filter((value) => runs(value) === most);
+  if (field === "step") return best[best.length - 1];
+  const narrow = (test) => { const some = best.filter(test); if (some.length) best = some; };
+  if (["layer", "head", "index"].includes(field)) narrow((value) => value !== NONE);
+  narrow((value) => byValue.get(value).some((row) => row.value));
+  const preferred = field in headline ? headline[field] : PREFERRED[field];
+  if (best.includes(preferred)) return preferred;
+  if (field === "index") return best[best.length - 1];
+  if (field === "run" || field === "head") return best[0];
+  const size = field === "layer"
+    ? (value) => byValue.get(value).reduce((top, row) => Math.max(top, Math.abs(row.value || 0)), 0)
+    : (value) => byValue.get(value).length;
+  return best.reduce((first, value) => (size(value) > size(first) ? value : first), best[0]);
 }
 
-// Rows with the picked values, and the fields that specifications use.
-function shownRows(rows, kind, colour, picked) {
-  const kept = rows.filter((row) => Object.entries(picked).every(
-    ([field, value]) => row[field] === value || row[field] === null || row[field] === undefined));
+// Rows with the fields that specifications use.
+function withSeries(rows, kind, colour, streams) {
   const x = LOG_AXIS[kind.kind];
-  const positive = x ? kept.map((row) => row[x]).filter((v) => v > 0) : [];
+  const positive = x ? rows.map((row) => row[x]).filter((v) => v > 0) : [];
   const edge = positive.reduce((a, b) => Math.min(a, b), Infinity) / 2; // a log axis has no 0
-  return kept.map((row) => ({
+  return rows.map((row) => ({
     ...row,
-    series: colour === null ? row.site : row[colour],
+    series: colour === null ? row.site : colour === "stream" ? streams[row.stream] || row.stream : row[colour],
     at: x ? (row[x] || (positive.length ? edge : 0)) : null,
     ...(kind.kind === "verdicts" ? verdictFields(row) : {}),
   }));
+}
+
+// The title of the axis of values: the metric, and what it describes if that is not the residual stream.
+function metricTitle(metric, rows, outline) {
+  const streams = distinct(rows, "stream");
+  if (streams.length !== 1 || outline.unnamed.includes(streams[0])) return metric;
+  if (streams[0] === "grad.resid" && metric.includes("gradient")) return metric;
+  return `${metric} of ${outline.streams[streams[0]] || streams[0]}`;
 }
 
 function verdictFields(row) {
@@ -72,21 +109,38 @@ function heightOf(kind, rows, small) {
   return Math.max(small ? 150 : 200, Math.min(620, 22 * distinct(rows, lines).length));
 }
 
-// Draw a chart in an element. With the same specification as before only the rows are replaced, without flicker.
-async function draw(element, outline, kind, colour, rows, small = false) {
+// A specification with the title of its axis of values, which metrics that share it do not share.
+function titled(part, title) {
+  if (Array.isArray(part)) return part.map((each) => titled(each, title));
+  if (part === null || typeof part !== "object") return part;
+  return Object.fromEntries(Object.entries(part).map(([key, value]) =>
+    [key, key === "title" && value === "{value}" ? title : titled(value, title)]));
+}
+
+// Legends below a chart: one per row, and as many columns as the longest label allows.
+function legendBelow(theme, rows, width) {
+  const longest = distinct(rows, "series").reduce((most, label) => Math.max(most, String(label).length), 0);
+  const columns = Math.max(1, Math.floor((width - 60) / (7 * longest + 30)));
+  const layout = { bottom: { anchor: "start", direction: "vertical", margin: 4 } };
+  return { ...theme.legend, orient: "bottom", columns, labelLimit: width - 60, titleLimit: width - 40, layout };
+}
+
+// Draw rows in an element. With the same specification as before only the rows are replaced, without flicker.
+async function draw(element, outline, kind, colour, shown, title, small = false) {
+  const rows = withSeries(shown, kind, colour, outline.streams);
   const dark = document.documentElement.dataset.theme === "dark";
-  const narrow = element.clientWidth < 620;
+  const width = element.clientWidth, below = small || width < 620;
   const chosen = kind.colours.find((each) => each.field === colour) || kind.colours[0];
   const height = heightOf(kind, rows, small);
-  const key = [chosen.spec, dark, narrow, height, rows.length > MANY_ROWS].join("|");
+  const theme = outline.themes[dark ? "dark" : "light"];
+  const legend = below ? legendBelow(theme, rows, width) : theme.legend;
+  const key = [chosen.spec, title, dark, height, rows.length > MANY_ROWS, JSON.stringify(legend)].join("|");
   if (element.drawn === key) {
     await element.view.data("rows", rows).runAsync();
     return;
   }
-  const theme = outline.themes[dark ? "dark" : "light"];
-  const legend = narrow || small ? { ...theme.legend, orient: "bottom", columns: narrow ? 3 : 5 } : theme.legend;
   const spec = {
-    ...outline.specs[chosen.spec], width: "container", height, datasets: { rows },
+    ...titled(outline.specs[chosen.spec], title), width: "container", height, datasets: { rows },
     autosize: { type: "fit-x", contains: "padding" }, config: { ...theme, legend },
   };
   // ast: expressions are interpreted, so that the page does not need the right to evaluate code.

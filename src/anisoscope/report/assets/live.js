@@ -34,8 +34,9 @@ class Live {
 
   entry(run) {
     const box = element("input", { type: "checkbox", value: run.id });
-    box.onchange = () => this.choose([...$("runs").querySelectorAll("input:checked")].map((each) => each.value));
-    const when = run.changed ? new Date(1000 * run.changed).toLocaleString() : "no records yet";
+    // In the order of choosing, so that a run keeps its colour when another one is added.
+    box.onchange = () => this.choose([...this.chosen.filter((id) => id !== run.id), ...(box.checked ? [run.id] : [])]);
+    const when = run.changed ? isoTime(new Date(1000 * run.changed)) : "no records yet";
     const details = element("small", {}, [run.model, when].filter(Boolean).join(" · "));
     const title = run.id.split("/").pop() === run.name ? run.id : run.id === "." ? run.name : `${run.id} · ${run.name}`;
     return element("li", {}, element("label", {}, box, element("span", {}, title, details)));
@@ -125,12 +126,20 @@ class Live {
   }
 }
 
-// What determines which charts fit: for each metric the fields that vary, and the number of sites.
+// Local date and time in one form for every reader: 2026-11-16 19:33:05.
+function isoTime(date) {
+  const two = (number) => String(number).padStart(2, "0");
+  const day = [date.getFullYear(), two(date.getMonth() + 1), two(date.getDate())].join("-");
+  return `${day} ${[date.getHours(), date.getMinutes(), date.getSeconds()].map(two).join(":")}`;
+}
+
+// What determines which charts fit: for each metric the fields that vary, and the number of sites and runs.
 function signatureOf(table, metrics) {
   return JSON.stringify([...metrics].map((metric) => {
     const { fields, known } = table.varies(metric);
     const many = [...fields].filter(([, values]) => values.size > 1).map(([field]) => field).sort();
-    return [many, fields.has("site") ? fields.get("site").size : 0, known];
+    const count = (field) => (fields.has(field) ? fields.get(field).size : 0);
+    return [many, count("site"), count("run"), known];
   }));
 }
 

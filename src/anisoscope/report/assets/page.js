@@ -75,24 +75,18 @@ class Page {
   async show() {
     if (!this.views.length) return;
     const view = this.view(), kind = this.kind(), colour = this.colour();
-    const rows = this.table.rows(view.metric);
-    const picks = picksOf(rows, kind, colour);
-    const picked = Object.fromEntries(picks.map(([field, values]) => [field, this.pick(field, values, rows)]));
+    const requested = new Map([...this.state].filter(([key]) => key.startsWith("pick.")).map(([key, text]) => [key.slice(5), text]));
+    const [picks, shown] = pickRows(this.table.rows(view.metric), kind, colour, requested);
     $("metric").value = view.metric;
     $("meaning").textContent = view.meaning;
     $("kinds").replaceChildren(...view.kinds.map((each) => this.tab(each, kind)));
     this.fillColours(kind, colour);
-    this.fillPicks(picks, picked);
+    this.fillPicks(picks);
     $("chart").setAttribute("aria-label", `${view.metric} ${kind.title}`);
     $("card-link").hidden = !cardOf(view.metric);
-    await draw($("chart"), this.table.outline, kind, colour, shownRows(rows, kind, colour, picked));
+    const title = metricTitle(view.metric, shown, this.table.outline);
+    await draw($("chart"), this.table.outline, kind, colour, shown, title);
     $("chart").dataset.shown = `${view.metric} ${kind.kind}`;
-  }
-
-  pick(field, values, rows) {
-    const text = this.state.get("pick." + field);
-    const chosen = values.find((value) => String(value) === text);
-    return chosen === undefined ? defaultPick(field, values, rows) : chosen;
   }
 
   tab(each, current) {
@@ -109,28 +103,31 @@ class Page {
   }
 
   // The controls are rebuilt only if the choices have changed, so that a slider in use stays.
-  fillPicks(picks, picked) {
-    const signature = JSON.stringify(picks);
+  fillPicks(picks) {
+    const signature = JSON.stringify(picks.map(([field, values]) => [field, values]));
     if ($("picks").dataset.signature !== signature) {
       $("picks").dataset.signature = signature;
       $("picks").replaceChildren(...picks.map(([field, values]) => this.picker(field, values)));
     }
-    for (const [field, values] of picks) {
+    for (const [field, values, value] of picks) {
       const control = $("pick-" + field);
-      const position = values.indexOf(picked[field]);
-      control.value = String(position);
-      if (control.type === "range") control.nextElementSibling.textContent = labelOf(field, values[position]);
+      control.value = String(values.indexOf(value));
+      if (control.type === "range") control.nextElementSibling.textContent = this.label(field, value);
     }
   }
 
   picker(field, values) {
     const id = "pick-" + field;
-    const slides = typeof values[0] === "number" && values.length > 3;
+    const slides = values.every((value) => typeof value === "number") && values.length > 3;
     const control = slides
       ? element("input", { id, type: "range", min: 0, max: values.length - 1, step: 1 })
-      : element("select", { id }, ...values.map((value, position) => element("option", { value: position }, labelOf(field, value))));
+      : element("select", { id }, ...values.map((value, position) => element("option", { value: position }, this.label(field, value))));
     control.oninput = () => this.choose({ ["pick." + field]: String(values[Number(control.value)]) }, ["kind", "colour"]);
     return element("label", {}, element("span", {}, titleOf(field)), control, ...(slides ? [element("output")] : []));
+  }
+
+  label(field, value) {
+    return labelOf(field, value, this.table.outline.streams);
   }
 }
 
@@ -144,7 +141,8 @@ function openCard(metric) {
   card.scrollIntoView({ block: "center" });
 }
 
-function labelOf(field, value) {
+function labelOf(field, value, streams) {
+  if (field === "stream") return streams[value] || value;
   if (field === "layer" && value === -1) return "embed";
   if (value === NONE) return "none";
   return typeof value === "number" ? value.toLocaleString("en") : value;
@@ -156,6 +154,14 @@ function readHash() {
 
 function writeHash(state) {
   history.replaceState(null, "", "#" + new URLSearchParams([...state]));
+}
+
+// A picked value in words; "" if it says nothing. Of several runs, a reader must know that one is shown.
+function pickText([field, values, value], outline) {
+  if (value === NONE) return "";
+  if (field === "stream") return labelOf(field, value, outline.streams);
+  const text = `${titleOf(field)} ${labelOf(field, value, outline.streams)}`;
+  return field === "run" ? `${text} (one of ${values.length} runs)` : text;
 }
 
 // Every metric once, in its first kind of chart, drawn when it becomes visible.
@@ -171,12 +177,12 @@ function fillGallery(page) {
       $("explore").scrollIntoView();
     };
     figure.draw = () => {
-      const kind = view.kinds[0], colour = kind.colours[0].field, rows = page.table.rows(view.metric);
-      const picks = picksOf(rows, kind, colour).map(([field, values]) => [field, defaultPick(field, values, rows)]);
-      const shown = picks.filter(([, value]) => value !== NONE);
-      figure.querySelector("span").textContent =
-        [view.meaning, ...shown.map(([field, value]) => `${titleOf(field)} ${labelOf(field, value)}`)].filter(Boolean).join(" · ");
-      return draw(chart, outline, kind, colour, shownRows(rows, kind, colour, Object.fromEntries(picks)), true);
+      const kind = view.kinds[0], colour = kind.colours[0].field;
+      const [picks, shown] = pickRows(page.table.rows(view.metric), kind, colour);
+      const title = metricTitle(view.metric, shown, outline);
+      link.textContent = title;
+      figure.querySelector("span").textContent = [view.meaning, ...picks.map((pick) => pickText(pick, outline))].filter(Boolean).join(" · ");
+      return draw(chart, outline, kind, colour, shown, title, true);
     };
     return figure;
   });

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from anisoscope.records import Record
-from anisoscope.tangent.null import WEIGHT_IN
 
 ALPHA = 0.05
+_WEIGHT_IN = "weight_in"  # gradients of a weight on its input side, which lie in the span of the activations anyway
 
 
 @dataclass(frozen=True)
@@ -42,16 +42,20 @@ class TangentSummary:
 
 
 def summarise(records: Iterable[Record]) -> list[TangentSummary]:
-    """Summarise the records of a test: one summary per site, step, gradient, basis, proxy and rank."""
+    """Summarise the records of a test: one summary per site, step, gradient, basis, proxy and rank.
+
+    Energies that lack a part of a test (the rank, or the energy of unit rows) are left out.
+    """
     every = list(records)
     known = {_address(record): record for record in every}
+    tests = {metric: _tests(every, metric) for metric in ("gradient_p", "gradient_q")}
     out = []
     for record in every:
         variant = record.variant
         if record.metric != "gradient_energy" or variant.get("rows") != "plain" or {"null", "stratum"} & set(variant):
             continue
-        case = (record.site, record.step, variant["gradient"], variant["basis"])
-        rank, proxy = record.index, variant["proxy"]
+        case = _case(record)
+        rank, proxy = record.index, str(variant.get("proxy"))
 
         def find(metric: str, index: int | None = rank, case: Any = case, **variant: Any) -> Record | None:
             return known.get((*case, metric, index, frozenset(variant.items())))
@@ -60,8 +64,8 @@ def summarise(records: Iterable[Record]) -> list[TangentSummary]:
         ratio = find("tangent_normal_ratio", proxy=proxy, rows="plain")
         ceiling = find("gradient_ceiling")
         unit = find("gradient_energy", proxy=proxy, rows="unit")
-        assert rank is not None
-        assert unit is not None
+        if rank is None or unit is None:
+            continue
         out.append(
             TangentSummary(
                 *case,
@@ -74,36 +78,44 @@ def summarise(records: Iterable[Record]) -> list[TangentSummary]:
                 ceiling=None if ceiling is None else ceiling.value,
                 slope=find("transfer_slope", None, rows="plain"),
                 local=find("local_excess", rows="plain"),
-                p=_largest(every, "gradient_p", case, proxy, rank),
-                q=_largest(every, "gradient_q", case, proxy, rank),
+                p=_largest(tests["gradient_p"].get(case, ()), proxy, rank),
+                q=_largest(tests["gradient_q"].get(case, ()), proxy, rank),
             )
         )
     return sorted(out, key=lambda s: (s.step, s.gradient != "hidden", s.gradient, _depth(s.site), s.proxy, s.rank))
 
 
-def _depth(site: str) -> tuple[Any, ...]:
+def _depth(site: str) -> tuple[list[int], str]:
     """Sort key of sites in the order of a forward pass; modules by the number of their layer, 2 before 10."""
-    return (*(int(part) for part in site.split(".") if part.isdigit()), site)
+    return ([int(part) for part in site.split(".") if part.isdecimal() and len(part) < 10], site)
 
 
 def _address(record: Record) -> tuple[Any, ...]:
-    variant = dict(record.variant)
-    case = (record.site, record.step, variant.pop("gradient", None), variant.pop("basis", None))
-    return (*case, record.metric, record.index, frozenset(variant.items()))
+    rest = frozenset((key, str(value)) for key, value in record.variant.items() if key not in ("gradient", "basis"))
+    return (*_case(record), record.metric, record.index, rest)
 
 
-def _largest(records: Iterable[Record], metric: str, case: tuple[Any, ...], proxy: str, rank: int) -> dict[str, float]:
+def _case(record: Record) -> tuple[str, int, str, str]:
+    """What one test is about: site, step, gradient and basis."""
+    return record.site, record.step, str(record.variant.get("gradient")), str(record.variant.get("basis"))
+
+
+def _tests(records: Iterable[Record], metric: str) -> dict[tuple[Any, ...], list[Record]]:
+    """The p- or q-values by site, step, gradient and basis."""
+    tests: dict[tuple[Any, ...], list[Record]] = {}
+    for record in records:
+        if record.metric == metric and record.value is not None:
+            tests.setdefault(_case(record), []).append(record)
+    return tests
+
+
+def _largest(records: Iterable[Record], proxy: str, rank: int) -> dict[str, float]:
     """The larger value of plain and unit rows for each null of this basis (or of the whole site)."""
     largest: dict[str, float] = {}
     for record in records:
-        variant = record.variant
-        if record.metric != metric or record.value is None:
-            continue
-        if (record.site, record.step, variant.get("gradient"), variant.get("basis")) != case:
-            continue
-        if variant.get("proxy", proxy) == proxy and record.index in (rank, None):
-            name = str(variant["null"])
-            largest[name] = max(largest.get(name, 0.0), record.value)
+        if str(record.variant.get("proxy", proxy)) == proxy and record.index in (rank, None):
+            name = str(record.variant.get("null"))
+            largest[name] = max(largest.get(name, 0.0), record.value or 0.0)
     return largest
 
 
@@ -111,7 +123,7 @@ def _verdict(summary: TangentSummary) -> str:
     def significant(null: str) -> bool:
         return summary.q.get(null, 1.0) <= ALPHA
 
-    if summary.gradient == WEIGHT_IN:
+    if summary.gradient == _WEIGHT_IN:
         return "beyond the tautology" if significant("error_shuffle") else "tautology: shuffled errors do the same"
     if significant("local_test"):
         return "tangent to its own patch" if significant("orientation") else "own patch above others, not above chance"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from anisoscope.records import Record
-from anisoscope.tangent.summary import summarise
+from anisoscope.report.tangent_summary import summarise
 from tests.tangent_worlds import DECIDING, RANK, examined, fitted, world
 
 
