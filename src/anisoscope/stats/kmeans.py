@@ -1,7 +1,7 @@
 """k-means: starts spread over the rows, then Lloyd's rounds.
 
-The rounds exist once. The random drawing of starts exists twice: `local_isotropy` passes its own `pick`, everything else
-uses `distant_starts`. Both are k-means++; one for both would change published numbers without improving any.
+The rounds exist once. The random drawing of starts exists twice: `local_isotropy` passes its own `pick`, all others
+use `distant_starts`. Both are k-means++; one for both would change published numbers without improving any.
 """
 
 from __future__ import annotations

@@ -57,7 +57,7 @@ _MEASURES: tuple[tuple[str, str, str, float | None, float | None], ...] = (
     (
         "anisotropy_share",
         "How much more isotropic the gradients become when a basis is removed; index is its rank.",
-        "ΔIsoScore* (ζ = 0.2), projected after shrinking; the null is a random subspace that is normal, or of equal energy.",
+        "ΔIsoScore* (ζ = 0.2), projected after shrinking; the null is a random subspace: normal, or of equal energy.",
         -1,
         1,
     ),
