@@ -76,9 +76,8 @@ def _gain_errors(case: GradientCase, bases: int) -> list[list[float | None]]:
     sums = case.sums
     if not isinstance(sums, Gradients):
         return [[None, None] for _ in range(bases)]
-    replicates = [
-        removal_gains(sums.pooled[PLAIN] - sums.second[PLAIN, b].double(), case.fitted.bases) for b in case.used_blocks
-    ]
+    pooled, second = sums.pooled[PLAIN], sums.second[PLAIN]
+    replicates = [removal_gains(pooled - second[b].double(), case.fitted.bases) for b in case.used_blocks]
     without = torch.stack(replicates)  # (B, bases, 2)
     whole = without.mean(0)
     return [
