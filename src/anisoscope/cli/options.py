@@ -17,12 +17,13 @@ _PANELS = {"sites": "Sites", "statistics": "Statistics", "vectors": "Files of ve
 
 
 def with_request(
-    names: Iterable[str], *, help: Mapping[str, str] | None = None
+    names: Iterable[str], *, defaults: Mapping[str, Any] | None = None, help: Mapping[str, str] | None = None
 ) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """Give a command these options of a request; the command receives them as `request`.
 
     Args:
         names: Options, in the order of `--help`.
+        defaults: Defaults that differ from the request's own.
         help: Help texts that differ from the request's own.
     """
     names = list(names)
@@ -31,7 +32,8 @@ def with_request(
         own = [p for p in inspect.signature(command, eval_str=True).parameters.values() if p.name != "request"]
         before = [p for p in own if p.default is inspect.Parameter.empty]
         after = [p for p in own if p.default is not inspect.Parameter.empty]
-        options = [_parameter(name, (help or {}).get(name)) for name in names]
+        values = {name: OPTIONS[name].default for name in names} | dict(defaults or {})
+        options = [_parameter(name, values[name], (help or {}).get(name)) for name in names]
 
         @functools.wraps(command)
         def wrapped(**values: Any) -> None:
@@ -50,12 +52,11 @@ def split_names(text: str | None) -> list[str] | None:
     return None if text is None else [name.strip() for name in text.split(",") if name.strip()]
 
 
-def _parameter(name: str, help: str | None) -> inspect.Parameter:
+def _parameter(name: str, default: Any, help: str | None) -> inspect.Parameter:
     facts = OPTIONS[name].metadata
     kind = str | None if name in _LISTS else _types()[name]
     if kind is Any:
         kind = facts["word"] | None
-    default: Any = OPTIONS[name].default
     if name in _LISTS and default is not None:
         default = ",".join(default)
     flag = f"--{name.replace('_', '-')}"
