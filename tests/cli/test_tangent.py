@@ -54,6 +54,21 @@ def test_tangent_prints_energies_nulls_and_verdicts(decoder: Path, corpus: Path,
     assert all(concept["tokens"] and len(concept["contexts"]) == 3 for concept in concepts)
 
 
+def test_the_verdict_comes_first_and_every_table_fits_80_columns(decoder: Path, corpus: Path) -> None:
+    size = ["--rank", "4", "--tokens", "512", "--window", "32"]
+    line = ["tangent", decoder, "--text", corpus, *size]
+    done = CliRunner().invoke(app, [str(each) for each in line], env={"COLUMNS": "80"})
+    lines = done.stdout.splitlines()
+    assert max(map(len, lines)) <= 80
+    titles = [
+        next(i for i, line in enumerate(lines) if word in line) for word in ("verdicts", "gradient energy", "p/q")
+    ]
+    assert titles == sorted(titles)
+    for word in ("semi_nmf", "weight_out", "embedding"):  # once per table at least: no name is broken in two
+        assert sum(line.strip().startswith(word) or f" {word} " in line for line in lines) >= 3
+    assert "weak effect: follows the" in done.stdout
+
+
 def test_tangent_prints_json_and_plain_errors(decoder: Path, corpus: Path, tmp_path: Path) -> None:
     few = [
         "--rank",
