@@ -63,8 +63,8 @@ def tangent_table(records: Sequence[Record], info: Mapping[str, Any], rank: int,
         "basis; E/normal is a transform of E. ceiling: the gradients' own directions from other documents. random: "
         "Haar subspaces, or for weight_in errors shuffled over tokens. coord.: permuted coordinates. β: slope of "
         "gradient energy on variance over axes. local: excess of the own patch's basis. p and q (Benjamini–Hochberg) "
-        f"are the larger ones of plain and unit rows; 0+ is below 0.0005. Loss {facts['loss']}; fitted on {facts['fit tokens']:,} tokens, "
-        f"tested on {facts['test tokens']:,} others."
+        "are the larger ones of plain and unit rows; 0+ is below 0.0005. "
+        f"Loss {facts['loss']}; fitted on {facts['fit tokens']:,} tokens, tested on {facts['test tokens']:,} others."
     )
     return Group(verdicts, energies, tests, Text(note, style="dim"))
 
