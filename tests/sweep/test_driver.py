@@ -70,6 +70,13 @@ def test_similarity_between_steps_is_that_of_the_same_tokens(
     run = anisoscope.Run.open(tmp_path / "run")
     found = {r.metric: r.value for r in run.records() if (r.step, r.site) == (100, "resid.1") and not r.variant}
     assert found["cka"] == pytest.approx(drift.cka(now, then), abs=1e-6)
+    # the path of the mean, at the reference and after it, once per axis: comparisons with the previous step have none
+    path = {(r.step, r.variant["axis"]): r for r in run.records() if (r.site, r.metric) == ("resid.1", "trajectory")}
+    assert sorted(path) == [(0, 1), (0, 2), (100, 1), (100, 2)]
+    assert all(dict(r.variant) == {"axis": axis, "of": "mean"} for (_, axis), r in path.items())
+    every = [torch.stack(list(rows[step].values())).double().numpy() for step in (100, 0)]
+    assert path[100, 1].value == pytest.approx(drift.trajectory(*every)[0], abs=1e-6)
+    assert "trajectory" in run.info["metrics"]
 
 
 def test_a_complete_sweep_is_not_repeated_and_a_longer_series_measures_only_new_steps(

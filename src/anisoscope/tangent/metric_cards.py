@@ -127,6 +127,9 @@ _MEASURES: tuple[tuple[str, str, str, float | None, float | None], ...] = (
 )
 
 
+VERSIONS = {"anisotropy_share": 2}  # ζ was 0.1; all others are of version 1
+
+
 def tangent_cards() -> dict[str, dict[str, Any]]:
     """The descriptions by name, in the form of `Metric.card`."""
     return {
@@ -140,7 +143,7 @@ def tangent_cards() -> dict[str, dict[str, Any]]:
             "ignores": [],
             "needs": ["Gradients"],
             "paper": "bernas2026",
-            "version": 1,
+            "version": VERSIONS.get(name, 1),
         }
         for name, meaning, text, low, high in _MEASURES
     }

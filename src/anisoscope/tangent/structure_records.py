@@ -13,6 +13,7 @@ from anisoscope.tangent.covariance import transfer_slope
 from anisoscope.tangent.energy import chance, jackknife_error, shares
 from anisoscope.tangent.gradient_case import GradientCase
 from anisoscope.tangent.gradients import PLAIN, ROWS, Gradients
+from anisoscope.tangent.metric_cards import VERSIONS
 from anisoscope.tangent.patches import local_test
 from anisoscope.tangent.proxies import leading
 
@@ -61,6 +62,7 @@ def anisotropy_records(case: GradientCase) -> list[Record]:
                     index=basis.rank,
                     variant={"proxy": basis.proxy, "dimension": dimension, "null": name},
                     note=note,
+                    version=VERSIONS["anisotropy_share"],
                 )
                 for name, control in controls.items()
             ]
