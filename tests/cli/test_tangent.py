@@ -113,7 +113,7 @@ SMALL = [
 def test_the_same_command_returns_the_finished_test(
     decoder: Path, corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    line = ["tangent", decoder, "--text", corpus, *SMALL, "--out", tmp_path / "run"]
+    line: list[str | Path] = ["tangent", decoder, "--text", corpus, *SMALL, "--out", tmp_path / "run"]
     first = command(*line)
     assert first.exit_code == 0, first.output
     with monkeypatch.context() as patch:
@@ -136,7 +136,7 @@ def test_the_same_command_returns_the_finished_test(
 def test_another_request_is_refused_before_the_model_is_opened(
     change: list[str], named: str, decoder: Path, corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    line = ["tangent", decoder, "--text", corpus, *SMALL, "--out", tmp_path / "run"]
+    line: list[str | Path] = ["tangent", decoder, "--text", corpus, *SMALL, "--out", tmp_path / "run"]
     settings = tmp_path / "run" / "run.json"
     assert command(*line).exit_code == 0
     before = settings.read_bytes()
@@ -150,7 +150,7 @@ def test_another_request_is_refused_before_the_model_is_opened(
 def test_an_interrupted_test_is_computed_again(
     decoder: Path, corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    line = ["tangent", decoder, "--text", corpus, *SMALL, "--out", tmp_path / "run"]
+    line: list[str | Path] = ["tangent", decoder, "--text", corpus, *SMALL, "--out", tmp_path / "run"]
     with monkeypatch.context() as patch:
         patch.setattr("anisoscope.tangent.tangent_test._tested", _interrupted)
         assert isinstance(command(*line).exception, RuntimeError)
@@ -161,6 +161,13 @@ def test_an_interrupted_test_is_computed_again(
 
 def _interrupted(*_: object) -> None:
     raise RuntimeError("interrupted")
+
+
+def test_a_request_that_cannot_be_met_leaves_no_run(decoder: Path, tmp_path: Path) -> None:
+    (tmp_path / "short.txt").write_text("too short")
+    done = command("tangent", decoder, "--text", tmp_path / "short.txt", *SMALL, "--out", tmp_path / "run")
+    assert isinstance(done.exception, InputError)
+    assert not (tmp_path / "run").exists()
 
 
 def test_few_tokens_are_read_in_smaller_batches(decoder: Path, corpus: Path) -> None:

@@ -121,7 +121,7 @@ def require_usable(
 
 def require_same_settings(out: str | Path, settings: Any, later: Sequence[str] = ()) -> None:
     """Refuse to resume a run of another request, and name what differs; settings in `later` are not compared."""
-    before = Run.open(out).info.get("settings")
+    before: Any = Run.open(out).info.get("settings")
     if before == settings:
         return
     known = isinstance(before, dict) and isinstance(settings, dict)

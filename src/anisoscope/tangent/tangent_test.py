@@ -149,31 +149,30 @@ def tangent_test(
         "settings": settings,
     }
     info = {**run_info(facts, []), "metrics": tangent_cards()}
-    with open_run(request.output.out, info, command=command, **writing) as run:
+    if fit is None or test is None:
+        fit, test = read_sides(opened, request)
+    seed = request.statistics.seed
+    fit_side, test_side = make_sides(fit, test, sinks=sinks, seed=seed)
+    plan = TangentPlan(
+        module,
+        find_layout(module, first_item(fit_side.batches[0], device_of(module))),
+        choose_objective(loss, module, mask=_mask_id(opened) if mask is None else mask, seed=seed),
+        tangent,
+        tuple(gradients),
+        request.statistics.sample or TANGENT_DEFAULTS["sample"],
+        seed,
+        nulls=tuple(nulls),
+        counts=counts,
+        balance=balance,
+        earlier=None if earlier is None else _open(earlier, opening(request))[1],
+        decode=decode or _decoder(opened),
+        progress=progress,
+    )
+    with open_run(request.output.out, info, command=command, **writing) as run:  # a request that fails leaves no run
         if run.info["complete"]:
             return run
         if not run.is_empty:
             run.rewind(0)  # records of a process that was killed while it wrote them
-        if fit is None or test is None:
-            fit, test = read_sides(opened, request)
-        fit_side, test_side = make_sides(fit, test, sinks=sinks, seed=request.statistics.seed)
-        plan = TangentPlan(
-            module,
-            find_layout(module, first_item(fit_side.batches[0], device_of(module))),
-            choose_objective(
-                loss, module, mask=_mask_id(opened) if mask is None else mask, seed=request.statistics.seed
-            ),
-            tangent,
-            tuple(gradients),
-            request.statistics.sample or TANGENT_DEFAULTS["sample"],
-            request.statistics.seed,
-            nulls=tuple(nulls),
-            counts=counts,
-            balance=balance,
-            earlier=None if earlier is None else _open(earlier, opening(request))[1],
-            decode=decode or _decoder(opened),
-            progress=progress,
-        )
         compared = {
             name: _fit_other(plan, other, fit_side, request) if isinstance(other, str | Path) else other
             for name, other in (others or {}).items()
