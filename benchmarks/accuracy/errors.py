@@ -31,7 +31,7 @@ ABSOLUTE = frozenset(
     {
         *("mean_cosine", "mean_cosine_centred", "mean_cosine_across_documents", "cosine_contribution"),
         *("partition_isotropy", "self_similarity", "intra_sentence_similarity", "max_explainable_variance"),
-        *("cka", "mean_direction_drift", "outlier_dimensions", "massive_tokens", "subspace_angle"),
+        *("cka", "mean_direction_drift", "outlier_dimensions", "massive_tokens", "subspace_angle", "trajectory"),
         *("attention_entropy", "sink_mass", "qk_cosine", "logit_budget"),
     }
 )

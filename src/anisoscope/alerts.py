@@ -15,7 +15,7 @@ from dataclasses import replace
 
 from anisoscope.records import Record, Site
 
-Rule = Callable[[Sequence[Record]], Iterable[Record]]
+Rule = Callable[[Sequence[Record]], Iterable[Record]]  # from the records of a probe to alerts
 Series = dict[str, list[tuple[int, float]]]  # (step, value) by site
 
 

@@ -39,6 +39,17 @@ def test_defaults_are_those_of_the_request() -> None:
     assert f"model 5 {Request.of(sites=['embed', 'resid', 'final']).flat()}" in output
 
 
+def test_a_command_may_have_its_own_default() -> None:
+    app = typer.Typer()
+
+    @app.command()
+    @with_request(["sites", "batch", "seed"], defaults={"sites": ("resid",), "batch": 4})
+    def show(request: Request) -> None:
+        typer.echo(f"{request.sites.sites} {request.data.batch} {request.statistics.seed}")
+
+    assert CliRunner().invoke(app, []).output == "['resid'] 4 0\n"
+
+
 def test_limits_and_help_come_from_the_field() -> None:
     code, output = invoke("model", "--tokens", "1")
     assert code == 2

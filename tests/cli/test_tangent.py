@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import numpy as np
@@ -12,7 +13,7 @@ from typer.testing import CliRunner, Result
 
 import anisoscope
 from anisoscope.cli import app
-from anisoscope.errors import InputError
+from anisoscope.errors import InputError, StoreError
 from tests.model_folders import WORDS, byte_pairs, gpt2_config
 
 
@@ -53,6 +54,21 @@ def test_tangent_prints_energies_nulls_and_verdicts(decoder: Path, corpus: Path,
     assert all(concept["tokens"] and len(concept["contexts"]) == 3 for concept in concepts)
 
 
+def test_the_verdict_comes_first_and_every_table_fits_80_columns(decoder: Path, corpus: Path) -> None:
+    size = ["--rank", "4", "--tokens", "512", "--window", "32"]
+    line = ["tangent", decoder, "--text", corpus, *size]
+    done = CliRunner().invoke(app, [str(each) for each in line], env={"COLUMNS": "80"})
+    lines = done.stdout.splitlines()
+    assert max(map(len, lines)) <= 80
+    titles = [
+        next(i for i, line in enumerate(lines) if word in line) for word in ("verdicts", "gradient energy", "p/q")
+    ]
+    assert titles == sorted(titles)
+    for word in ("semi_nmf", "weight_out", "embedding"):  # once per table at least: no name is broken in two
+        assert sum(line.strip().startswith(word) or f" {word} " in line for line in lines) >= 3
+    assert "weak effect: follows the" in done.stdout
+
+
 def test_tangent_prints_json_and_plain_errors(decoder: Path, corpus: Path, tmp_path: Path) -> None:
     few = [
         "--rank",
@@ -76,6 +92,94 @@ def test_tangent_prints_json_and_plain_errors(decoder: Path, corpus: Path, tmp_p
     done = command("tangent", decoder, "--text", corpus, *few, "--counts", tmp_path / "counts.json")
     assert isinstance(done.exception, InputError)
     assert "not a table of counts" in str(done.exception)
+
+
+SMALL = [
+    "--rank",
+    "2",
+    "--tokens",
+    "128",
+    "--window",
+    "32",
+    "--proxies",
+    "pca",
+    "--gradients",
+    "hidden",
+    "--nulls",
+    "orientation",
+]
+
+
+def test_the_same_command_returns_the_finished_test(
+    decoder: Path, corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    line: list[str | Path] = ["tangent", decoder, "--text", corpus, *SMALL, "--out", tmp_path / "run"]
+    first = command(*line)
+    assert first.exit_code == 0, first.output
+    with monkeypatch.context() as patch:
+        patch.setattr("anisoscope.tangent.tangent_test._tested", None)  # nothing is computed again
+        assert command(*line).stdout == first.stdout
+    again = command(*line, "--overwrite")
+    assert again.exit_code == 0, again.output
+    assert again.stdout == first.stdout
+
+
+@pytest.mark.parametrize(
+    ("change", "named"),
+    [
+        (["--seed", "1"], r"seed \(0 before, 1 now\)"),
+        (["--tokens", "96"], r"tokens \(128 before, 96 now\)"),
+        (["--gradients", "embedding"], r"gradients \(hidden before, embedding now\)"),
+        (["--balance", "9"], r"balance \(None before, 9 now\)"),
+    ],
+)
+def test_another_request_is_refused_before_the_model_is_opened(
+    change: list[str], named: str, decoder: Path, corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    line: list[str | Path] = ["tangent", decoder, "--text", corpus, *SMALL, "--out", tmp_path / "run"]
+    settings = tmp_path / "run" / "run.json"
+    assert command(*line).exit_code == 0
+    before = settings.read_bytes()
+    monkeypatch.setattr("anisoscope.tangent.tangent_test.open_model", None)
+    refused = command(*line, *change)
+    assert isinstance(refused.exception, StoreError)
+    assert re.search(named, str(refused.exception))
+    assert settings.read_bytes() == before
+
+
+def test_an_interrupted_test_is_computed_again(
+    decoder: Path, corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    line: list[str | Path] = ["tangent", decoder, "--text", corpus, *SMALL, "--out", tmp_path / "run"]
+    with monkeypatch.context() as patch:
+        patch.setattr("anisoscope.tangent.tangent_test._tested", _interrupted)
+        assert isinstance(command(*line).exception, RuntimeError)
+    assert not anisoscope.Run.open(tmp_path / "run").info["complete"]
+    assert command(*line).exit_code == 0
+    assert anisoscope.Run.open(tmp_path / "run").info["complete"]
+
+
+def _interrupted(*_: object) -> None:
+    raise RuntimeError("interrupted")
+
+
+def test_a_request_that_cannot_be_met_leaves_no_run(decoder: Path, tmp_path: Path) -> None:
+    (tmp_path / "short.txt").write_text("too short")
+    done = command("tangent", decoder, "--text", tmp_path / "short.txt", *SMALL, "--out", tmp_path / "run")
+    assert isinstance(done.exception, InputError)
+    assert not (tmp_path / "run").exists()
+
+
+def test_few_tokens_are_read_in_smaller_batches(decoder: Path, corpus: Path) -> None:
+    few = ["--tokens", "64", "--window", "32", "--batch", "8"]
+    done = command("tangent", decoder, "--text", corpus, *SMALL, *few)
+    assert done.exit_code == 0, done.output
+
+
+def test_too_few_tokens_are_refused_before_the_model_is_opened(corpus: Path) -> None:
+    refused = command("tangent", "no-such-model", "--text", corpus, "--tokens", "100")
+    assert isinstance(refused.exception, InputError)
+    assert "100 tokens to fit on fill no window of 512" in str(refused.exception)
 
 
 def test_curvature_prints_the_study() -> None:

@@ -26,8 +26,8 @@ MAY_IMPORT = {
     "integrations": {*LOW, "measurement", "schedule", "sweep", "tracker"},
     "sweep": {*LOW, "capture", "data", "measurement", "metrics", "models", "stats"},
     "tracker": {
-        *LOW, "__init__", "capture", "data", "distributed", "measurement", "metrics", "models", "schedule", "stats",
-        "tangent",
+        *LOW, "__init__", "alerts", "capture", "data", "distributed", "measurement", "metrics", "models", "schedule",
+        "stats", "tangent",
     },
     "tangent": {*LOW, "capture", "data", "measurement", "metrics", "models", "stats"},
     "measurement": {

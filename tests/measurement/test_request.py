@@ -14,7 +14,15 @@ import anisoscope
 from anisoscope.errors import InputError
 from anisoscope.measurement.cost import estimate_cost
 from anisoscope.measurement.measure_model import MEASURE_OPTIONS
-from anisoscope.measurement.request import GROUP_OF, OPTIONS, Request, accepts, differences, shared_options
+from anisoscope.measurement.request import (
+    GROUP_OF,
+    OPTIONS,
+    TANGENT_DEFAULTS,
+    Request,
+    accepts,
+    differences,
+    shared_options,
+)
 from anisoscope.stats.moments import Moments
 from anisoscope.sweep import sweep
 
@@ -68,6 +76,47 @@ def test_a_new_option_reaches_a_function_without_further_work() -> None:
 
     assert function(1, tokens=5) == {"tokens": 5}
     assert list(inspect.signature(function).parameters) == ["x", "tokens", "seed"]
+
+
+# Options of a function that share a name with an option of `measure`, and differ on purpose.
+OWN_DEFAULTS = {
+    **{("tangent_test", name): "declared in TANGENT_DEFAULTS" for name in TANGENT_DEFAULTS},
+    **{("fit_frames", name): "declared in TANGENT_DEFAULTS" for name in ("sites", "sample")},
+    ("Tracker", "sites"): "attention patterns too, if the model shows them",
+    ("Tracker", "sample"): "a probe must be fast",
+    ("Tracker", "weights"): "names of parameters whose gradients are measured",
+    ("Tracker", "out"): "required: a training is always written",
+}
+FUNCTIONS: dict[str, Any] = {
+    "measure": anisoscope.measure,
+    "measure_rows": anisoscope.measure_rows,
+    "sweep": sweep,
+    "tangent_test": anisoscope.tangent_test,
+    "fit_frames": anisoscope.fit_frames,
+    "Tracker": anisoscope.Tracker,
+}
+
+
+@pytest.mark.parametrize("function", FUNCTIONS)
+def test_an_option_has_one_default_everywhere_unless_declared(function: str) -> None:
+    for name, parameter in inspect.signature(FUNCTIONS[function]).parameters.items():
+        if name in OPTIONS:
+            differs = parameter.default != OPTIONS[name].default
+            assert differs == ((function, name) in OWN_DEFAULTS), name
+
+
+def test_a_default_and_a_help_text_of_its_own_reach_signature_and_documentation() -> None:
+    @accepts("tokens", "seed", defaults={"tokens": 5}, help={"tokens": "How many."})
+    def count(**options: Any) -> None:
+        """Count.
+
+        Args:
+            {options}
+        """
+
+    assert inspect.signature(count).parameters["tokens"].default == 5
+    assert "tokens: How many." in (count.__doc__ or "")
+    assert OPTIONS["seed"].metadata["help"] in (count.__doc__ or "")
 
 
 def test_settings_are_plain_and_hold_only_what_changes_the_numbers() -> None:

@@ -11,7 +11,7 @@ import torch
 
 import anisoscope
 from anisoscope.errors import InputError, StoreError
-from anisoscope.measurement.run_output import choose_metrics, discard_run, open_run
+from anisoscope.measurement.run_output import choose_metrics, discard_run, open_run, require_usable
 from anisoscope.models.open import open_model
 from anisoscope.records import Record
 
@@ -59,6 +59,20 @@ def test_a_run_is_created_resumed_refused_or_overwritten(tmp_path: Path) -> None
     with open_run(out, {"settings": {"tokens": 20}}, overwrite=True) as run:
         assert run.is_empty
         assert run.info["settings"] == {"tokens": 20}
+
+
+def test_another_request_is_refused_before_all_settings_are_known(tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    require_usable(out, {"tokens": 1})
+    open_run(out, {"settings": {"tokens": 1, "weights": "a"}}).close()
+    require_usable(out, {"tokens": 1}, later=["weights"])
+    require_usable(out, {"tokens": 2}, overwrite=True)
+    with pytest.raises(StoreError, match=r"different: tokens \(1 before, 2 now\)\)"):
+        require_usable(out, {"tokens": 2}, later=["weights"])
+    with pytest.raises(StoreError, match=r"weights \(a before, None now\)"):
+        require_usable(out, {"tokens": 1})
+    with pytest.raises(StoreError, match="holds a run already"):
+        require_usable(out, {"tokens": 1, "weights": "a"}, resumable=False)
 
 
 def test_overwriting_deletes_nothing_that_is_not_a_run(tmp_path: Path) -> None:

@@ -57,6 +57,47 @@ def test_angles_equal_those_of_an_svd(shared: float) -> None:
         assert found[f"angle=average, {k}"] == pytest.approx(average, abs=1e-6)
 
 
+AXIS_1, AXIS_2 = "axis=1, of=mean", "axis=2, of=mean"
+
+
+@pytest.mark.parametrize(("n", "d"), [(200, 20), (15, 40)])
+@pytest.mark.parametrize("mean", [0.1, 3.0])
+def test_the_trajectory_is_that_of_explicit_projections(n: int, d: int, mean: float) -> None:
+    x, y = cloud(1, n, d, shared=0.5, mean=1.0), cloud(0, n, d, mean=mean)
+    found, expected = metrics.trajectory.numbers(x, y), oracle.trajectory(x.numpy(), y.numpy())
+    assert found[AXIS_1] == pytest.approx(expected[0], abs=1e-9)
+    assert abs(found[AXIS_2] or 0.0) == pytest.approx(abs(expected[1]), abs=1e-9)
+
+
+def test_the_trajectory_starts_on_the_first_axis_and_a_row_length_is_its_unit() -> None:
+    y = cloud(0, mean=3.0)
+    unit = float(y.square().sum(1).mean().sqrt())
+    start = metrics.trajectory.numbers(y, y)
+    assert start[AXIS_1] == pytest.approx(float(y.mean(0).norm()) / unit)
+    assert start[AXIS_2] == pytest.approx(0.0, abs=1e-12)
+    along = unit * y.mean(0) / y.mean(0).norm()
+    assert metrics.trajectory.numbers(y + along, y)[AXIS_1] == pytest.approx((start[AXIS_1] or 0.0) + 1)
+
+
+def test_axes_of_the_trajectory_do_not_depend_on_the_rows_now() -> None:
+    """Moving the mean by a fixed vector moves both coordinates by fixed amounts, whatever the rows are."""
+    y, move = cloud(0, mean=3.0), torch.linspace(-1, 2, 20, dtype=torch.float64)
+    moved = []
+    for x in (y, cloud(1), cloud(2, mean=-5.0)):
+        before, after = metrics.trajectory.numbers(x, y), metrics.trajectory.numbers(x + move, y)
+        moved.append([(after[axis] or 0.0) - (before[axis] or 0.0) for axis in (AXIS_1, AXIS_2)])
+    assert np.ptp(np.array(moved), axis=0).max() < 1e-9
+
+
+def test_a_reference_without_a_mean_has_no_trajectory() -> None:
+    y = torch.tensor([[1.0, 2.0], [-1.0, -2.0]], dtype=torch.float64)
+    with pytest.raises(MetricError, match="mean at the reference is zero"):
+        metrics.trajectory.numbers(y, y)
+    line = torch.tensor([[1.0, 0.0], [2.0, 0.0], [4.0, 0.0]], dtype=torch.float64)
+    with pytest.raises(MetricError, match="vary along their mean only"):
+        metrics.trajectory.numbers(line, line)
+
+
 def test_a_rotation_by_a_known_angle_is_found() -> None:
     x = torch.diag(torch.tensor([3.0, 1.0, 0.5, 0.1], dtype=torch.float64))
     x = torch.cat((x, -x))  # the first axis carries most

@@ -423,6 +423,7 @@ def context(g: Given) -> Iterator[tuple[str, Key, float]]:
 def moved(g: Given, then: Given) -> Iterator[tuple[str, Key, float]]:
     a, b = g.x.mean(0), then.x.mean(0)
     yield "mean_direction_drift", ALONE, float(a @ b / np.linalg.norm(a) / np.linalg.norm(b))
+    yield "trajectory", (None, ("axis", 1), ("of", "mean")), float(drift.trajectory(g.x, then.x)[0])
     for k in (1, 8, 32):
         if k > min(g.x.shape[1] // 2, len(g.x) - 1) or _weak(g, k) or _weak(then, k):
             continue

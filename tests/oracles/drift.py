@@ -35,3 +35,14 @@ def angles(x: Array, y: Array, k: int) -> Array:
     """Principal angles between the top-k principal subspaces, ascending."""
     a, b = (np.linalg.svd(z - z.mean(0), full_matrices=False)[2][:k].T for z in (x, y))
     return np.arccos(np.clip(np.linalg.svd(a.T @ b, compute_uv=False), -1, 1))
+
+
+def trajectory(now: Array, then: Array) -> Array:
+    """The mean of `now` on two axes of `then`, over the RMS row length of `then`; the sign of the second is open."""
+    mean = then.mean(0)
+    first = mean / np.linalg.norm(mean)
+    values, vectors = np.linalg.eigh(np.cov(then.T))
+    off = vectors - np.outer(first, first @ vectors)  # (d, d) each principal axis without the first axis
+    best = int((values * (off**2).sum(0)).argmax())
+    second = off[:, best] / np.linalg.norm(off[:, best])
+    return np.array([now.mean(0) @ first, now.mean(0) @ second]) / np.sqrt((then**2).sum(1).mean())

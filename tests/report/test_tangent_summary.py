@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from anisoscope.records import Record
@@ -35,6 +37,37 @@ def test_gradients_that_follow_the_covariance_are_called_exactly_that(seed: int)
     assert words(records) == "follows the covariance, and nothing else"
     energy = next(r.value for r in records if r.metric == "gradient_energy" and r.variant["rows"] == "plain")
     assert (energy or 0.0) > 3 * RANK / 24
+
+
+def test_a_finding_carries_the_size_of_its_effect() -> None:
+    made = world(20_000)
+    summary = next(s for s in summarise(examined(made, made.covariance_gradients())) if s.proxy == "pca")
+    assert summary.level == pytest.approx(RANK / 24)
+    assert summary.enrichment == pytest.approx((summary.energy.value or 0.0) / summary.level)
+    assert summary.interval is not None
+    assert summary.interval[0] < summary.enrichment < summary.interval[1]
+    assert summary.interval[1] - summary.enrichment == pytest.approx(
+        2.3646 * (summary.energy.error or 0.0) / summary.level, rel=1e-4
+    )  # the t quantile of eight blocks
+    assert summary.verdict == f"{summary.effect}: {summary.words}"
+
+
+@pytest.mark.parametrize(
+    ("value", "effect"), [(0.03, "hardly any"), (0.05, "weak"), (0.07, "clear"), (0.14, "strong"), (1.0, "strong")]
+)
+def test_a_significant_energy_near_chance_is_called_hardly_any_effect(value: float, effect: str) -> None:
+    """E = 0.030 against chance 0.028 with q = 0 is tangent to its own patch, but hardly any effect."""
+    made = world(30_000)
+    summary = next(s for s in summarise(examined(made, made.local_gradients(0.1))) if s.proxy == "pca")
+    near = replace(summary, energy=replace(summary.energy, value=value, null=0.028), level=0.028)
+    assert near.words == "tangent to its own patch"
+    assert near.verdict == f"{effect} effect: tangent to its own patch"
+
+
+def test_what_is_no_finding_has_no_effect() -> None:
+    made = world(40_000)
+    summary = next(s for s in summarise(examined(made, made.unrelated_gradients())) if s.proxy == "pca")
+    assert summary.verdict == summary.words == "no relation found"
 
 
 @pytest.mark.parametrize("seed", range(5))

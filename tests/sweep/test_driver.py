@@ -16,53 +16,12 @@ from safetensors.torch import load_file, save_file
 
 import anisoscope
 from anisoscope.errors import InputError, StoreError
-from anisoscope.metrics.evaluate import MetricResult
-from anisoscope.models.weight_files import weights_digest
-from anisoscope.records import Record
 from anisoscope.sweep import sweep
 from anisoscope.sweep.engines import Outcome, Pull
-from anisoscope.sweep.jobs import Answer, Job, Measure
+from anisoscope.sweep.jobs import Answer, Measure
+from tests.canned_sweep import SMALL, canned, canned_engine, steps_of
 from tests.oracles import drift
-from tests.sweep_folders import STEPS, checkpoint_series, documents
-
-SMALL: dict[str, Any] = {"tokens": 400, "window": 32, "metrics": ["mean_cosine"], "sites": ["resid"], "errors": False}
-
-
-@pytest.fixture(scope="module")
-def made(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
-    """A series of four checkpoints, and a text."""
-    place = tmp_path_factory.mktemp("sweep")
-    return checkpoint_series(place / "train"), documents(place / "text.jsonl")
-
-
-@pytest.fixture
-def train(made: tuple[Path, Path], tmp_path: Path) -> Path:
-    """A copy of the series that a test may spoil."""
-    return Path(shutil.copytree(made[0], tmp_path / "train"))
-
-
-@pytest.fixture
-def text(made: tuple[Path, Path]) -> Path:
-    return made[1]
-
-
-def canned(job: Job) -> Answer:
-    """An answer without a model: the numbers of a task are those of its key."""
-    if not isinstance(job, Measure):
-        return Answer([MetricResult(Record("resid.0", "cka", 1.0))])
-    checkpoint = job.task.checkpoint
-    value = int(job.task.key[:8], 16) / 2**32
-    about = {"model": {"digest": weights_digest(Path(checkpoint.source)), "commit": None}}
-    return Answer([MetricResult(Record("resid.0", "mean_cosine", value))], about=about, sketch=[float(checkpoint.step)])
-
-
-def canned_engine(pull: Pull) -> Iterator[Outcome]:
-    while (job := pull()) is not None:
-        yield Outcome(job, canned(job))
-
-
-def steps_of(path: Path) -> list[int]:
-    return sorted({record.step for record in anisoscope.Run.open(path).records()})
+from tests.sweep_folders import STEPS
 
 
 def lines_of(path: Path) -> list[dict[str, Any]]:
@@ -111,6 +70,13 @@ def test_similarity_between_steps_is_that_of_the_same_tokens(
     run = anisoscope.Run.open(tmp_path / "run")
     found = {r.metric: r.value for r in run.records() if (r.step, r.site) == (100, "resid.1") and not r.variant}
     assert found["cka"] == pytest.approx(drift.cka(now, then), abs=1e-6)
+    # the path of the mean, at the reference and after it, once per axis: comparisons with the previous step have none
+    path = {(r.step, r.variant["axis"]): r for r in run.records() if (r.site, r.metric) == ("resid.1", "trajectory")}
+    assert sorted(path) == [(0, 1), (0, 2), (100, 1), (100, 2)]
+    assert all(dict(r.variant) == {"axis": axis, "of": "mean"} for (_, axis), r in path.items())
+    every = [torch.stack(list(rows[step].values())).double().numpy() for step in (100, 0)]
+    assert path[100, 1].value == pytest.approx(drift.trajectory(*every)[0], abs=1e-6)
+    assert "trajectory" in run.info["metrics"]
 
 
 def test_a_complete_sweep_is_not_repeated_and_a_longer_series_measures_only_new_steps(

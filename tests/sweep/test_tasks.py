@@ -3,62 +3,14 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
-import pytest
-
-import anisoscope
 from anisoscope.measurement.request import Request
-from anisoscope.metrics.evaluate import MetricResult
 from anisoscope.models.checkpoints import Checkpoint
-from anisoscope.models.weight_files import weights_digest
-from anisoscope.records import Record
 from anisoscope.sweep import sweep
-from anisoscope.sweep.engines import Outcome, Pull
-from anisoscope.sweep.jobs import Answer, Job, Measure
 from anisoscope.sweep.tasks import _names, content_key, models_of, settings_of
-from tests.sweep_folders import STEPS, checkpoint_series, documents
-
-SMALL: dict[str, Any] = {"tokens": 400, "window": 32, "metrics": ["mean_cosine"], "sites": ["resid"], "errors": False}
-
-
-@pytest.fixture(scope="module")
-def made(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
-    """A series of four checkpoints, and a text."""
-    place = tmp_path_factory.mktemp("sweep")
-    return checkpoint_series(place / "train"), documents(place / "text.jsonl")
-
-
-@pytest.fixture
-def train(made: tuple[Path, Path], tmp_path: Path) -> Path:
-    """A copy of the series that a test may spoil."""
-    return Path(shutil.copytree(made[0], tmp_path / "train"))
-
-
-@pytest.fixture
-def text(made: tuple[Path, Path]) -> Path:
-    return made[1]
-
-
-def canned(job: Job) -> Answer:
-    """An answer without a model: the numbers of a task are those of its key."""
-    if not isinstance(job, Measure):
-        return Answer([MetricResult(Record("resid.0", "cka", 1.0))])
-    checkpoint = job.task.checkpoint
-    value = int(job.task.key[:8], 16) / 2**32
-    about = {"model": {"digest": weights_digest(Path(checkpoint.source)), "commit": None}}
-    return Answer([MetricResult(Record("resid.0", "mean_cosine", value))], about=about, sketch=[float(checkpoint.step)])
-
-
-def canned_engine(pull: Pull) -> Iterator[Outcome]:
-    while (job := pull()) is not None:
-        yield Outcome(job, canned(job))
-
-
-def steps_of(path: Path) -> list[int]:
-    return sorted({record.step for record in anisoscope.Run.open(path).records()})
+from tests.canned_sweep import SMALL, canned_engine, steps_of
+from tests.sweep_folders import STEPS
 
 
 def series(*steps: int) -> list[Checkpoint]:

@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 import torch
 
+from anisoscope.metrics.isotropy import ZETA
 from anisoscope.tangent import energy, orthonormal
-from anisoscope.tangent.anisotropy import SHRINKAGE, isoscore_star, removal_controls, removal_gains, split
+from anisoscope.tangent.anisotropy import isoscore_star, removal_controls, removal_gains, split
 from tests.oracles import tangent as oracle
 from tests.tangent_rows import falling, normal
 
@@ -15,12 +16,12 @@ from tests.tangent_rows import falling, normal
 def test_removal_gains_are_those_of_explicit_projections() -> None:
     c = falling(14, 1.3)
     bases = [orthonormal(normal(seed, 14, r), "mine") for seed, r in ((62, 2), (63, 5))]
-    before = oracle.isoscore_star(c.numpy(), SHRINKAGE)
+    before = oracle.isoscore_star(c.numpy(), ZETA)
     assert isoscore_star(c) == pytest.approx(before, rel=1e-9)
     gains = removal_gains(c, bases)
     for i, basis in enumerate(bases):
         for at, reduced in enumerate((False, True)):
-            after = oracle.isoscore_star(c.numpy(), SHRINKAGE, basis.q.numpy(), reduced=reduced)
+            after = oracle.isoscore_star(c.numpy(), ZETA, basis.q.numpy(), reduced=reduced)
             assert float(gains[i, at]) == pytest.approx(after - before, rel=1e-8)
 
 

@@ -49,6 +49,25 @@ def test_steps_are_paired_and_the_reference_has_not_drifted(tmp_path: Path) -> N
         assert 0.5 < value(tmp_path, step=2, site=site, metric="cka") < 0.999999
 
 
+def test_the_path_of_the_mean_is_recorded_on_two_axes_and_survives_a_restart(tmp_path: Path) -> None:
+    """The axes come from the stored reference: a restarted training measures the same coordinates at the same step."""
+    few: dict[str, Any] = {"gradients": False, "metrics": ["trajectory"], "sites": ["resid"]}
+    model = small_model()
+    with tracked(tmp_path, model, **few) as tracker:
+        train(model, tracker, range(3))
+        tracker.probe(4)
+    path = {(r.site, r.step, r.variant["axis"]): r for r in records(tmp_path, metric="trajectory")}
+    sites = {site for site, _, _ in path}
+    assert path.keys() == {(site, step, axis) for site in sites for step in (0, 2, 4) for axis in (1, 2)}
+    assert all(record.variant["of"] == "mean" and record.value is not None for record in path.values())
+    assert all(path[site, 0, 2].value == pytest.approx(0, abs=1e-9) for site in sites)
+    assert any(abs((path[site, 4, 1].value or 0) - (path[site, 0, 1].value or 0)) > 1e-4 for site in sites)
+    with tracked(tmp_path, model, **few, resume=4) as tracker:
+        tracker.probe(4)
+    again = {(r.site, r.variant["axis"]): r.value for r in records(tmp_path, metric="trajectory", step=4)}
+    assert again == {(site, axis): pytest.approx(path[site, 4, axis].value, abs=1e-9) for site, axis in again}
+
+
 def test_the_reference_can_be_a_later_step(tmp_path: Path) -> None:
     model = small_model()
     with tracked(tmp_path, model, reference=2, gradients=False, metrics=["cka"]) as tracker:

@@ -17,14 +17,14 @@ _PANELS = {"sites": "Sites", "statistics": "Statistics", "vectors": "Files of ve
 
 
 def with_request(
-    names: Iterable[str], *, help: Mapping[str, str] | None = None, defaults: Mapping[str, Any] | None = None
+    names: Iterable[str], *, defaults: Mapping[str, Any] | None = None, help: Mapping[str, str] | None = None
 ) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """Give a command these options of a request; the command receives them as `request`.
 
     Args:
         names: Options, in the order of `--help`.
-        help: Help texts that differ from the request's own.
         defaults: Defaults that differ from the request's own.
+        help: Help texts that differ from the request's own.
     """
     names = list(names)
 
@@ -32,8 +32,8 @@ def with_request(
         own = [p for p in inspect.signature(command, eval_str=True).parameters.values() if p.name != "request"]
         before = [p for p in own if p.default is inspect.Parameter.empty]
         after = [p for p in own if p.default is not inspect.Parameter.empty]
-        own_defaults = {name: OPTIONS[name].default for name in names} | dict(defaults or {})
-        options = [_parameter(name, (help or {}).get(name), own_defaults[name]) for name in names]
+        values = {name: OPTIONS[name].default for name in names} | dict(defaults or {})
+        options = [_parameter(name, values[name], (help or {}).get(name)) for name in names]
 
         @functools.wraps(command)
         def wrapped(**values: Any) -> None:
@@ -54,7 +54,7 @@ def split_names(texts: Sequence[str] | None) -> list[str] | None:
     return [name.strip() for text in texts for name in text.split(",") if name.strip()]
 
 
-def _parameter(name: str, help: str | None, default: Any) -> inspect.Parameter:
+def _parameter(name: str, default: Any, help: str | None) -> inspect.Parameter:
     facts = OPTIONS[name].metadata
     kind = list[str] | None if name in _LISTS else _types()[name]
     if kind is Any:

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 from rich.markup import escape
 
 from anisoscope.cli.app import AsJson, app, command_line, progress_bar, stderr, stdout
+from anisoscope.cli.options import split_names, with_request
 from anisoscope.cli.tangent_tables import concepts_table, curvature_table, tangent_table
 from anisoscope.errors import InputError, first_line
+from anisoscope.measurement.request import TANGENT_DEFAULTS, TANGENT_HELP, TANGENT_OPTIONS, Request
 from anisoscope.store.files import read_json
 
 
@@ -23,29 +25,22 @@ from anisoscope.store.files import read_json
     anisoscope tangent ./model --text corpus.txt --ranks 8,16,32,64 --proxies pca,semi_nmf --step-0 ./init --out runs/t
 """
 )
+@with_request(TANGENT_OPTIONS, defaults=TANGENT_DEFAULTS, help=TANGENT_HELP)
 def tangent(
     source: Annotated[str, typer.Argument(help="A model with its output head: folder, hub id, .gguf.")],
-    text: Annotated[
-        str, typer.Option(help="Text: file, folder, .jsonl, - or datasets:NAME. Half is fitted on, half is tested.")
-    ],
-    rank: Annotated[int, typer.Option(min=1, help="The rank shown in the tables.")] = 32,
-    ranks: Annotated[str | None, typer.Option(help="All ranks to test, comma-separated. Default: --rank.")] = None,
-    proxies: Annotated[str, typer.Option(help="Proxies, comma-separated: pca, semi_nmf, svd, mean.")] = "pca,semi_nmf",
-    nulls: Annotated[str, typer.Option(help="all, or names of nulls, comma-separated.")] = "all",
+    request: Request,
+    rank: Annotated[int, typer.Option(min=1, help="Rank shown in the tables.")] = 32,
+    ranks: Annotated[str | None, typer.Option(help="All ranks to test, separated by commas. Default: --rank.")] = None,
+    proxies: Annotated[
+        str, typer.Option(help="Proxies (pca semi_nmf svd mean), separated by commas.")
+    ] = "pca,semi_nmf",
+    nulls: Annotated[str, typer.Option(help="all, or names of nulls, separated by commas.")] = "all",
     gradients: Annotated[
-        str, typer.Option(help="Gradients, comma-separated: hidden, weight_in, weight_out, embedding.")
+        str, typer.Option(help="Gradients (hidden weight_in weight_out embedding), separated by commas.")
     ] = "hidden,weight_in,weight_out,embedding",
-    sites: Annotated[str, typer.Option(help="Sites, comma-separated: resid, embed, resid.3.")] = "resid",
     loss: Annotated[
         str | None, typer.Option(help="next_token or masked_token. Default: the loss of the model's head.")
     ] = None,
-    tokens: Annotated[int, typer.Option(min=64, help="Number of tokens to fit on, and to test on.")] = 8192,
-    window: Annotated[
-        int | None, typer.Option(min=2, help="Tokens per window. Default: 512, or the model's limit.")
-    ] = None,
-    batch: Annotated[int, typer.Option(min=1, help="Windows per forward pass.")] = 4,
-    field: Annotated[str | None, typer.Option(help="The field of .jsonl or .parquet rows that holds the text.")] = None,
-    document_mark: Annotated[str | None, typer.Option(help="The separator of documents in a plain text.")] = None,
     step_0: Annotated[str | None, typer.Option("--step-0", help="The same model before training.")] = None,
     other_run: Annotated[str | None, typer.Option(help="The same model trained from another seed.")] = None,
     earlier: Annotated[
@@ -53,54 +48,40 @@ def tangent(
     ] = None,
     counts: Annotated[Path | None, typer.Option(help="A .json table of token ids and their counts.")] = None,
     balance: Annotated[int | None, typer.Option(min=1, help="Most occurrences of one token type in the fit.")] = None,
-    sinks: Annotated[bool, typer.Option(help="Count first tokens of windows and massive tokens too.")] = False,
-    revision: Annotated[str | None, typer.Option(help="The revision of a hub model.")] = None,
-    device: Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1, mps.")] = None,
-    seed: Annotated[int, typer.Option(help="The seed of every draw.")] = 0,
-    concepts: Annotated[bool, typer.Option(help="Print the concepts of semi-NMF in words.")] = False,
-    out: Annotated[Path | None, typer.Option(help="The run folder to write.")] = None,
+    sinks: Annotated[
+        bool, typer.Option("--sinks", help="Count first tokens of windows and massive tokens too.")
+    ] = False,
+    concepts: Annotated[bool, typer.Option("--concepts", help="Print the concepts of semi-NMF in words.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Test whether directions fitted on activations carry the true gradient: energies, nulls, p- and q-values."""
-    from anisoscope.data.batches import model_batches
-    from anisoscope.models.open import open_model
-    from anisoscope.tangent import Tangent
-    from anisoscope.tangent.splits import split_batches
-    from anisoscope.tangent.tangent_test import fit_frames, tangent_test
+    """Test whether directions fitted on activations carry the true gradient: energies, nulls, p- and q-values.
 
-    request = Tangent(
-        proxies=_names(proxies),
-        ranks=sorted({rank, *_ranks(ranks or "")}),
-        nulls="all" if nulls == "all" else _names(nulls),
-    )
-    opened = open_model(source, head=True, revision=revision, device=device)
-    if opened.modality != "text":
-        raise InputError(
-            f"{source} takes {opened.modality}, and this command tests text models. Call tangent_test in Python."
-        )
-    reading: dict[str, Any] = {"window": window, "batch": batch, "field": field, "mark": document_mark}
-    fit, test = split_batches(model_batches(opened, text, tokens=2 * tokens, **reading))
-    shared: dict[str, Any] = {"tangent": request, "sites": _names(sites), "sinks": sinks, "seed": seed}
-    others = {
-        name: fit_frames(model, fit, **shared, opening={"device": device})
-        for name, model in (("step_0", step_0), ("other_run", other_run))
-        if model is not None
-    }
+    The same command with the same --out returns the finished test.
+    """
+    from anisoscope.tangent import Tangent
+    from anisoscope.tangent.tangent_test import tangent_test
+
+    if request.data.text is None:
+        raise InputError("no text to test on: give it as --text FILE")
+    others = {name: model for name, model in (("step_0", step_0), ("other_run", other_run)) if model is not None}
     with progress_bar("tokens", None) as progress:
         run = tangent_test(
-            opened,
-            fit=fit,
-            test=test,
+            source,
             loss=loss,
-            gradients=_names(gradients),
+            tangent=Tangent(
+                proxies=split_names(proxies) or [],
+                ranks=sorted({rank, *_ranks(ranks)}),
+                nulls="all" if nulls == "all" else split_names(nulls) or [],
+            ),
+            gradients=split_names(gradients) or [],
             others=others,
             earlier=earlier,
             counts=None if counts is None else _read_counts(counts),
             balance=balance,
-            out=out,
+            sinks=sinks,
             command=command_line(),
             progress=progress,
-            **shared,
+            **{name: value for name, value in request.flat().items() if name in TANGENT_OPTIONS},
         )
     records = list(run.records())
     if as_json:
@@ -109,8 +90,8 @@ def tangent(
     stdout().print(tangent_table(records, run.info, rank, source))
     if concepts:
         stdout().print(concepts_table(run.info, rank))
-    if out is not None:
-        stderr().print(f"run written to {escape(str(out))}")
+    if request.output.out is not None:
+        stderr().print(f"run written to {escape(str(request.output.out))}")
 
 
 @app.command(epilog="Example:\n\n    anisoscope curvature --seeds 12")
@@ -131,13 +112,9 @@ def curvature(
         stdout().print(curvature_table(records))
 
 
-def _names(text: str) -> list[str]:
-    return [name.strip() for name in text.split(",") if name.strip()]
-
-
-def _ranks(text: str) -> list[int]:
+def _ranks(text: str | None) -> list[int]:
     try:
-        return [int(rank) for rank in _names(text)]
+        return [int(rank) for rank in split_names(text) or []]
     except ValueError as error:
         raise InputError(f"--ranks {text!r} is not a list of whole numbers. Use commas, such as 8,32.") from error
 

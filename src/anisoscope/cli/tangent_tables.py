@@ -21,26 +21,27 @@ _CONCEPTS = 8  # shown per site
 
 
 def tangent_table(records: Sequence[Record], info: Mapping[str, Any], rank: int, title: str) -> RenderableType:
-    """Three tables with one row per site and proxy at one rank: energies, p and q by null, verdicts."""
+    """Three tables with one row per site and proxy at one rank: verdicts, energies, p and q by null."""
     from anisoscope.report.tangent_summary import summarise
 
+    verdicts = _table(f"{title}: verdicts, rank {rank}", "site", "proxy", "E/level", "95 %", "verdict")
     energies = _table(
-        f"{title}: gradient energy, rank {rank}",
+        "gradient energy",
         *("site", "proxy", "E", "E unit", "chance"),
         wrapped=("normal", "E/normal", "ceiling"),
     )
-    tests = _table("p/q under each null", "site", "proxy", "random", "coord.", "β", "p/q", "local", "p/q")
-    verdicts = _table("verdict", "site", "proxy", "")
+    tests = _table("p/q under each null", "site", "proxy", "random", "coord.", "β", "p/q", "local", "p/q", space=0)
     gradient = None
     for summary in summarise(records):
         if summary.rank != rank and summary.proxy != "mean":
             continue
         if summary.gradient != gradient:
             gradient = summary.gradient
-            for table in (energies, tests, verdicts):
+            for table in (verdicts, energies, tests):
                 table.add_section()
                 table.add_row(f"[bold]{gradient}[/]")
         name = escape(_site_name(summary.site))
+        verdicts.add_row(name, summary.proxy, _ratio(summary.enrichment), _interval(summary), summary.verdict)
         numbers = (summary.unit_energy.value, summary.energy.null, summary.normal, summary.ratio, summary.ceiling)
         energies.add_row(name, summary.proxy, _with_error(summary.energy), *map(_short, numbers))
         tests.add_row(
@@ -53,18 +54,19 @@ def tangent_table(records: Sequence[Record], info: Mapping[str, Any], rank: int,
             _signed(summary.local),
             _p_and_q(summary, "local_test"),
         )
-        verdicts.add_row(name, summary.proxy, summary.words)
     facts = info["tangent"]
     note = (
+        "E/level: energy over that of a random subspace (chance, r/d), or for weight_in over that of shuffled errors, "
+        "with its 95 % interval. It names the effect: below 1.25 hardly any, below 2 weak, below 5 clear, else strong. "
         f"E: share of the gradients' squared length in the basis ± one standard error over blocks of {info['unit']}; "
         "E unit: with each gradient scaled to length one. chance: r/d. normal: 20 random subspaces orthogonal to the "
         "basis; E/normal is a transform of E. ceiling: the gradients' own directions from other documents. random: "
         "Haar subspaces, or for weight_in errors shuffled over tokens. coord.: permuted coordinates. β: slope of "
         "gradient energy on variance over axes. local: excess of the own patch's basis. p and q (Benjamini–Hochberg) "
-        f"are the larger ones of plain and unit rows. Loss {facts['loss']}; fitted on {facts['fit tokens']:,} tokens, "
-        f"tested on {facts['test tokens']:,} others."
+        "are the larger ones of plain and unit rows; 0+ is below 0.0005. "
+        f"Loss {facts['loss']}; fitted on {facts['fit tokens']:,} tokens, tested on {facts['test tokens']:,} others."
     )
-    return Group(energies, tests, verdicts, Text(note, style="dim"))
+    return Group(verdicts, energies, tests, Text(note, style="dim"))
 
 
 def concepts_table(info: Mapping[str, Any], rank: int) -> RenderableType:
@@ -120,11 +122,14 @@ def curvature_table(records: Sequence[Record]) -> RenderableType:
     return Group(table, bounds, Text(note, style="dim"))
 
 
-def _table(title: str, *columns: str, wrapped: Sequence[str] = ()) -> Table:
-    """A table of numbers; columns of names are on the left, and those in `wrapped` may break."""
-    table = Table(title=title, box=box.SIMPLE_HEAD, title_justify="left", title_style="bold", padding=(0, 1, 0, 0))
+def _table(title: str, *columns: str, wrapped: Sequence[str] = (), space: int = 1) -> Table:
+    """A table of numbers; columns of text are on the left, and those in `wrapped` may break.
+
+    `space` is what separates columns besides the one character of the box: a wide table has none.
+    """
+    table = Table(title=title, box=box.SIMPLE_HEAD, title_justify="left", title_style="bold", padding=(0, space, 0, 0))
     for name in columns:
-        text = name in ("site", "proxy", "")
+        text = name in ("site", "proxy", "verdict")
         table.add_column(name, justify="left" if text else "right", overflow="fold", no_wrap=not text)
     for name in wrapped:
         table.add_column(name, justify="right")
@@ -141,6 +146,17 @@ def _site_name(site: str) -> str:
 
 def _short(value: float | None) -> str:
     return _NONE if value is None else f"{value:.3f}" if abs(value) < 10 else f"{value:.1f}"
+
+
+def _ratio(value: float) -> str:
+    return f"{value:.2f}" if value < 10 else f"{value:.0f}"
+
+
+def _interval(summary: TangentSummary) -> str:
+    if summary.interval is None:
+        return _NONE
+    low, high = summary.interval
+    return f"{_ratio(low)}–{_ratio(high)}"
 
 
 def _with_error(record: Record) -> str:

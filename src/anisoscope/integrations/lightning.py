@@ -12,6 +12,7 @@ from lightning.pytorch import Callback
 from torch import nn
 
 from anisoscope.errors import unknown
+from anisoscope.integrations.tracker_maker import tracker_maker
 from anisoscope.tracker import Tracker
 
 
@@ -27,12 +28,15 @@ class GeometryCallback(Callback):
         module: The path of the model inside the LightningModule: the part whose forward `training_step` calls. By
             default the only child with parameters, or the LightningModule itself if there are several.
         options: Other arguments of `Tracker`.
+
+    Raises:
+        InputError: An option does not exist.
     """
 
     def __init__(self, probe: Any, out: str | Path, *, module: str | None = None, **options: Any) -> None:
         self.tracker: Tracker | None = None
         self._module = module
-        self._make_tracker = lambda model, resume: Tracker(model, probe, out, **{"resume": resume, **options})
+        self._make_tracker = tracker_maker(probe, out, options)
         self._step: int | None = None
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:

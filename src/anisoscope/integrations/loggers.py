@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from importlib import import_module
 from itertools import groupby
 from operator import attrgetter
@@ -12,8 +12,8 @@ from typing import Any
 
 from anisoscope.errors import InputError
 from anisoscope.records import Record
+from anisoscope.tracker.journal import Log
 
-Log = Callable[[list[Record]], None]
 _PREFIX = "geometry"
 
 

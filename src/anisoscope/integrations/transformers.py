@@ -13,6 +13,7 @@ from typing import Any
 
 from transformers import TrainerCallback
 
+from anisoscope.integrations.tracker_maker import tracker_maker
 from anisoscope.tracker import Tracker
 
 
@@ -26,11 +27,14 @@ class GeometryCallback(TrainerCallback):
         probe: A held-out batch, as for `Tracker`.
         out: The folder of the run.
         options: Other arguments of `Tracker`.
+
+    Raises:
+        InputError: An option does not exist.
     """
 
     def __init__(self, probe: Any, out: str | Path, **options: Any) -> None:
         self.tracker: Tracker | None = None
-        self._make_tracker = lambda model, resume: Tracker(model, probe, out, **{"resume": resume, **options})
+        self._make_tracker = tracker_maker(probe, out, options)
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         self.tracker = self._make_tracker(kwargs["model"], state.global_step or None)

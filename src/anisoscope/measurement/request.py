@@ -185,6 +185,30 @@ class Request:
         }
 
 
+_OPENING = ("revision", "dtype", "device", "trust_remote_code", "allow_pickle")
+TANGENT_OPTIONS = (
+    *("text", "window", "batch", "field", "document_mark"),
+    *("sites", "tokens", "sample", "seed"),
+    *_OPENING,
+    *("tokenizer", "out", "overwrite"),
+)
+# Of a tangent test: the defaults and help texts that differ from those of `measure`.
+TANGENT_DEFAULTS: dict[str, Any] = {
+    "sites": ("resid",),  # gradients are tested in the stream only
+    "tokens": 8192,  # fitted on, and as many tested: each costs a backward pass too
+    "batch": 4,  # a backward pass keeps all activations of its batch
+    "sample": 8192,  # a basis needs more rows than neighbours do
+}
+TANGENT_HELP = {
+    "text": "Text: a file, a folder, .jsonl, .parquet, - or datasets:NAME. Half is fitted on, half is tested.",
+    "sites": "Kinds (embed resid) or sites (resid.7), separated by commas.",
+    "tokens": "Number of tokens to fit on, and to test on.",
+    "sample": "Fit tokens whose activations are kept.",
+    "seed": "Seed of every draw.",
+}
+FIT_OPTIONS = ("sites", "sample", "seed", *_OPENING)
+
+
 def _groups() -> Iterator[tuple[str, dataclasses.Field[Any]]]:
     for group in fields(Request):
         for each in fields(group.default):  # type: ignore[arg-type]
@@ -195,14 +219,23 @@ OPTIONS: dict[str, dataclasses.Field[Any]] = {each.name: each for _, each in _gr
 GROUP_OF: dict[str, str] = {each.name: group for group, each in _groups()}
 
 
-def accepts(*names: str) -> Callable[[F], F]:
+def accepts(
+    *names: str, defaults: Mapping[str, Any] | None = None, help: Mapping[str, str] | None = None
+) -> Callable[[F], F]:
     """Give a function with `**options` the signature and the documentation of these options of a request.
 
     Its docstring holds a line `{options}` in the section `Args:`. An option that is not named raises an InputError.
+
+    Args:
+        names: The options.
+        defaults: Defaults that differ from the request's own. The function must apply them.
+        help: Help texts that differ from the request's own.
     """
+    values = {name: (defaults or {}).get(name, OPTIONS[name].default) for name in names}
+    texts = {name: (help or {}).get(name, OPTIONS[name].metadata["help"]) for name in names}
 
     def decorate(function: F) -> F:
-        listed = [inspect.Parameter(n, inspect.Parameter.KEYWORD_ONLY, default=OPTIONS[n].default) for n in names]
+        listed = [inspect.Parameter(n, inspect.Parameter.KEYWORD_ONLY, default=values[n]) for n in names]
         signature = inspect.signature(function)
         shown = [p for p in signature.parameters.values() if p.kind is not inspect.Parameter.VAR_KEYWORD]
         own = {p.name for p in shown}
@@ -215,7 +248,7 @@ def accepts(*names: str) -> Callable[[F], F]:
             return function(*args, **options)
 
         checked.__signature__ = signature.replace(parameters=[*shown, *listed])  # type: ignore[attr-defined]
-        lines = "\n        ".join(f"{name}: {OPTIONS[name].metadata['help']}" for name in names)
+        lines = "\n        ".join(f"{name}: {texts[name]}" for name in names)
         checked.__doc__ = (function.__doc__ or "").replace("{options}", lines)
         return cast(F, checked)
 

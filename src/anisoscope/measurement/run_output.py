@@ -98,21 +98,43 @@ def open_run(
         return run
     if overwrite:
         discard_run(out, *parts)
-    if not (Path(out) / "run.json").is_file():
-        return Run.create(out, info, command=command)
+    require_usable(out, info.get("settings"), resumable=resumable)
+    return Run.create(out, info, command=command, resume=(Path(out) / "run.json").is_file())
+
+
+def require_usable(
+    out: str | Path | None, settings: Any, *, overwrite: bool = False, resumable: bool = True, later: Sequence[str] = ()
+) -> None:
+    """Refuse a folder that `open_run` would refuse; call it before anything slow.
+
+    Args:
+        out: The folder of the run, or None.
+        settings: The settings of this request.
+        overwrite: A run in the folder will be replaced.
+        resumable: Whether an existing run of the same request can be resumed.
+        later: Settings that are not known yet.
+
+    Raises:
+        StoreError: The folder holds a run of another request, or one that cannot be resumed.
+    """
+    if out is None or overwrite or not (Path(out) / "run.json").is_file():
+        return
     if not resumable:
         raise StoreError(f"{out} holds a run already. Choose another folder, or overwrite it (--overwrite)")
-    require_same_settings(out, info.get("settings"))
-    return Run.create(out, info, command=command, resume=True)
+    require_same_settings(out, settings, later)
 
 
-def require_same_settings(out: str | Path, settings: Any) -> None:
-    """Refuse to resume a run of another request, and name what differs."""
-    before = Run.open(out).info.get("settings")
+def require_same_settings(out: str | Path, settings: Any, later: Sequence[str] = ()) -> None:
+    """Refuse to resume a run of another request, and name what differs; settings in `later` are not compared."""
+    before: Any = Run.open(out).info.get("settings")
     if before == settings:
         return
     known = isinstance(before, dict) and isinstance(settings, dict)
-    different = "; ".join(differences(before, settings)) if known else "all of it"  # type: ignore[arg-type]
+    if known:
+        before, settings = ({name: x for name, x in each.items() if name not in later} for each in (before, settings))
+        if before == settings:
+            return
+    different = "; ".join(differences(before, settings)) if known else "all of it"
     raise StoreError(
         f"{out} holds a run of another request (different: {different}). "
         "Choose another folder, or overwrite it (--overwrite)"

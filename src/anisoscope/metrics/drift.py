@@ -11,7 +11,7 @@ from torch import Tensor
 from anisoscope.metrics.metric import Undefined, Value, metric
 from anisoscope.stats.arithmetic import double
 from anisoscope.stats.knn import nearest
-from anisoscope.stats.pairs import Paired, PairedAxes, PairedHeads
+from anisoscope.stats.pairs import Axes, Paired, PairedAxes, PairedHeads
 
 RANKS = (1, 8, 32)  # dimensions of the compared subspaces
 NEIGHBOURS = 10
@@ -26,6 +26,41 @@ def mean_direction_drift(pair: PairedAxes) -> Value:
     _require_same_width(pair)
     now, then = pair.now.moments, pair.then.moments
     return _cosine(now.mean, then.mean.to(now.mean.device), now.n)
+
+
+@metric(PairedAxes, low=-math.inf, high=math.inf, keeps=set(), paper="anisoscope", requires={"reference"}, bars=False)
+def trajectory(pair: PairedAxes) -> Iterator[Value]:
+    """Where the mean row is on two axes fixed at the reference, in units of the reference's RMS row length.
+
+    Axis 1 is the direction of the mean at the reference. Axis 2 is the principal axis at the reference that keeps the
+    most variance λ(1 − cos²) without axis 1, made orthogonal to axis 1; its largest coordinate is positive. The unit is
+    √(mean ‖x‖²) of the reference's rows. So the path starts at (‖mean‖/RMS, 0), and a distance of 1 is one row length.
+    """
+    _require_same_width(pair)
+    first, second = _fixed_axes(pair.then)
+    moments, now = pair.then.moments, pair.now.moments
+    unit = math.sqrt(float(moments.scatter.diagonal().sum() / moments.n + moments.mean.square().sum()))
+    for number, axis in ((1, first), (2, second)):
+        value = float(now.mean @ axis.to(now.mean.device)) / unit
+        yield Value(value, variant={"axis": number, "of": "mean"}, n=now.n)
+
+
+def _fixed_axes(then: Axes) -> tuple[Tensor, Tensor]:
+    """Return two orthonormal axes (d,) that depend on the reference alone."""
+    mean, vectors = then.moments.mean, then.vectors
+    length = float(mean.norm())
+    if not length > 0:
+        raise Undefined("the mean at the reference is zero and has no direction", "choose another reference")
+    first = mean / length
+    cosines = first @ vectors  # (d,)
+    left = then.values * (1 - cosines.square())
+    best = int(left.argmax())
+    if not float(left[best]) > 1e-12 * float(then.values[0]):  # less is rounding
+        raise Undefined("the rows at the reference vary along their mean only", "choose another reference")
+    second = vectors[:, best] - cosines[best] * first
+    second = second - (second @ first) * first  # again: the first time leaves rounding if the two are nearly parallel
+    second = second / second.norm()
+    return first, second * second[second.abs().argmax()].sign()
 
 
 @metric(

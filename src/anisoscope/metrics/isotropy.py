@@ -16,7 +16,7 @@ from anisoscope.stats.directions import CentredDirections, Directions, UnitSquar
 from anisoscope.stats.moments import Moments
 from anisoscope.stats.partition import Partition
 
-ZETA = 0.2  # shrinkage of IsoScore*, as published; `tangent` keeps its own of 0.1 for gradients
+ZETA = 0.2  # shrinkage of IsoScore*, as published; the tangent test uses it for gradients too
 _INF = math.inf
 _Number = TypeVar("_Number", float, Tensor)
 _FEWEST_PAIRED = 8  # blocks that pairs of blocks need to show how they vary

@@ -1,4 +1,4 @@
-"""A summary of the records of a tangent test: the numbers of each basis, and a verdict in a few words."""
+"""A summary of the records of a tangent test: the numbers of each basis, an effect size, and a verdict in words."""
 
 from __future__ import annotations
 
@@ -7,8 +7,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from anisoscope.records import Record
+from anisoscope.stats.inference import t_quantile
 
 ALPHA = 0.05
+# Up to which ratio of the energy to its level an effect has this name. A p-value says nothing about its size.
+EFFECTS = ((1.25, "hardly any effect"), (2.0, "weak effect"), (5.0, "clear effect"), (float("inf"), "strong effect"))
 _WEIGHT_IN = "weight_in"  # gradients of a weight on its input side, which lie in the span of the activations anyway
 
 
@@ -27,6 +30,7 @@ class TangentSummary:
     rank: int
     energy: Record
     unit_energy: Record
+    level: float  # that E is compared with: r/d, or for the input side of a weight that of shuffled errors
     normal: float | None
     ratio: float | None
     ceiling: float | None
@@ -36,9 +40,34 @@ class TangentSummary:
     q: dict[str, float]  # by null
 
     @property
+    def enrichment(self) -> float:
+        """E over its level: 1 if the basis is unrelated to the gradients."""
+        return (self.energy.value or 0.0) / self.level
+
+    @property
+    def interval(self) -> tuple[float, float] | None:
+        """The 95 % interval of the enrichment over blocks of documents; None without an error bar."""
+        kind = (self.energy.error_kind or "").split("-")
+        if self.energy.error is None or len(kind) < 2 or not kind[1].isdigit() or int(kind[1]) < 2:
+            return None
+        half = t_quantile(1 - ALPHA / 2, int(kind[1]) - 1) * self.energy.error / self.level
+        return max(0.0, self.enrichment - half), self.enrichment + half
+
+    @property
+    def effect(self) -> str:
+        """The size of the enrichment in words: a verdict may be significant and its effect hardly any."""
+        return next(name for limit, name in EFFECTS if self.enrichment < limit)
+
+    @property
     def words(self) -> str:
         """The verdict in a few words."""
-        return _verdict(self)
+        return _verdict(self)[0]
+
+    @property
+    def verdict(self) -> str:
+        """The verdict with the size of its effect, if a relation was found."""
+        words, is_finding = _verdict(self)
+        return f"{self.effect}: {words}" if is_finding else words
 
 
 def summarise(records: Iterable[Record]) -> list[TangentSummary]:
@@ -61,10 +90,12 @@ def summarise(records: Iterable[Record]) -> list[TangentSummary]:
             return known.get((*case, metric, index, frozenset(variant.items())))
 
         normal = find("gradient_energy", proxy=proxy, rows="plain", null="normal_control")
+        shuffled = find("gradient_energy", proxy=proxy, rows="plain", null="error_shuffle")
         ratio = find("tangent_normal_ratio", proxy=proxy, rows="plain")
         ceiling = find("gradient_ceiling")
         unit = find("gradient_energy", proxy=proxy, rows="unit")
-        if rank is None or unit is None:
+        level = record.null if shuffled is None else shuffled.null
+        if rank is None or unit is None or level is None:
             continue
         out.append(
             TangentSummary(
@@ -73,6 +104,7 @@ def summarise(records: Iterable[Record]) -> list[TangentSummary]:
                 rank=rank,
                 energy=record,
                 unit_energy=unit,
+                level=level,
                 normal=None if normal is None else normal.null,
                 ratio=None if ratio is None else ratio.value,
                 ceiling=None if ceiling is None else ceiling.value,
@@ -119,20 +151,26 @@ def _largest(records: Iterable[Record], proxy: str, rank: int) -> dict[str, floa
     return largest
 
 
-def _verdict(summary: TangentSummary) -> str:
+def _verdict(summary: TangentSummary) -> tuple[str, bool]:
+    """The verdict in a few words, and whether it is a relation of the gradients to the basis."""
+
     def significant(null: str) -> bool:
         return summary.q.get(null, 1.0) <= ALPHA
 
     if summary.gradient == _WEIGHT_IN:
-        return "beyond the tautology" if significant("error_shuffle") else "tautology: shuffled errors do the same"
+        if significant("error_shuffle"):
+            return "beyond the tautology", True
+        return "tautology: shuffled errors do the same", False
     if significant("local_test"):
-        return "tangent to its own patch" if significant("orientation") else "own patch above others, not above chance"
+        if significant("orientation"):
+            return "tangent to its own patch", True
+        return "own patch above others, not above chance", False
     if significant("transfer_slope") and summary.slope is not None and (summary.slope.value or 0.0) > 0:
-        return "follows the covariance" + ("" if summary.local is None else ", and nothing else")
+        return "follows the covariance" + ("" if summary.local is None else ", and nothing else"), True
     if significant("orientation") and significant("coordinates"):
-        return "in the basis, by no law found"
+        return "in the basis, by no law found", True
     if significant("orientation"):
-        return "privileged coordinates"
-    if (summary.energy.value or 0.0) < 0.5 * (summary.energy.null or 0.0):
-        return "depleted"
-    return "no relation found"
+        return "privileged coordinates", True
+    if summary.enrichment < 0.5:
+        return "depleted", False
+    return "no relation found", False

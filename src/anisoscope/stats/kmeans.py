@@ -1,4 +1,8 @@
-"""k-means: starts spread over the rows, then Lloyd's rounds."""
+"""k-means: starts spread over the rows, then Lloyd's rounds.
+
+The rounds exist once. The random drawing of starts exists twice: `local_isotropy` passes its own `pick`, all others
+use `distant_starts`. Both are k-means++; one for both would change published numbers without improving any.
+"""
 
 from __future__ import annotations
 
@@ -15,8 +19,7 @@ def spread_starts(x: Tensor, k: int, first: int, pick: Callable[[Tensor], int]) 
         x: Rows (n, d).
         k: Number of clusters.
         first: Index of the first start.
-        pick: Draws the index of the next start from the squared distances (n,) to the nearest start so far. Callers
-            draw in different ways: another draw would change results that were recorded with the same seed.
+        pick: Draws the index of the next start from the squared distances (n,) to the nearest start so far.
 
     Returns:
         The starts, (k, d).
@@ -59,15 +62,6 @@ def distant_starts(x: Tensor, k: int, first: int, draw: torch.Generator) -> Tens
         return int(torch.multinomial(weight / weight.sum(), 1, generator=draw))
 
     return spread_starts(x, k, first, pick)
-
-
-def lloyd(x: Tensor, centres: Tensor, rounds: int) -> Tensor:
-    """Return the centres after a fixed number of rounds, each round one product: no synchronisation with a device."""
-    for _ in range(rounds):
-        member = torch.nn.functional.one_hot(nearest_centre(x, centres), len(centres)).to(x.dtype)  # (n, k)
-        count = member.sum(0)[:, None]
-        centres = torch.where(count > 0, member.T @ x / count.clamp(min=1), centres)
-    return centres
 
 
 def nearest_centre(x: Tensor, centres: Tensor) -> Tensor:

@@ -24,6 +24,7 @@ from anisoscope.store.files import explained, replacing, sweep_temporaries, unde
 
 ROWS = 1024  # sampled tokens per site that are compared between steps: the same at every site and step
 DRIFT = ("mean_direction_drift", "subspace_angle", "cka", "neighbour_overlap")
+PATH = ("trajectory",)  # against the reference only, which fixes its axes
 SIMILARITY = ("cka", "neighbour_overlap")
 HEAD_DRIFT = ("q_direction_drift", "k_direction_drift")
 AGAINST = "against"  # the variant that names what a step or layer is compared with; drift from the reference has none
@@ -93,7 +94,8 @@ def moved(
     for kept in now:
         if kept.site not in before:
             continue
-        names = HEAD_DRIFT if Site.parse(kept.site).kind == "pattern" else DRIFT
+        rows = (*DRIFT, *PATH) if against is None else DRIFT
+        names = HEAD_DRIFT if Site.parse(kept.site).kind == "pattern" else rows
         results += _compared(kept, before[kept.site], find(names), step, against)
     return results
 
@@ -114,7 +116,7 @@ def between_layers(kept: Sequence[KeptRows], *, step: int) -> list[MetricResult]
 
 def cards() -> dict[str, dict[str, Any]]:
     """Return the cards of the metrics of comparisons."""
-    return {metric.name: metric.card() for metric in find((*DRIFT, *HEAD_DRIFT))}
+    return {metric.name: metric.card() for metric in find((*DRIFT, *PATH, *HEAD_DRIFT))}
 
 
 def _compared(

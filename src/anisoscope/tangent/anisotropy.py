@@ -8,9 +8,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from anisoscope.metrics.isotropy import ZETA, isoscore_of
 from anisoscope.tangent.basis import Basis
 
-SHRINKAGE = 0.1  # ζ
 DRAWS = 4  # in some hundred dimensions random subspaces hardly differ
 _FARTHEST, _HALVINGS = 1e3, 24
 
@@ -41,9 +41,9 @@ def split(covariance: Tensor, basis: Basis) -> CovarianceSplit:
 
 
 def isoscore_star(covariance: Tensor) -> float:
-    """IsoScore* of gradients: (PR − 1)/(d − 1) of the shrunk covariance (1 − ζ)C + ζ·I·tr C/d."""
-    c = _shrunk(covariance)
-    return float((c.diagonal().sum() ** 2 / c.square().sum() - 1) / (len(c) - 1))
+    """IsoScore* of gradients with the ζ of the metric `isoscore_star`, from their covariance (d, d)."""
+    c = covariance.double()
+    return isoscore_of(float(c.diagonal().sum() ** 2 / c.square().sum()), len(c), ZETA)
 
 
 def removal_gains(covariance: Tensor, bases: Sequence[Basis]) -> Tensor:
@@ -70,7 +70,7 @@ def removal_gains(covariance: Tensor, bases: Sequence[Basis]) -> Tensor:
 
 def _shrunk(covariance: Tensor) -> Tensor:
     c = covariance.double()
-    return (1 - SHRINKAGE) * c + SHRINKAGE * c.diagonal().mean() * torch.eye(len(c), dtype=c.dtype)
+    return (1 - ZETA) * c + ZETA * c.diagonal().mean() * torch.eye(len(c), dtype=c.dtype)
 
 
 @dataclass(frozen=True)
@@ -138,7 +138,7 @@ def _captured(overlaps: Tensor, values: Tensor) -> Tensor:
 def _gains(overlaps: Tensor, values: Tensor) -> RemovalControl:
     """Mean ΔIsoScore* of removing subspaces with these overlaps, from traces of r × r matrices."""
     d, r, level = len(values), overlaps.shape[-1], float(values.mean())
-    keep, fill = 1 - SHRINKAGE, SHRINKAGE * level
+    keep, fill = 1 - ZETA, ZETA * level
     zero, one, two = overlaps
     shrunk = keep * one + fill * zero
     again = keep**2 * two + 2 * keep * fill * one + fill**2 * zero

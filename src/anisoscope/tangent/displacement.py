@@ -54,10 +54,10 @@ def displacement_records(case: GradientCase) -> list[Record]:
     The sums of the case are those of ΔH instead of gradients.
     """
     bases = case.fitted.bases
-    energies = case.sums.energies(bases)
+    energies, pooled = case.sums.energies(bases), case.sums.pooled
     out = []
     for kind, rows in enumerate(ROWS):
-        levels = orientation(case.sums.pooled[kind], bases, case.fitted, case.seed)
+        levels = orientation(pooled[kind], bases, case.fitted, case.seed)
         for i, (basis, level) in enumerate(zip(bases, levels, strict=True)):
             variant = {"proxy": basis.proxy, "rows": rows}
             make = partial(case.record, index=basis.rank)

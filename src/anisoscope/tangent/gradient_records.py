@@ -109,10 +109,10 @@ def _energies_of_bases(case: GradientCase, energies: Energies) -> list[Record]:
 def _levels_of_nulls(case: GradientCase, energies: Energies, chosen: set[str]) -> list[Record]:
     """The energy next to the level of each null, its excess, and a p-value if the null has one."""
     out = []
-    bases = case.fitted.bases
+    bases, pooled = case.fitted.bases, case.sums.pooled
     for kind, rows in enumerate(ROWS):
         by_null = {
-            null.name: null(case.sums.pooled[kind], bases, case.fitted, case.seed)
+            null.name: null(pooled[kind], bases, case.fitted, case.seed)
             for null in ENERGY_NULLS
             if null.name in chosen and case.gradient in null.gradients and (rows == "plain" or null.decides)
         }

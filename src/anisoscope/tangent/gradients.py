@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
-from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -92,15 +91,15 @@ class Gradients:
     def dim(self) -> int:
         return self.second.shape[-1]
 
-    @cached_property
+    @property
     def pooled(self) -> Tensor:
-        """GᵀG of all blocks, plain and unit, (2, d, d) float64."""
+        """GᵀG of all blocks, plain and unit, (2, d, d) float64; summed at every access."""
         whole = self.second.double().sum(1)
         if not bool(whole.isfinite().all()) or not bool((whole.diagonal(dim1=1, dim2=2).sum(1) > 0).all()):
             raise InputError("The gradients are all zero, or hold NaN or Inf. Does the loss depend on this site?")
         return whole
 
-    @cached_property
+    @property
     def size(self) -> Tensor:
         """Σ‖g‖² of each block, (2, B) float64."""
         return self.second.diagonal(dim1=2, dim2=3).double().sum(2)

@@ -57,7 +57,7 @@ _MEASURES: tuple[tuple[str, str, str, float | None, float | None], ...] = (
     (
         "anisotropy_share",
         "How much more isotropic the gradients become when a basis is removed; index is its rank.",
-        "ΔIsoScore*, projected after shrinking; the null is a random subspace that is normal, or of equal energy.",
+        "ΔIsoScore* (ζ = 0.2), projected after shrinking; the null is a random subspace: normal, or of equal energy.",
         -1,
         1,
     ),
@@ -127,6 +127,9 @@ _MEASURES: tuple[tuple[str, str, str, float | None, float | None], ...] = (
 )
 
 
+VERSIONS = {"anisotropy_share": 2}  # ζ was 0.1; all others are of version 1
+
+
 def tangent_cards() -> dict[str, dict[str, Any]]:
     """The descriptions by name, in the form of `Metric.card`."""
     return {
@@ -140,7 +143,7 @@ def tangent_cards() -> dict[str, dict[str, Any]]:
             "ignores": [],
             "needs": ["Gradients"],
             "paper": "bernas2026",
-            "version": 1,
+            "version": VERSIONS.get(name, 1),
             "notable": "high" if name in ("gradient_energy", "gradient_enrichment") else None,
             "row_effect": "any",
         }

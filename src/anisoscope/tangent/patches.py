@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from anisoscope.stats.arithmetic import full_precision, plain
-from anisoscope.stats.kmeans import distant_starts, lloyd, nearest_centre
+from anisoscope.stats.kmeans import distant_starts, kmeans, nearest_centre
 from anisoscope.tangent.null import HIDDEN, null
 from anisoscope.tangent.permutation import permutation_p
 from anisoscope.tangent.proxies import leading
@@ -67,7 +67,7 @@ def fit_patches(x: Tensor, rank: int, *, clusters: int = CLUSTERS, seed: int = 0
         some = rows[:: max(1, len(rows) // _ROWS)]
         draw = torch.Generator().manual_seed(seed)
         first = int(torch.randint(len(some), (1,), generator=draw))
-        centres = lloyd(some, distant_starts(some, clusters, first, draw), _ROUNDS)
+        centres = kmeans(some, distant_starts(some, clusters, first, draw), _ROUNDS)[1]
         count = torch.bincount(nearest_centre(rows, centres), minlength=len(centres))
         centres = centres[count >= 2 * rank]
         if len(centres) < 2:

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from anisoscope.errors import InputError
 from anisoscope.stats.arithmetic import full_precision, plain
-from anisoscope.stats.kmeans import distant_starts, lloyd, nearest_centre
+from anisoscope.stats.kmeans import distant_starts, kmeans, nearest_centre
 
 ROUNDS = 60
 _SLOW = 1e-4  # stop when a round gains less than this share of the error
@@ -105,7 +105,7 @@ def _range(x: Tensor, rank: int, draw: torch.Generator) -> Tensor:
 def _clustered(y: Tensor, rank: int, draw: torch.Generator) -> Tensor:
     """First loadings (n, rank): a row's cluster, and a little of every other one so that all can grow."""
     some = y[torch.randperm(len(y), generator=draw)[:_SEEDS].to(y.device)]
-    centres = lloyd(some, distant_starts(some, rank, 0, draw), _LLOYD)
+    centres = kmeans(some, distant_starts(some, rank, 0, draw), _LLOYD)[1]
     return torch.nn.functional.one_hot(nearest_centre(y, centres), rank).to(y.dtype) + _OTHERS
 
 

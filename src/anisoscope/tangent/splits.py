@@ -132,6 +132,13 @@ def make_side(batches: Iterable[Any], name: str, *, sinks: bool, seed: int) -> S
     return Side(kept, sinks=sinks, numbered=numbered, seed=seed)
 
 
+def make_sides(fit: Iterable[Any], test: Iterable[Any], *, sinks: bool, seed: int) -> tuple[Side, Side]:
+    """Make both sides of a test, which must share no tokens; see `make_side` and `require_apart`."""
+    sides = make_side(fit, "fit", sinks=sinks, seed=seed), make_side(test, "test", sinks=sinks, seed=seed)
+    require_apart(*sides)
+    return sides
+
+
 def require_apart(fit: Side, test: Side) -> None:
     """Check that two sides share no tokens: a gradient lies in the span of its own batch's activations by construction.
 

@@ -13,6 +13,7 @@ from anisoscope.tangent.covariance import transfer_slope
 from anisoscope.tangent.energy import chance, jackknife_error, shares
 from anisoscope.tangent.gradient_case import GradientCase
 from anisoscope.tangent.gradients import PLAIN, ROWS, Gradients
+from anisoscope.tangent.metric_cards import VERSIONS
 from anisoscope.tangent.patches import local_test
 from anisoscope.tangent.proxies import leading
 
@@ -61,6 +62,7 @@ def anisotropy_records(case: GradientCase) -> list[Record]:
                     index=basis.rank,
                     variant={"proxy": basis.proxy, "dimension": dimension, "null": name},
                     note=note,
+                    version=VERSIONS["anisotropy_share"],
                 )
                 for name, control in controls.items()
             ]
@@ -76,9 +78,8 @@ def _gain_errors(case: GradientCase, bases: int) -> list[list[float | None]]:
     sums = case.sums
     if not isinstance(sums, Gradients):
         return [[None, None] for _ in range(bases)]
-    replicates = [
-        removal_gains(sums.pooled[PLAIN] - sums.second[PLAIN, b].double(), case.fitted.bases) for b in case.used_blocks
-    ]
+    pooled, second = sums.pooled[PLAIN], sums.second[PLAIN]
+    replicates = [removal_gains(pooled - second[b].double(), case.fitted.bases) for b in case.used_blocks]
     without = torch.stack(replicates)  # (B, bases, 2)
     whole = without.mean(0)
     return [

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -62,9 +61,9 @@ class WeightGradients:
     def dim(self) -> int:
         return self.parts.shape[2]
 
-    @cached_property
+    @property
     def pooled(self) -> Tensor:
-        """GᵀG of the whole gradient, plain and with unit rows, (2, d, d) float64."""
+        """GᵀG of the whole gradient, plain and unit rows, (2, d, d) float64; computed at every access."""
         whole = self.parts.sum(0)
         both = torch.stack([(g.T @ g).double() for g in (whole, _unit(whole))])
         if not bool(both.isfinite().all()) or not float(both[0].diagonal().sum()) > 0:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import groupby
 from operator import attrgetter
@@ -12,14 +12,14 @@ from typing import Any
 
 import torch
 
+from anisoscope.alerts import Rule
 from anisoscope.errors import InputError, StoreError
 from anisoscope.measurement.run_output import save_cloud
 from anisoscope.records import Record
 from anisoscope.stats.cloud import Cloud, from_arrays
 from anisoscope.store.run import Run
 
-Log = Callable[[list[Record]], object]
-Rule = Callable[[Sequence[Record]], Iterable[Record]]
+Log = Callable[[list[Record]], object]  # called with records as they are written
 ALERT = "alert"  # the metric of the records that rules return
 _log = logging.getLogger("anisoscope")
 

@@ -40,6 +40,7 @@ METRICS = (
     "qk_cosine",
     # against the reference step
     "mean_direction_drift",
+    "trajectory",
     "subspace_angle",
     "cka",
     "q_direction_drift",

@@ -12,6 +12,7 @@ from typing import Any
 from torch import nn
 
 from anisoscope import schedule as schedules
+from anisoscope.alerts import Rule
 from anisoscope.capture import find_layout
 from anisoscope.capture.invisible import side_effect_free
 from anisoscope.capture.training_step import GradientRecorder
@@ -29,7 +30,7 @@ from anisoscope.stats.moments import Moments
 from anisoscope.stats.sample import Sample
 from anisoscope.tangent import Tangent
 from anisoscope.tracker.clock import OverheadClock
-from anisoscope.tracker.journal import Journal, Log, Rule, open_run
+from anisoscope.tracker.journal import Journal, Log, open_run
 from anisoscope.tracker.probe import Probe, default_policy
 from anisoscope.tracker.step_gradients import (
     CLOSED_FORM,
