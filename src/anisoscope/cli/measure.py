@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 _OPTIONS = (
     *names_of(DataOptions, SiteOptions, StatisticsOptions, VectorOptions, ModelOptions),
-    *("out", "overwrite", "keep_blocks"),
+    *("out", "overwrite", "keep_statistics", "keep_blocks"),
 )
 
 
@@ -114,7 +114,7 @@ def _measure_model(source: str, request: Request, as_json: bool) -> None:
         with progress_bar("tokens", total, shown=job.is_first) as bar:
             run = measure_model(
                 source,
-                **{**options, "keep_statistics": out is not None},
+                **options,
                 command=command_line(),
                 progress=bar,
                 on_status=bar.say,

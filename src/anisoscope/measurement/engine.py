@@ -26,8 +26,9 @@ from anisoscope.measurement.site_collectors import CollectorOptions, SiteCollect
 from anisoscope.measurement.site_evaluation import EvaluationOptions, SiteEvaluator
 from anisoscope.measurement.site_result import SiteResult
 from anisoscope.records import Site
-from anisoscope.stats.collector import BlockNumbers
+from anisoscope.stats.block_numbers import BlockNumbers
 from anisoscope.stats.registry import SECOND_PASS
+from anisoscope.stats.scratch import Room
 
 _UNIT = 256  # tokens of the smallest block if the total is not known
 _UNITS = 64  # smallest blocks if it is: a text of a quarter of that length still has enough
@@ -46,6 +47,7 @@ class Engine:
         blocks: Whether documents are kept in blocks, which error bars and comparisons across documents need.
         share: The documents of every batch that this process runs the model on.
         ranks: The processes that measure the other shares. All are fed the same batches.
+        scratch: Where statistics that do not fit into memory are stored. Default: the system's temporary folder.
 
     Raises:
         CaptureError: None of the requested sites exists.
@@ -61,6 +63,7 @@ class Engine:
         blocks: bool = True,
         share: Share | None = None,
         ranks: Ranks | None = None,
+        scratch: Path | None = None,
     ) -> None:
         self.model = model
         self.layout = layout
@@ -72,6 +75,7 @@ class Engine:
         ranks = ranks or Ranks()
         self._evaluator = SiteEvaluator(self.metrics, layout.grid, ranks)
         self._alone = ranks.world == 1
+        self._room = Room(parent=scratch)
         self._share = share or Share(ranks.rank, ranks.world)
         # a block of documents holds at least this many tokens; without blocks all documents are one
         self._block_tokens = sys.maxsize if not blocks else _UNIT if expected is None else max(1, expected // _UNITS)
@@ -127,6 +131,11 @@ class Engine:
         yield from self._evaluator.results(self._collectors, options)
         if self._spread is not None:
             yield from self._spread.results(options)
+
+    @property
+    def collected_sites(self) -> int:
+        """How many sites have statistics that are not evaluated yet; each head of `q` and `k` is one."""
+        return len(self._collectors.clouds) + len(self._collectors.heads)
 
     @property
     def full_batches(self) -> int | None:
@@ -212,7 +221,7 @@ class Engine:
     def _collector_options(self, extremes: int) -> CollectorOptions:
         names = collected_names([m.sources for m in self.metrics if "heads" not in m.requires], SECOND_PASS)
         sample = self.request.statistics.sample or MODEL_SAMPLE
-        return CollectorOptions(names, sample, extremes, sinks=not self.layout.grid)
+        return CollectorOptions(names, sample, extremes, not self.layout.grid, len(self.sites), self._room)
 
     def _empty_collectors(self) -> SiteCollectors:
         return SiteCollectors(self._collector_options(_EXTREMES))

@@ -22,6 +22,7 @@ from anisoscope.measurement.document_shares import Share
 from anisoscope.measurement.engine import Engine, OnProgress
 from anisoscope.measurement.final_norm import final_norm, norm_effect
 from anisoscope.measurement.generation import generated_batches
+from anisoscope.measurement.kept_statistics import KEPT, small_statistics
 from anisoscope.measurement.measure_weights import measure_weights, weight_metrics
 from anisoscope.measurement.request import (
     MODEL_SAMPLE,
@@ -39,6 +40,7 @@ from anisoscope.measurement.site_evaluation import EvaluationOptions
 from anisoscope.measurement.site_result import SiteResult
 from anisoscope.metrics.outliers import MASSIVE
 from anisoscope.models.open import Opened, open_model
+from anisoscope.stats.cloud import Cloud
 from anisoscope.stats.directions import Directions
 from anisoscope.stats.sample import Sample
 from anisoscope.store.run import Run
@@ -47,6 +49,7 @@ GENERATED = 16_384  # tokens that are generated at most: each costs a forward pa
 _BYTES = 3  # of text per token, or a few more: fewer blocks than hoped are worse than joining some
 OnStatus = Callable[[str], None]  # called with what is being done
 OnSite = Callable[[SiteResult], None]  # called with every site's clouds and numbers before they are released
+OnEvaluated = Callable[[int, int], None]  # called with the number of sites that are evaluated, and of all sites
 MEASURE_OPTIONS = (
     *names_of(DataOptions, SiteOptions, StatisticsOptions, ModelOptions),
     "out",
@@ -62,6 +65,7 @@ class Callbacks:
     progress: OnProgress | None = None
     status: OnStatus = lambda _: None
     site: OnSite = lambda _: None
+    evaluated: OnEvaluated = lambda _done, _total: None
 
 
 @accepts(*MEASURE_OPTIONS)
@@ -73,6 +77,7 @@ def measure(
     progress: OnProgress | None = None,
     on_status: OnStatus | None = None,
     on_site: OnSite | None = None,
+    on_evaluated: OnEvaluated | None = None,
     distributed: bool = False,
     **options: Any,
 ) -> Run:
@@ -86,6 +91,8 @@ def measure(
         progress: Called with the number of tokens since the last call.
         on_status: Called with what is being done.
         on_site: Called with each site's clouds and results before they are released.
+        on_evaluated: Called after the pass, and then after each site, with the number of sites that are evaluated and
+            the number of all sites.
         distributed: All ranks of `torch.distributed` call this with the same arguments. Each measures its share of the
             documents and the statistics add; rank 0 writes, every rank gets the records.
         {options}
@@ -106,7 +113,8 @@ def measure(
     opened = open_for(model, request)
     module = opened.model if opened is not None else model
     assert isinstance(module, nn.Module)
-    callbacks = Callbacks(progress, on_status or (lambda _: None), on_site or (lambda _: None))
+    listeners: dict[str, Any] = {"status": on_status, "site": on_site, "evaluated": on_evaluated}
+    callbacks = Callbacks(progress, **{name: call for name, call in listeners.items() if call is not None})
     resumable = opened is not None and batches is None
     is_first = ranks.rank == 0
     with (
@@ -166,6 +174,7 @@ class _Measurement:
             expected=self.expected,
             share=Share(self.ranks.rank, self.ranks.world, forward_all=split),
             ranks=self.ranks,
+            scratch=self.partial.scratch,
         )
         resumed = self.partial.load(engine)
         if resumed and self.callbacks.progress is not None:
@@ -180,8 +189,12 @@ class _Measurement:
         run.update_info(**run_info({"unit": engine.unit}, engine.metrics), data={"tokens": engine.tokens})
         if engine.full_batches is not None:
             run.update_info(full_batches=engine.full_batches)
-        for result in engine.results(EvaluationOptions(run=run.name, errors=statistics.errors)):
-            self._save(result)
+        total = engine.collected_sites
+        self.callbacks.evaluated(0, total)
+        results = engine.results(EvaluationOptions(run=run.name, errors=statistics.errors))
+        for done, result in enumerate(results, 1):
+            self._save(result, total)
+            self.callbacks.evaluated(min(done, total), total)
             self.removed += result.removed
             if with_norm and str(result.site) == "final.in":
                 self._save_norm_effect(result, layout, engine.unit)
@@ -216,14 +229,16 @@ class _Measurement:
             raise InputError("generate needs a language model by name, and text for its prompts")
         self.callbacks.status("generated tokens")
         limit = GENERATED if statistics.tokens is None else min(statistics.tokens, GENERATED)
-        engine = Engine(self.module, self.layout, self.request.having(batch_tokens=None), expected=limit)
+        request, scratch = self.request.having(batch_tokens=None), self.partial.scratch
+        engine = Engine(self.module, self.layout, request, expected=limit, scratch=scratch)
         continued = generated_batches(self.opened, batches, new, seed=statistics.seed)
         self.interrupted = engine.run(continued, limit, self.callbacks.progress)
         options = EvaluationOptions(
             run=self.run.name, errors=statistics.errors, policies=("generated", "generated no-sink")
         )
+        total = engine.collected_sites
         for result in engine.results(options):
-            self._save(result)
+            self._save(result, total)
 
     def finish(self) -> None:
         self.run.update_info(
@@ -234,17 +249,25 @@ class _Measurement:
         if not self.interrupted:
             self.partial.drop()
 
-    def _save(self, result: SiteResult) -> None:
-        """Write records, statistics if they are kept, and a note about rows that are not numbers."""
+    def _save(self, result: SiteResult, sites: int) -> None:
+        """Write the records of one of `sites` sites, its statistics, and a note about rows that are not numbers."""
         self.callbacks.status(f"{result.site} evaluated")
         self.callbacks.site(result)
         save_measured(self.run, result.measured)
         for policy, cloud in result.clouds.items():
-            if self.request.output.keep_statistics and result.site.kind != "pattern":
-                save_cloud(self.run, cloud, site=str(result.site), tokens=policy)
+            if result.site.kind != "pattern":
+                self._save_statistics(cloud, str(result.site), policy, sites)
             bad = int(cloud.get(Directions).bad) if cloud.has(Directions) else 0
             if bad and "not_finite" not in self.run.info:
                 self.run.update_info(not_finite={"site": str(result.site), "rows": bad})
+
+    def _save_statistics(self, cloud: Cloud, site: str, policy: str, sites: int) -> None:
+        """Keep a cloud for `recompute`: all of it on request, else the statistics that fit into its share."""
+        output = self.request.output
+        if not output.keep_statistics:
+            cloud = Cloud({} if output.out is None else small_statistics(cloud, KEPT // (2 * sites)))
+        if cloud.stats:
+            save_cloud(self.run, cloud, site=site, tokens=policy)
 
 
 def open_for(model: nn.Module | str | Path | Opened, request: Request) -> Opened | None:

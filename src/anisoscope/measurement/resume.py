@@ -9,6 +9,7 @@ from pathlib import Path
 
 from anisoscope.errors import StoreError
 from anisoscope.measurement.engine import Engine
+from anisoscope.stats.scratch import remove_stale
 from anisoscope.store.files import explained, replacing, understood
 
 _FOLDER = "partial"
@@ -24,8 +25,17 @@ class Partial:
 
     def __init__(self, folder: Path | None) -> None:
         self._folder = folder
+        if folder is not None and folder.is_dir():
+            remove_stale(folder)  # this process has the lock of the run
         self._next = time.monotonic() + _EVERY
         self._number = 0
+
+    @property
+    def scratch(self) -> Path | None:
+        """Where the pass may store what does not fit into memory: on the disk that the unfinished pass is kept on."""
+        if self._folder is not None:
+            self._folder.mkdir(parents=True, exist_ok=True)
+        return self._folder
 
     def load(self, engine: Engine) -> bool:
         """Load what an earlier process counted into the engine; return whether there was anything."""
