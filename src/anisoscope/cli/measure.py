@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -100,12 +101,28 @@ def _measure_vectors(source: str, request: Request, as_json: bool) -> None:
 
 
 def _measure_model(source: str, request: Request, as_json: bool) -> None:
-    from anisoscope.distributed import launched
-    from anisoscope.measurement.measure_model import MEASURE_OPTIONS
-    from anisoscope.measurement.measure_model import measure as measure_model
+    from anisoscope.measurement.finished_run import finished_run
     from anisoscope.report.terminal import layers_table
 
     out = request.output.out
+    # before torch is imported and the model is opened, unless other processes wait for this one
+    run = None if "TORCHELASTIC_RUN_ID" in os.environ else finished_run(source, request)
+    if run is None:
+        run = _measured(source, request)
+    if run is None:  # another process prints
+        return
+    records = list(run.records())
+    _show(records, None if as_json else layers_table(records, run.info, title=source), out)
+    _require_sound(run, out)
+    _require_value(records)
+
+
+def _measured(source: str, request: Request) -> Run | None:
+    """The run of a model; None in all processes but the first."""
+    from anisoscope.distributed import launched
+    from anisoscope.measurement.measure_model import MEASURE_OPTIONS
+    from anisoscope.measurement.measure_model import measure as measure_model
+
     with launched() as job:
         if job.device is not None and not (request.model.device or request.model.device_map):
             request = request.having(device=job.device)
@@ -118,14 +135,10 @@ def _measure_model(source: str, request: Request, as_json: bool) -> None:
                 command=command_line(),
                 progress=bar,
                 on_status=bar.say,
+                on_evaluated=bar.at,
                 distributed=job.world > 1,
             )
-        if not job.is_first:
-            return
-    records = list(run.records())
-    _show(records, None if as_json else layers_table(records, run.info, title=source), out)
-    _require_sound(run, out)
-    _require_value(records)
+        return run if job.is_first else None
 
 
 def _show(records: list[Record], table: Any, out: Path | None) -> None:

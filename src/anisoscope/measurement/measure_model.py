@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sized
+from collections.abc import Iterable, Iterator, Sized
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,9 +18,11 @@ from anisoscope.data.text_sources import text_size
 from anisoscope.data.token_table import Batch
 from anisoscope.distributed import Ranks, host_ranks
 from anisoscope.errors import InputError
+from anisoscope.measurement.callbacks import Callbacks, OnEvaluated, OnSite, OnStatus
 from anisoscope.measurement.document_shares import Share
 from anisoscope.measurement.engine import Engine, OnProgress
 from anisoscope.measurement.final_norm import final_norm, norm_effect
+from anisoscope.measurement.finished_run import FILES, file_stamps, finished_run
 from anisoscope.measurement.generation import generated_batches
 from anisoscope.measurement.kept_statistics import KEPT, small_statistics
 from anisoscope.measurement.measure_weights import measure_weights, weight_metrics
@@ -47,25 +49,12 @@ from anisoscope.store.run import Run
 
 GENERATED = 16_384  # tokens that are generated at most: each costs a forward pass
 _BYTES = 3  # of text per token, or a few more: fewer blocks than hoped are worse than joining some
-OnStatus = Callable[[str], None]  # called with what is being done
-OnSite = Callable[[SiteResult], None]  # called with every site's clouds and numbers before they are released
-OnEvaluated = Callable[[int, int], None]  # called with the number of sites that are evaluated, and of all sites
 MEASURE_OPTIONS = (
     *names_of(DataOptions, SiteOptions, StatisticsOptions, ModelOptions),
     "out",
     "keep_statistics",
     "overwrite",
 )
-
-
-@dataclass(frozen=True)
-class Callbacks:
-    """Whom to inform while a measurement runs."""
-
-    progress: OnProgress | None = None
-    status: OnStatus = lambda _: None
-    site: OnSite = lambda _: None
-    evaluated: OnEvaluated = lambda _done, _total: None
 
 
 @accepts(*MEASURE_OPTIONS)
@@ -110,6 +99,12 @@ def measure(
     _require_data(request, batches)
     ranks = host_ranks() if distributed else Ranks()
     _require_shareable(request, ranks)
+    stamps = None
+    if isinstance(model, str | Path):
+        finished = finished_run(model, request) if batches is None and ranks.world == 1 else None
+        if finished is not None:
+            return finished
+        stamps = file_stamps(model)
     opened = open_for(model, request)
     module = opened.model if opened is not None else model
     assert isinstance(module, nn.Module)
@@ -120,7 +115,7 @@ def measure(
     with (
         open_run(
             request.output.out if is_first else None,
-            run_info(_facts(request, opened, module), []),
+            run_info({**_facts(request, opened, module), FILES: stamps}, []),
             command=command,
             overwrite=request.output.overwrite,
             resumable=resumable,
