@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sized
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ from anisoscope.measurement.document_shares import Share
 from anisoscope.measurement.engine import Engine, OnProgress
 from anisoscope.measurement.final_norm import final_norm, norm_effect
 from anisoscope.measurement.finished_run import FILES, file_stamps, finished_run
+from anisoscope.measurement.freed_memory import return_freed_memory
 from anisoscope.measurement.generation import generated_batches
 from anisoscope.measurement.kept_statistics import KEPT, small_statistics
 from anisoscope.measurement.measure_weights import measure_weights, weight_metrics
@@ -108,6 +110,7 @@ def measure(
     opened = open_for(model, request)
     module = opened.model if opened is not None else model
     assert isinstance(module, nn.Module)
+    return_freed_memory()  # opening a model may take twice its size
     listeners: dict[str, Any] = {"status": on_status, "site": on_site, "evaluated": on_evaluated}
     callbacks = Callbacks(progress, **{name: call for name, call in listeners.items() if call is not None})
     resumable = opened is not None and batches is None
@@ -122,11 +125,11 @@ def measure(
         ) as run,
         _memory_explained(),
     ):
-        partial = Partial(_partial_folder(request.output.out, ranks) if resumable else None)
+        unfinished = Partial(_partial_folder(request.output.out, ranks) if resumable else None)
         if ranks.agree(run.info["complete"]):
-            partial.drop()  # the process may have been killed between the last record and this
+            unfinished.drop()  # the process may have been killed between the last record and this
             return _shared(run, ranks)
-        measurement = _Measurement(request, module, opened, run, partial, ranks, callbacks)
+        measurement = _Measurement(request, module, opened, run, unfinished, ranks, callbacks)
         measurement.expected = None if batches is not None else _expected_tokens(request)
         if batches is not None or request.source() is not None:
             measurement.data(batches if batches is not None else read_data(opened, request, ranks))
@@ -176,9 +179,7 @@ class _Measurement:
             self.callbacks.progress(engine.tokens)
         if resumed or not run.is_empty:
             run.rewind(0)  # these are numbers of fewer tokens, or some of those that are about to come
-        self.interrupted = engine.run(
-            batches, statistics.tokens, self.callbacks.progress, lambda: self.partial.keep(engine)
-        )
+        self.interrupted = engine.run(batches, statistics.tokens, self.callbacks.progress, partial(self._keep, engine))
         self.partial.keep(engine, now=self.interrupted)
         self.callbacks.status("evaluating")
         run.update_info(**run_info({"unit": engine.unit}, engine.metrics), data={"tokens": engine.tokens})
@@ -193,6 +194,11 @@ class _Measurement:
             self.removed += result.removed
             if with_norm and str(result.site) == "final.in":
                 self._save_norm_effect(result, layout, engine.unit)
+
+    def _keep(self, engine: Engine) -> None:
+        """After each batch: write what was counted, if it is time."""
+        self.partial.keep(engine)
+        return_freed_memory()
 
     def _save_norm_effect(self, result: SiteResult, layout: Layout, unit: str) -> None:
         """What the final norm does to the rows before it."""
@@ -252,6 +258,7 @@ class _Measurement:
         for policy, cloud in result.clouds.items():
             if result.site.kind != "pattern":
                 self._save_statistics(cloud, str(result.site), policy, sites)
+            return_freed_memory()
             bad = int(cloud.get(Directions).bad) if cloud.has(Directions) else 0
             if bad and "not_finite" not in self.run.info:
                 self.run.update_info(not_finite={"site": str(result.site), "rows": bad})
