@@ -190,10 +190,11 @@ def test_separately_stored_first_tokens_belong_to_the_whole() -> None:
 
 def test_wide_blocks_are_stored_in_a_scratch_folder_and_read_back(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("anisoscope.stats.collector.HELD_NUMBERS", 1)
+    monkeypatch.setattr("anisoscope.stats.collector.Room", lambda: Room(blocks=0, open=0))
     rows = make_rows(600, seed=9)
 
     def scratch_folder() -> Path:
-        cloud = collected(rows, [100, 333], ALL, extremes=10, blocks=4, room=Room(blocks=0, open=0))
+        cloud = collected(rows, [100, 333], ALL, extremes=10, blocks=4)
         assert_same(cloud.get(Moments), Moments.of(rows), 1e-9)
         kept = cloud.blocks[0].stats
         if isinstance(kept, dict) or not kept.exists():  # no assert: pytest may hold on to what it compared

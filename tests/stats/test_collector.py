@@ -26,7 +26,9 @@ def batches(blocks: int = 9, rows: int = 40, d: int = 24) -> list[Rows]:
 
 
 def collector(room: Room) -> Collector:
-    return Collector(NAMES, sample=50, extremes=4, blocks=4, sinks=True, room=room)
+    new = Collector(NAMES, sample=50, extremes=4, blocks=4, sinks=True)
+    new.room = room
+    return new
 
 
 def filled(room: Room, upto: int | None = None) -> Collector:

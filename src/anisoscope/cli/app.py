@@ -159,6 +159,10 @@ class Bar:
     def say(self, what: str) -> None:
         self._progress.update(self._task, description=escape(what))
 
+    def note(self, text: str) -> None:
+        """Print a sentence above the bar."""
+        self._progress.console.print(text, markup=False, highlight=False, soft_wrap=True)
+
     def _print_line(self) -> None:
         console, now = self._progress.console, time.monotonic()
         if console.is_terminal or self._progress.disable or now - self._printed < _LINE_EVERY:

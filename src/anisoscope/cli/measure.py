@@ -136,6 +136,7 @@ def _measured(source: str, request: Request) -> Run | None:
                 progress=bar,
                 on_status=bar.say,
                 on_evaluated=bar.at,
+                on_note=bar.note,
                 distributed=job.world > 1,
             )
         return run if job.is_first else None

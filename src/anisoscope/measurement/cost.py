@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,26 +13,25 @@ import torch
 from torch import Tensor
 
 from anisoscope.capture import find_layout
-from anisoscope.data.batches import WINDOW
 from anisoscope.data.inputs import device_of, first_item, peek
 from anisoscope.errors import InputError
-from anisoscope.measurement.engine import Engine, SiteShape
+from anisoscope.measurement.engine import Engine
+from anisoscope.measurement.holdings import Holdings, holdings_of
 from anisoscope.measurement.kept_statistics import KEPT, small_statistics
 from anisoscope.measurement.measure_model import MEASURE_OPTIONS, open_for, read_data
-from anisoscope.measurement.request import MODEL_SAMPLE, Request, accepts
+from anisoscope.measurement.request import Request, accepts
 from anisoscope.measurement.run_output import run_info
 from anisoscope.measurement.site_evaluation import EvaluationOptions
 from anisoscope.measurement.site_result import SiteResult
 from anisoscope.models.open import Opened
 from anisoscope.records import Replicates
-from anisoscope.stats.cloud import HELD_NUMBERS, Cloud, Stats, to_arrays
+from anisoscope.stats.cloud import Cloud, Stats, to_arrays
 from anisoscope.stats.collect import BLOCKS
 from anisoscope.stats.knn import nearest
 from anisoscope.stats.moments import Moments
 from anisoscope.stats.neighbours import LISTED
-from anisoscope.stats.row_norms import Norms
 from anisoscope.stats.rows import bare_rows
-from anisoscope.stats.scratch import Room, bytes_of
+from anisoscope.stats.scratch import bytes_of
 from anisoscope.store.record_lines import record_values, replicate_line, to_line
 
 _POLICIES = 2
@@ -65,72 +64,6 @@ class Cost:
     memory: int
     scratch: int
     folder: int
-
-
-@dataclass(frozen=True)
-class Holdings:
-    """The bytes of statistics that sites of these shapes hold.
-
-    Attributes:
-        shapes: The sites.
-        rows: Rows of the keyed sample.
-        extremes: Rows of largest norm in a block.
-        scatters: Matrices of d × d in a block: two if first tokens of windows are stored separately.
-        blocks: Blocks that are closed during the pass.
-        room: What may stay in memory.
-        sites: Number of sites that share the room.
-    """
-
-    shapes: Sequence[SiteShape]
-    rows: int
-    extremes: int
-    scatters: int
-    blocks: int
-    room: Room
-    sites: int
-
-    def block(self, shape: SiteShape) -> int:
-        """Bytes of one block of one cloud."""
-        d, histogram = shape.width, bytes_of(to_arrays({"Norms": Norms.of(bare_rows(torch.ones(1, 1)))}).values())
-        return self.scatters * 8 * d * (d + 5) + histogram + self.extremes * (d * shape.number + _TABLE)
-
-    def open(self, shape: SiteShape) -> int:
-        """Bytes of the open block and of the sample of one cloud."""
-        return self.block(shape) + self.rows * (shape.width * shape.number + _TABLE)
-
-    @property
-    def memory(self) -> int:
-        """Bytes in memory at the end of the pass."""
-        everything = sum(shape.clouds * (self.open(shape) + self._closed(shape)) for shape in self.shapes)
-        return everything - self.scratch
-
-    @property
-    def scratch(self) -> int:
-        """Bytes in scratch files at the end of the pass."""
-        return sum(
-            shape.clouds * (self.open(shape) * self._rests(shape) + self._closed(shape) * self._spills(shape))
-            for shape in self.shapes
-        )
-
-    @property
-    def evaluation(self) -> int:
-        """Bytes of the blocks of the largest cloud while it is evaluated: as they are stored, and as sums."""
-        held = 8 * HELD_NUMBERS
-        largest = max(self.shapes, key=self.block)
-        scatters = BLOCKS * 8 * largest.width**2
-        return min(held, min(self.blocks, BLOCKS) * self.block(largest)) + min(held, scatters)
-
-    def _closed(self, shape: SiteShape) -> int:
-        return (self.blocks - 1) * self.block(shape)  # the last one is open until the end
-
-    def _share(self, shape: SiteShape) -> Room:
-        return self.room.shared(self.sites * shape.clouds)
-
-    def _rests(self, shape: SiteShape) -> bool:
-        return self.open(shape) > self._share(shape).open
-
-    def _spills(self, shape: SiteShape) -> bool:
-        return self.block(shape) > self._share(shape).blocks // (2 * BLOCKS)
 
 
 @accepts(*MEASURE_OPTIONS)
@@ -181,14 +114,10 @@ def estimate_cost(model: str | Path | Opened, **options: Any) -> Cost:
 
 def _holdings(engine: Engine, request: Request, batches: Any) -> tuple[int | None, Holdings]:
     """The number of tokens, if it is known, and what the sites hold at the end of the pass."""
-    limit, sample = request.statistics.tokens, request.statistics.sample or MODEL_SAMPLE
+    limit = request.statistics.tokens
     known = limit is not None and request.data.text is not None  # reading text takes little time without the model
     tokens, blocks = engine.count(batches, limit) if known else (limit, 2 * BLOCKS)
-    rows = sample if tokens is None else min(sample, tokens)
-    in_block = engine.extremes if tokens is None else min(engine.extremes, -(-tokens // blocks))
-    apart = not engine.layout.grid and (tokens is None or tokens // blocks >= (request.data.window or WINDOW) // 2)
-    shapes = list(engine.shapes.values())
-    return tokens, Holdings(shapes, rows, in_block, 2 if apart else 1, blocks, engine.room, len(engine.sites))
+    return tokens, holdings_of(engine, request, tokens, blocks)
 
 
 def _stream_width(engine: Engine) -> int:

@@ -19,13 +19,14 @@ from anisoscope.data.text_sources import text_size
 from anisoscope.data.token_table import Batch
 from anisoscope.distributed import Ranks, host_ranks
 from anisoscope.errors import InputError
-from anisoscope.measurement.callbacks import Callbacks, OnEvaluated, OnSite, OnStatus
+from anisoscope.measurement.callbacks import Callbacks, OnEvaluated, OnNote, OnSite, OnStatus
 from anisoscope.measurement.document_shares import Share
 from anisoscope.measurement.engine import Engine, OnProgress
 from anisoscope.measurement.final_norm import final_norm, norm_effect
 from anisoscope.measurement.finished_run import FILES, file_stamps, finished_run
 from anisoscope.measurement.freed_memory import return_freed_memory
 from anisoscope.measurement.generation import generated_batches
+from anisoscope.measurement.holdings import scratch_note
 from anisoscope.measurement.kept_statistics import KEPT, small_statistics
 from anisoscope.measurement.measure_weights import measure_weights, weight_metrics
 from anisoscope.measurement.request import (
@@ -38,6 +39,7 @@ from anisoscope.measurement.request import (
     accepts,
     names_of,
 )
+from anisoscope.measurement.request_checks import require_data, require_shareable
 from anisoscope.measurement.resume import Partial
 from anisoscope.measurement.run_output import open_run, run_info, save_cloud, save_measured
 from anisoscope.measurement.site_evaluation import EvaluationOptions
@@ -69,6 +71,7 @@ def measure(
     on_status: OnStatus | None = None,
     on_site: OnSite | None = None,
     on_evaluated: OnEvaluated | None = None,
+    on_note: OnNote | None = None,
     distributed: bool = False,
     **options: Any,
 ) -> Run:
@@ -84,6 +87,7 @@ def measure(
         on_site: Called with each site's clouds and results before they are released.
         on_evaluated: Called after the pass, and then after each site, with the number of sites that are evaluated and
             the number of all sites.
+        on_note: Called with a sentence that the user should read, such as how large scratch files will be.
         distributed: All ranks of `torch.distributed` call this with the same arguments. Each measures its share of the
             documents and the statistics add; rank 0 writes, every rank gets the records.
         {options}
@@ -98,9 +102,9 @@ def measure(
         StoreError: `out` holds a run of another request. Pass `overwrite=True` to replace it.
     """
     request = Request.of(**options)
-    _require_data(request, batches)
+    require_data(request, batches)
     ranks = host_ranks() if distributed else Ranks()
-    _require_shareable(request, ranks)
+    require_shareable(request, ranks)
     stamps = None
     if isinstance(model, str | Path):
         finished = finished_run(model, request) if batches is None and ranks.world == 1 else None
@@ -111,7 +115,7 @@ def measure(
     module = opened.model if opened is not None else model
     assert isinstance(module, nn.Module)
     return_freed_memory()  # opening a model may take twice its size
-    listeners: dict[str, Any] = {"status": on_status, "site": on_site, "evaluated": on_evaluated}
+    listeners: dict[str, Any] = {"status": on_status, "site": on_site, "evaluated": on_evaluated, "note": on_note}
     callbacks = Callbacks(progress, **{name: call for name, call in listeners.items() if call is not None})
     resumable = opened is not None and batches is None
     is_first = ranks.rank == 0
@@ -154,6 +158,7 @@ class _Measurement:
     callbacks: Callbacks
     expected: int | None = None  # tokens, by which blocks are sized
     layout: Layout | None = None
+    announced: bool = False  # scratch files
     interrupted: bool = False
     removed: list[dict[str, Any]] = field(default_factory=list)
 
@@ -196,7 +201,12 @@ class _Measurement:
                 self._save_norm_effect(result, layout, engine.unit)
 
     def _keep(self, engine: Engine) -> None:
-        """After each batch: write what was counted, if it is time."""
+        """After each batch: write what was counted, if it is time. After the first, announce scratch files."""
+        if not self.announced:
+            self.announced = True
+            note = scratch_note(engine, self.request, self.expected, self.partial.scratch)
+            if note is not None:
+                self.callbacks.note(note)
         self.partial.keep(engine)
         return_freed_memory()
 
@@ -333,31 +343,6 @@ def _expected_tokens(request: Request) -> int | None:
     if size is None:
         return None  # of unknown length: small blocks are joined as it streams by
     return min(limit or size, max(1, size // _BYTES))
-
-
-def _require_data(request: Request, batches: Iterable[Any] | None) -> None:
-    sources = [x for x in (request.data.text, request.data.images, request.data.audio) if x is not None]
-    if batches is None and not sources and not request.sites.weights:
-        raise InputError("nothing to measure: give text, images, audio or batches, or set weights=True")
-    if len(sources) > 1:
-        raise InputError("a model takes one kind of data; give one of text, images and audio")
-    tokens, size = request.statistics.tokens, request.statistics.batch_tokens
-    if size is not None and tokens is not None and tokens < 2 * size:
-        raise InputError(f"{tokens} tokens hold no two batches of {size}; measure at least {2 * size}")
-
-
-def _require_shareable(request: Request, ranks: Ranks) -> None:
-    """Refuse what several processes cannot do, before anything is opened."""
-    split = request.model.tensor_parallel
-    if split and ranks.world == 1:
-        raise InputError("tensor parallel needs several processes: start them with torchrun")
-    alone = request.sites.generate is not None or request.statistics.batch_tokens is not None
-    if ranks.world > 1 and alone:
-        raise InputError("generated tokens and batches of tokens are measured by one process; run without torchrun")
-    heads = [site for site in request.sites.sites if site.split(".")[0] in ("q", "k", "pattern")]
-    if split and (request.sites.weights or heads):
-        what = heads[0] if heads else "a weight"
-        raise InputError(f"{what} is in pieces if layers are split over processes; leave it out, or use device_map")
 
 
 def _partial_folder(out: str | Path | None, ranks: Ranks) -> Path | None:

@@ -116,8 +116,8 @@ class SiteCollectors:
                 extremes=options.extremes,
                 sinks=options.sinks,
                 outsized=OUTSIZED,
-                room=options.room.shared(options.sites * parts),
             )
+            self.clouds[site].room = options.room.shared(options.sites * parts)
         return self.clouds[site]
 
 

@@ -53,7 +53,7 @@ class Part:
 
 
 class Collector:
-    """Adds up the statistics of batches of rows. `finish` returns the cloud.
+    """Adds up the statistics of batches of rows. `finish` returns the cloud; `room` is what may stay in memory.
 
     Example:
         >>> from anisoscope.stats.rows import bare_rows
@@ -74,7 +74,6 @@ class Collector:
         sinks: bool = False,
         level: int = 0,
         outsized: float = math.inf,
-        room: Room | None = None,
     ) -> None:
         """Start with nothing counted.
 
@@ -87,7 +86,6 @@ class Collector:
             sinks: Store rows at offset 0 of their window separately (`first.*`), so that they can be left out exactly.
             level: How often neighbouring blocks are joined from the start, if more than enough blocks will come.
             outsized: Rows of at least this priority stay extremes, even if they are more than `extremes`.
-            room: What may stay in memory.
         """
         names = list(names)
         self._sample_size = sample if "Sample" in names else 0
@@ -104,7 +102,7 @@ class Collector:
         self._pending: dict[str, list[Rows]] = {}  # rows by prefix (`first.` or none) that are not in the sums yet
         self._closed: list[Block] = []
         self._reservoir = Reservoir(self._sample_size)
-        self._room = room or Room()
+        self.room = Room()
         self._scratch: Scratch | None = None
         self._resting: Path | None = None  # the file that holds the open block, if it does not fit into the room
         self._loaded = False  # from files, to the CPU
@@ -133,7 +131,7 @@ class Collector:
                 rows if whole else rows.take(chosen),
                 priority if whole or priority is None else priority[chosen],
             )
-        if rows.x.device.type == "cpu" and self._open_bytes() > self._room.open:
+        if rows.x.device.type == "cpu" and self._open_bytes() > self.room.open:
             self._rest()
 
     def finish(self) -> Cloud:
@@ -223,7 +221,7 @@ class Collector:
         """Return the block, stored in the scratch folder if it has more bytes than `limit`, by default its share."""
         assert isinstance(block.stats, dict)
         arrays = to_arrays(block.stats)
-        if bytes_of(arrays.values()) <= (self._room.blocks // (2 * self._blocks) if limit is None else limit):
+        if bytes_of(arrays.values()) <= (self.room.blocks // (2 * self._blocks) if limit is None else limit):
             return block
         path = self._scratch_file(f"{self._level}-{block.number}")
         save_file(arrays, path.with_suffix(".new"))
@@ -232,7 +230,7 @@ class Collector:
 
     def _scratch_file(self, name: str) -> Path:
         if self._scratch is None:
-            self._scratch = Scratch(self._room.parent)
+            self._scratch = Scratch(self.room.parent)
         return self._scratch.path / f"{name}.safetensors"
 
     def _open_bytes(self) -> int:
@@ -345,7 +343,7 @@ class Collector:
 
     def _loaded_block(self, file: Path, number: int) -> Block:
         stats = from_arrays(load_file(file))  # read also if it stays a file, to refuse a damaged one now
-        if bytes_of(to_arrays(stats).values()) <= self._room.blocks // (2 * self._blocks):
+        if bytes_of(to_arrays(stats).values()) <= self.room.blocks // (2 * self._blocks):
             return Block(number, stats)
         path = self._scratch_file(f"{self._level}-{number}")
         link_or_copy(file, path)

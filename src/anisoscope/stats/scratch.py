@@ -42,7 +42,7 @@ class Room:
     parent: Path | None = None
 
     def shared(self, among: int) -> Room:
-        """Return the room of each of so many collectors."""
+        """Return the room of each collector if it is shared among several."""
         return Room(self.blocks // among, self.open // among, self.parent)
 
 
