@@ -82,5 +82,6 @@ def test_the_width_is_that_of_the_stream(folder: Path, corpus: Path) -> None:
     cost = estimate_cost(folder, text=corpus, **OPTIONS)
     opened = open_for(folder, Request.of())
     assert opened is not None
-    assert cost.width == opened.model.config.hidden_size
+    config: Any = opened.model.config
+    assert cost.width == config.hidden_size
     assert cost.folder == 0, "without --out nothing is kept"

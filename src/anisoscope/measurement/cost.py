@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import mmap
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -10,12 +11,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from anisoscope.capture import find_layout
 from anisoscope.data.inputs import device_of, first_item, peek
 from anisoscope.errors import InputError
 from anisoscope.measurement.engine import Engine
+from anisoscope.measurement.freed_memory import return_freed_memory
 from anisoscope.measurement.holdings import Holdings, holdings_of
 from anisoscope.measurement.kept_statistics import KEPT, small_statistics
 from anisoscope.measurement.measure_model import MEASURE_OPTIONS, open_for, read_data
@@ -36,6 +38,7 @@ from anisoscope.store.record_lines import record_values, replicate_line, to_line
 
 _POLICIES = 2
 _TABLE = 56  # bytes that a kept row takes besides its numbers: its columns and its priority
+_LIBRARIES = 400 << 20  # bytes of torch and transformers, if the system does not report them
 _REST = 1.6  # total evaluation time over that of searches and spectra: 1.3 to 1.7 at widths from 256 to 1280
 
 
@@ -50,7 +53,7 @@ class Cost:
         tokens_per_second: Speed of the pass, including statistics.
         pass_seconds: Time of the pass; None if the number of tokens is not known.
         evaluation_seconds: Time of the evaluation.
-        memory: Bytes of memory besides the model.
+        memory: Bytes of memory besides the parameters of the model, including the libraries.
         scratch: Bytes of scratch files, which are deleted at the end.
         folder: Bytes of the run folder at the end; 0 without one.
     """
@@ -84,6 +87,7 @@ def estimate_cost(model: str | Path | Opened, **options: Any) -> Cost:
     opened = open_for(model, request)
     assert opened is not None
     module = opened.model
+    libraries = _other_bytes(module)
     first, batches = peek(read_data(opened, request))
     layout = find_layout(module, first_item(first, device_of(module)))
     engine = Engine(module, layout, request.having(batch_tokens=None), expected=statistics.tokens)
@@ -106,7 +110,7 @@ def estimate_cost(model: str | Path | Opened, **options: Any) -> Cost:
         tokens_per_second=rate,
         pass_seconds=None if tokens is None else tokens / rate,
         evaluation_seconds=clouds * one_site,
-        memory=holdings.memory + max(holdings.evaluation, _activations(engine)) if clouds else _activations(engine),
+        memory=libraries + holdings.memory + max(holdings.evaluation, _activations(engine)),
         scratch=holdings.scratch,
         folder=0 if request.output.out is None else _folder_bytes(engine, request, holdings),
     )
@@ -118,6 +122,16 @@ def _holdings(engine: Engine, request: Request, batches: Any) -> tuple[int | Non
     known = limit is not None and request.data.text is not None  # reading text takes little time without the model
     tokens, blocks = engine.count(batches, limit) if known else (limit, 2 * BLOCKS)
     return tokens, holdings_of(engine, request, tokens, blocks)
+
+
+def _other_bytes(module: nn.Module) -> int:
+    """Bytes that this process takes besides the parameters of the model: mostly libraries."""
+    return_freed_memory()  # opening a model may take twice its size
+    try:
+        pages = int(Path("/proc/self/statm").read_text().split()[1])
+    except OSError:
+        return _LIBRARIES
+    return max(0, pages * mmap.PAGESIZE - bytes_of(p for p in module.parameters() if p.device.type == "cpu"))
 
 
 def _stream_width(engine: Engine) -> int:

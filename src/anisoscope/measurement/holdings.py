@@ -72,6 +72,8 @@ class Holdings:
     @property
     def evaluation(self) -> int:
         """Bytes of the blocks of the largest cloud while it is evaluated: as they are stored, and as sums."""
+        if not self.shapes:
+            return 0
         held = 8 * HELD_NUMBERS
         largest = max(self.shapes, key=self.block)
         scatters = BLOCKS * 8 * largest.width**2
