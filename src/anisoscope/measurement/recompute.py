@@ -69,4 +69,6 @@ def _stored_cloud(run: Run, step: int, site: str, tokens: str, blocks: Sequence[
         with understood(f"{run.path}, the statistics of {site} at step {step}", "measure this step again", StoreError):
             return from_arrays({name: torch.from_numpy(array) for name, array in arrays.items()})
 
-    return Cloud(load(None), tuple(Block(number, load(number)) for number in blocks))
+    # sums over documents cannot leave out single tokens, so metrics must know that some were left out
+    unfiltered = Cloud({}) if tokens.endswith("no-sink") else None
+    return Cloud(load(None), tuple(Block(number, load(number)) for number in blocks), unfiltered=unfiltered)
