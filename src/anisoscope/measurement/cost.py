@@ -22,6 +22,7 @@ from anisoscope.measurement.holdings import Holdings, holdings_of
 from anisoscope.measurement.kept_statistics import KEPT, small_statistics
 from anisoscope.measurement.measure_model import MEASURE_OPTIONS, open_for, read_data
 from anisoscope.measurement.request import Request, accepts
+from anisoscope.measurement.resume import SAVED_EVERY
 from anisoscope.measurement.run_output import run_info
 from anisoscope.measurement.site_evaluation import EvaluationOptions
 from anisoscope.measurement.site_result import SiteResult
@@ -95,6 +96,7 @@ def estimate_cost(model: str | Path | Opened, **options: Any) -> Cost:
     engine.run([first])
     rate = engine.tokens / (time.perf_counter() - began)
     tokens, holdings = _holdings(engine, request, batches)
+    seconds = None if tokens is None else tokens / rate
     width = _stream_width(engine)
     rows = holdings.rows
     x = torch.randn(min(rows, 1024), width)
@@ -108,10 +110,10 @@ def estimate_cost(model: str | Path | Opened, **options: Any) -> Cost:
         width=width,
         tokens=statistics.tokens,
         tokens_per_second=rate,
-        pass_seconds=None if tokens is None else tokens / rate,
+        pass_seconds=seconds,
         evaluation_seconds=clouds * one_site,
         memory=libraries + holdings.memory + max(holdings.evaluation, _activations(engine)),
-        scratch=holdings.scratch,
+        scratch=holdings.scratch + _unfinished(request, holdings, seconds),
         folder=0 if request.output.out is None else _folder_bytes(engine, request, holdings),
     )
 
@@ -122,6 +124,13 @@ def _holdings(engine: Engine, request: Request, batches: Any) -> tuple[int | Non
     known = limit is not None and request.data.text is not None  # reading text takes little time without the model
     tokens, blocks = engine.count(batches, limit) if known else (limit, 2 * BLOCKS)
     return tokens, holdings_of(engine, request, tokens, blocks)
+
+
+def _unfinished(request: Request, holdings: Holdings, seconds: float | None) -> int:
+    """Bytes of the unfinished pass in the run folder: what memory holds, twice while a new copy replaces the old."""
+    if request.output.out is None or (seconds is not None and seconds < SAVED_EVERY):
+        return 0
+    return 2 * holdings.memory
 
 
 def _other_bytes(module: nn.Module) -> int:

@@ -10,7 +10,6 @@ from pathlib import Path
 
 import torch
 
-from anisoscope.data.batches import WINDOW
 from anisoscope.errors import InputError
 from anisoscope.measurement.engine import Engine, SiteShape
 from anisoscope.measurement.request import MODEL_SAMPLE, Request
@@ -97,9 +96,9 @@ def holdings_of(engine: Engine, request: Request, tokens: int | None, blocks: in
     sample = request.statistics.sample or MODEL_SAMPLE
     rows = sample if tokens is None else min(sample, tokens)
     in_block = engine.extremes if tokens is None else min(engine.extremes, -(-tokens // blocks))
-    apart = not engine.layout.grid and (tokens is None or tokens // blocks >= (request.data.window or WINDOW) // 2)
+    scatters = 1 if engine.layout.grid else 2  # every document begins a window, so every block has first tokens
     shapes = list(engine.shapes.values())
-    return Holdings(shapes, rows, in_block, 2 if apart else 1, blocks, engine.room, len(engine.sites))
+    return Holdings(shapes, rows, in_block, scatters, blocks, engine.room, len(engine.sites))
 
 
 def scratch_note(engine: Engine, request: Request, tokens: int | None, folder: Path | None) -> str | None:

@@ -16,7 +16,7 @@ _FOLDER = "partial"
 _POINTER = "partial.txt"  # names the folder that is complete; written last
 _LONGEST = 64  # characters of the pointer
 _REMEDY = f"delete {_POINTER} and the {_FOLDER}-* folders to measure from the start"
-_EVERY = 60.0  # seconds between two writes, at least,
+SAVED_EVERY = 60.0  # seconds between two writes, at least,
 _PRICE = 20.0  # and this many times as long as the last write took: at most 5 % of the time
 
 
@@ -27,7 +27,7 @@ class Partial:
         self._folder = folder
         if folder is not None and folder.is_dir():
             remove_stale(folder)  # this process has the lock of the run
-        self._next = time.monotonic() + _EVERY
+        self._next = time.monotonic() + SAVED_EVERY
         self._number = 0
 
     @property
@@ -67,7 +67,7 @@ class Partial:
             raise
         self._drop_folders(but=folder)
         took = time.monotonic() - began
-        self._next = time.monotonic() + max(_EVERY, _PRICE * took)
+        self._next = time.monotonic() + max(SAVED_EVERY, _PRICE * took)
 
     def drop(self) -> None:
         """Delete everything: the measurement is complete."""
