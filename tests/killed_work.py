@@ -42,7 +42,7 @@ SMALL = ("--tokens", 400, "--window", 32, "--batch", 2)
 
 def measure(material: Path, folder: Path) -> None:
     """Every layer of a model; the state of the pass is stored after every batch."""
-    partial._EVERY, partial._PRICE = -1.0, 0.0
+    partial.SAVED_EVERY, partial._PRICE = -1.0, 0.0
     chosen = ("--metrics", "mean_cosine,spectral_anisotropy,two_nn,attention_entropy", "--sites", "resid,pattern")
     source = material / "train" / "checkpoint-0"
     command("measure", source, "--text", material / "text.jsonl", *SMALL, *chosen, "--out", folder / "run", "--json")

@@ -15,6 +15,7 @@ from typer.testing import CliRunner
 
 import anisoscope
 from anisoscope.cli import app, main
+from anisoscope.cli.app import progress_bar
 from anisoscope.errors import AnisoscopeError, InputError, StoreError
 from anisoscope.records import Record
 from tests import model_folders as made
@@ -367,3 +368,28 @@ def test_python_suggests_similar_names(module: ModuleType, name: str, meant: str
         getattr(module, name)
     assert caught.value.name == name
     assert meant in dir(caught.value.obj)
+
+
+def test_progress_off_a_terminal_is_one_line_at_a_time(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with progress_bar("tokens", 100) as bar:
+        bar(10)
+    assert capsys.readouterr().err.strip() == "", "a line per minute, not per call"
+    monkeypatch.setattr(sys.modules["anisoscope.cli.app"], "_LINE_EVERY", -1.0)  # the package has an `app` too
+    with progress_bar("tokens", 100) as bar:
+        bar(25)
+        bar.say("evaluating")
+        bar.at(0, 32)
+        bar.at(8, 32)
+    lines = capsys.readouterr().err.split("\n")[:3]
+    assert [line.split(", about")[0] for line in lines] == [
+        "tokens: 25 of 100",
+        "evaluating: 0 of 32",
+        "evaluating: 8 of 32",
+    ]
+    assert "min left" in lines[0]
+    assert "min left" in lines[2]
+    with progress_bar("tokens", None, shown=False) as bar:
+        bar(1)
+    assert capsys.readouterr().err.strip() == ""

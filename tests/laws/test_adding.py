@@ -25,6 +25,7 @@ from anisoscope.stats.partition import Partition
 from anisoscope.stats.row_norms import Norms
 from anisoscope.stats.rows import Rows, token_table
 from anisoscope.stats.sample import Extremes, Sample
+from anisoscope.stats.scratch import Room
 
 CENTRE = Moments.of(
     Rows(torch.randn(50, 5, generator=torch.Generator().manual_seed(1)), token_table(torch.arange(50), torch.zeros(50)))
@@ -188,8 +189,8 @@ def test_separately_stored_first_tokens_belong_to_the_whole() -> None:
 
 
 def test_wide_blocks_are_stored_in_a_scratch_folder_and_read_back(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("anisoscope.stats.collector._IN_MEMORY", 1)
     monkeypatch.setattr("anisoscope.stats.collector.HELD_NUMBERS", 1)
+    monkeypatch.setattr("anisoscope.stats.collector.Room", lambda: Room(blocks=0, open=0))
     rows = make_rows(600, seed=9)
 
     def scratch_folder() -> Path:

@@ -171,3 +171,11 @@ def test_errors_explain_what_to_do() -> None:
         anisoscope.measure(model, [])
     with pytest.raises(InputError, match="A batch is a dict of tensors"):
         anisoscope.measure(model, ["text"])
+
+
+def test_evaluation_reports_how_many_sites_are_done(folder: Path, text: Path) -> None:
+    calls: list[tuple[int, int]] = []
+    request: dict[str, Any] = {"text": text, "tokens": 128, "window": 32, "metrics": ["mean_cosine"], "errors": False}
+    run = anisoscope.measure(folder, **request, on_evaluated=lambda done, total: calls.append((done, total)))
+    sites = len(run.sites())
+    assert calls == [(done, sites) for done in range(sites + 1)]

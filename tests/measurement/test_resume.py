@@ -55,7 +55,7 @@ def test_an_interrupted_pass_resumes_to_the_same_numbers(
     request: dict[str, Any] = {"text": text, "tokens": 600, "window": 32, "batch": 2, "metrics": names, "sites": sites}
     request["batch_tokens"] = 128
     whole = anisoscope.measure(folder, **request, out=tmp_path / "whole")
-    monkeypatch.setattr("anisoscope.measurement.resume._EVERY", -1.0)  # keep after every batch
+    monkeypatch.setattr("anisoscope.measurement.resume.SAVED_EVERY", -1.0)  # keep after every batch
     monkeypatch.setattr("anisoscope.measurement.resume._PRICE", 0.0)
     with monkeypatch.context() as patched:
         patched.setattr("anisoscope.measurement.measure_model.model_batches", _stopping(model_batches, 4, how))

@@ -5,11 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import gguf
+import numpy as np
 import pytest
 import torch
 
 from anisoscope.data.batches import model_batches
 from anisoscope.errors import InputError
+from anisoscope.models.gguf_files import read_once
 from anisoscope.models.open import open_model
 from tests import model_folders as made
 
@@ -42,3 +45,40 @@ def test_a_file_that_is_not_gguf_is_refused(tmp_path: Path) -> None:
         open_model(tmp_path / "y.gguf")
     with pytest.raises(InputError, match=r"2 GGUF files\. Name one of x\.gguf, y\.gguf"):
         open_model(tmp_path)
+
+
+def test_a_gguf_file_is_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made.llama_gguf(tmp_path / "tiny.gguf")
+    maps, built = gguf.get_tensor_name_map, gguf.GGUFReader.__init__
+    reads, calls = [], []
+
+    def read(self: Any, path: Any, *mode: Any) -> None:
+        reads.append(path)
+        built(self, path, *mode)
+
+    def name_map(*of: Any) -> Any:
+        calls.append(of)
+        return maps(*of)
+
+    monkeypatch.setattr(gguf.GGUFReader, "__init__", read)
+    monkeypatch.setattr(gguf, "get_tensor_name_map", name_map)
+    reader = gguf.GGUFReader
+    opened = open_model(tmp_path / "tiny.gguf", head=True)
+    assert len(reads) == 1
+    assert len(calls) == len(set(calls))
+    assert gguf.GGUFReader is reader, "the library is changed only while it opens this file"
+    assert opened.processor is not None
+
+
+def test_the_plain_reader_reads_what_the_library_reads(tmp_path: Path) -> None:
+    made.llama_gguf(tmp_path / "tiny.gguf")
+    slow = gguf.GGUFReader(tmp_path / "tiny.gguf")
+    with read_once(tmp_path / "tiny.gguf"):
+        fast = gguf.GGUFReader(tmp_path / "tiny.gguf")
+    assert list(fast.fields) == list(slow.fields)
+    for name, field in slow.fields.items():
+        same = [np.array_equal(a, b) for a, b in zip(fast.fields[name].parts, field.parts, strict=True)]
+        assert all(same), name
+    for one, other in zip(fast.tensors, slow.tensors, strict=True):
+        assert one.name == other.name
+        assert np.array_equal(one.data, other.data)

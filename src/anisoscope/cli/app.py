@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shlex
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -30,6 +31,8 @@ from typer.core import TyperGroup
 from anisoscope import __version__
 from anisoscope.errors import AnisoscopeError, visible
 from anisoscope.store.files import refusal
+
+_LINE_EVERY = 60.0  # seconds between two lines of progress if stderr is not a terminal
 
 
 class _Commands(TyperGroup):
@@ -133,29 +136,64 @@ class _Written:
 
 
 class Bar:
-    """A progress bar on stderr: call it to advance; `say` sets its description."""
+    """A progress bar on stderr: call it to advance; `say` sets its description.
+
+    If stderr is not a terminal, it prints one line per minute instead.
+    """
 
     def __init__(self, progress: Progress, task: TaskID) -> None:
         self._progress = progress
         self._task = task
+        self._printed = time.monotonic()
 
     def __call__(self, more: float) -> None:
         self._progress.advance(self._task, more)
+        self._print_line()
+
+    def at(self, done: int, total: int) -> None:
+        """Show that `done` of `total` are done; 0 starts a new stage, with its own time left."""
+        if done == 0:
+            self._progress.reset(self._task, total=total)
+        self._progress.update(self._task, completed=done)
+        self._print_line()
 
     def say(self, what: str) -> None:
         self._progress.update(self._task, description=escape(what))
 
+    def note(self, text: str) -> None:
+        """Print a sentence above the bar."""
+        self._progress.console.print(text, markup=False, highlight=False, soft_wrap=True)
+
+    def _print_line(self) -> None:
+        console, now = self._progress.console, time.monotonic()
+        if console.is_terminal or self._progress.disable or now - self._printed < _LINE_EVERY:
+            return
+        self._printed = now
+        console.print(progress_line(self._progress.tasks[0]), markup=False, highlight=False)
+
+
+def progress_line(task: Task) -> str:
+    """Progress in words: `tokens: 8,192 of 65,536, about 7 min left`."""
+    done, total, elapsed = task.completed, task.total, task.elapsed or 0.0
+    if total is None:
+        return f"{task.description}: {done:,.0f}"
+    left = f", about {elapsed * (total - done) / done / 60:,.0f} min left" if 0 < done < total else ""
+    return f"{task.description}: {done:,.0f} of {total:,.0f}{left}"
+
 
 class _Rate(ProgressColumn):
-    """Items per second."""
+    """Items per second, or seconds per item if they are slow."""
 
     def render(self, task: Task) -> Text:
-        return Text("" if task.speed is None else f"{task.speed:,.0f}/s", style="dim")
+        speed = task.speed or 0.0
+        return Text("" if not speed else f"{speed:,.0f}/s" if speed >= 1 else f"{1 / speed:,.0f} s each", style="dim")
 
 
 @contextmanager
 def progress_bar(what: str, total: int | None, *, shown: bool = True) -> Iterator[Bar]:
     """Show progress, rate and time left on stderr until the block ends."""
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), _Rate(), TimeRemainingColumn())
-    with Progress(*columns, console=stderr(), transient=True, disable=not shown) as progress:
+    window = 600.0  # seconds over which the rate is estimated: one site of a large model takes minutes
+    options: dict[str, Any] = {"console": stderr(), "transient": True, "speed_estimate_period": window}
+    with Progress(*columns, disable=not shown, **options) as progress:
         yield Bar(progress, progress.add_task(what, total=total))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shlex
 from collections.abc import Mapping
 from pathlib import Path
@@ -31,7 +32,7 @@ if TYPE_CHECKING:
 
 _OPTIONS = (
     *names_of(DataOptions, SiteOptions, StatisticsOptions, VectorOptions, ModelOptions),
-    *("out", "overwrite", "keep_blocks"),
+    *("out", "overwrite", "keep_statistics", "keep_blocks"),
 )
 
 
@@ -120,6 +121,14 @@ def _measure_vectors(source: str, request: Request) -> tuple[list[Record], dict[
 
 def _measure_model(source: str, request: Request) -> Run | None:
     """The run of a model; None in all processes but the first."""
+    from anisoscope.measurement.finished_run import finished_run
+
+    # before torch is imported and the model is opened, unless other processes wait for this one
+    run = None if "TORCHELASTIC_RUN_ID" in os.environ else finished_run(source, request)
+    return _measure_on_ranks(source, request) if run is None else run
+
+
+def _measure_on_ranks(source: str, request: Request) -> Run | None:
     from anisoscope.distributed import launched
     from anisoscope.measurement.measure_model import MEASURE_OPTIONS
     from anisoscope.measurement.measure_model import measure as measure_model
@@ -132,10 +141,12 @@ def _measure_model(source: str, request: Request) -> Run | None:
         with progress_bar("tokens", total, shown=job.is_first) as bar:
             run = measure_model(
                 source,
-                **{**options, "keep_statistics": request.output.out is not None},
+                **options,
                 command=command_line(),
                 progress=bar,
                 on_status=bar.say,
+                on_evaluated=bar.at,
+                on_note=bar.note,
                 distributed=job.world > 1,
             )
         return run if job.is_first else None

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -26,13 +26,24 @@ from anisoscope.measurement.site_collectors import CollectorOptions, SiteCollect
 from anisoscope.measurement.site_evaluation import EvaluationOptions, SiteEvaluator
 from anisoscope.measurement.site_result import SiteResult
 from anisoscope.records import Site
-from anisoscope.stats.collector import BlockNumbers
+from anisoscope.stats.block_numbers import BlockNumbers
+from anisoscope.stats.collect import BLOCKS
 from anisoscope.stats.registry import SECOND_PASS
+from anisoscope.stats.scratch import Room
 
 _UNIT = 256  # tokens of the smallest block if the total is not known
 _UNITS = 64  # smallest blocks if it is: a text of a quarter of that length still has enough
 _EXTREMES = 256  # rows of largest norm that a block keeps, at least
 OnProgress = Callable[[int], None]  # called with the number of tokens since the last call
+
+
+@dataclass(frozen=True)
+class SiteShape:
+    """What came at a site: how many clouds (one per head of `q` and `k`), their width, and the bytes of a number."""
+
+    clouds: int
+    width: int
+    number: int
 
 
 class Engine:
@@ -46,6 +57,7 @@ class Engine:
         blocks: Whether documents are kept in blocks, which error bars and comparisons across documents need.
         share: The documents of every batch that this process runs the model on.
         ranks: The processes that measure the other shares. All are fed the same batches.
+        scratch: Where statistics that do not fit into memory are stored. Default: the system's temporary folder.
 
     Raises:
         CaptureError: None of the requested sites exists.
@@ -61,6 +73,7 @@ class Engine:
         blocks: bool = True,
         share: Share | None = None,
         ranks: Ranks | None = None,
+        scratch: Path | None = None,
     ) -> None:
         self.model = model
         self.layout = layout
@@ -72,12 +85,14 @@ class Engine:
         ranks = ranks or Ranks()
         self._evaluator = SiteEvaluator(self.metrics, layout.grid, ranks)
         self._alone = ranks.world == 1
+        self.room = Room(parent=scratch)
+        self.shapes: dict[Site, SiteShape] = {}  # of the sites that have rows
         self._share = share or Share(ranks.rank, ranks.world)
         # a block of documents holds at least this many tokens; without blocks all documents are one
         self._block_tokens = sys.maxsize if not blocks else _UNIT if expected is None else max(1, expected // _UNITS)
-        extremes = max(_EXTREMES, (expected or 0) // 2048)  # 1.6 % of a block's rows and more
+        self.extremes = max(_EXTREMES, (expected or 0) // 2048)  # 1.6 % of a block's rows and more
         level = 1 if expected is not None and blocks else 0  # of 64 smallest blocks, 32 pairs are kept
-        self._collectors = SiteCollectors(self._collector_options(extremes), level)
+        self._collectors = SiteCollectors(self._collector_options(self.extremes), level)
         self._block_numbers: BlockNumbers | None = None
         self._batches = 0
         self._first_document = 0
@@ -127,6 +142,33 @@ class Engine:
         yield from self._evaluator.results(self._collectors, options)
         if self._spread is not None:
             yield from self._spread.results(options)
+
+    def count(self, batches: Iterable[Any], limit: int | None = None) -> tuple[int, int]:
+        """Return how many tokens and blocks of documents `run` would count in these batches, without the model."""
+        numbers, tokens, first, seen = BlockNumbers(self._block_tokens), 0, 0, {0}
+        for inputs in batches:
+            if limit is not None and tokens >= limit:
+                break
+            batch = as_batch(inputs, first)
+            first += len(batch.document)
+            counts = counted(batch, self.request.statistics.special)
+            seen |= set(blocks_of(batch, counts, numbers).tolist())
+            tokens += int(counts.sum())
+        level = self._collectors.level
+        while max(seen) >> level >= 2 * BLOCKS:
+            level += 1
+        return tokens, len({number >> level for number in seen})
+
+    def one_of_each(self, options: EvaluationOptions) -> Iterator[SiteResult]:
+        """Yield the result of the first site with rows, and of the first attention layer, to see what they cost."""
+        of_rows, of_heads = self._collectors.clouds, self._collectors.heads
+        few = replace(self._collectors, clouds=_first(of_rows), heads=_first(of_heads))
+        yield from self._evaluator.results(few, options)
+
+    @property
+    def collected_sites(self) -> int:
+        """How many sites have statistics that are not evaluated yet; each head of `q` and `k` is one."""
+        return len(self._collectors.clouds) + len(self._collectors.heads)
 
     @property
     def full_batches(self) -> int | None:
@@ -183,6 +225,9 @@ class Engine:
         current = CurrentBatch(batch, block, self._share.owns(block), statistics.special, statistics.seed)
 
         def collect(site: Site, x: Any) -> None:
+            if site.kind != "pattern" and site not in self.shapes:
+                heads = x.shape[1] if site.kind in ("q", "k", "q.pre", "k.pre") else 1
+                self.shapes[site] = SiteShape(heads, x.shape[-1], x.element_size())
             if self._spread is not None:
                 self._spread.collectors.add(current, site, x)
             self._collectors.add(current, site, x)
@@ -212,10 +257,14 @@ class Engine:
     def _collector_options(self, extremes: int) -> CollectorOptions:
         names = collected_names([m.sources for m in self.metrics if "heads" not in m.requires], SECOND_PASS)
         sample = self.request.statistics.sample or MODEL_SAMPLE
-        return CollectorOptions(names, sample, extremes, sinks=not self.layout.grid)
+        return CollectorOptions(names, sample, extremes, not self.layout.grid, len(self.sites), self.room)
 
     def _empty_collectors(self) -> SiteCollectors:
         return SiteCollectors(self._collector_options(_EXTREMES))
+
+
+def _first(by_site: dict[Site, Any]) -> dict[Site, Any]:
+    return {site: by_site[site] for site in sorted(by_site)[:1]}
 
 
 def _require_sites(model: nn.Module, layout: Layout, names: Iterable[str]) -> list[Site]:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sized
+from collections.abc import Iterable, Iterator, Sized
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,10 +19,15 @@ from anisoscope.data.text_sources import text_size
 from anisoscope.data.token_table import Batch
 from anisoscope.distributed import Ranks, host_ranks
 from anisoscope.errors import InputError
+from anisoscope.measurement.callbacks import Callbacks, OnEvaluated, OnNote, OnSite, OnStatus
 from anisoscope.measurement.document_shares import Share
 from anisoscope.measurement.engine import Engine, OnProgress
 from anisoscope.measurement.final_norm import final_norm, norm_effect
+from anisoscope.measurement.finished_run import FILES, file_stamps, finished_run
+from anisoscope.measurement.freed_memory import return_freed_memory
 from anisoscope.measurement.generation import generated_batches
+from anisoscope.measurement.holdings import scratch_note
+from anisoscope.measurement.kept_statistics import KEPT, small_statistics
 from anisoscope.measurement.measure_weights import measure_weights, weight_metrics
 from anisoscope.measurement.request import (
     MODEL_SAMPLE,
@@ -33,35 +39,26 @@ from anisoscope.measurement.request import (
     accepts,
     names_of,
 )
+from anisoscope.measurement.request_checks import require_data, require_shareable
 from anisoscope.measurement.resume import Partial
 from anisoscope.measurement.run_output import open_run, run_info, save_cloud, save_measured
 from anisoscope.measurement.site_evaluation import EvaluationOptions
 from anisoscope.measurement.site_result import SiteResult
 from anisoscope.metrics.outliers import MASSIVE
 from anisoscope.models.open import Opened, open_model
+from anisoscope.stats.cloud import Cloud
 from anisoscope.stats.directions import Directions
 from anisoscope.stats.sample import Sample
 from anisoscope.store.run import Run
 
 GENERATED = 16_384  # tokens that are generated at most: each costs a forward pass
 _BYTES = 3  # of text per token, or a few more: fewer blocks than hoped are worse than joining some
-OnStatus = Callable[[str], None]  # called with what is being done
-OnSite = Callable[[SiteResult], None]  # called with every site's clouds and numbers before they are released
 MEASURE_OPTIONS = (
     *names_of(DataOptions, SiteOptions, StatisticsOptions, ModelOptions),
     "out",
     "keep_statistics",
     "overwrite",
 )
-
-
-@dataclass(frozen=True)
-class Callbacks:
-    """Whom to inform while a measurement runs."""
-
-    progress: OnProgress | None = None
-    status: OnStatus = lambda _: None
-    site: OnSite = lambda _: None
 
 
 @accepts(*MEASURE_OPTIONS)
@@ -73,6 +70,8 @@ def measure(
     progress: OnProgress | None = None,
     on_status: OnStatus | None = None,
     on_site: OnSite | None = None,
+    on_evaluated: OnEvaluated | None = None,
+    on_note: OnNote | None = None,
     distributed: bool = False,
     **options: Any,
 ) -> Run:
@@ -86,6 +85,9 @@ def measure(
         progress: Called with the number of tokens since the last call.
         on_status: Called with what is being done.
         on_site: Called with each site's clouds and results before they are released.
+        on_evaluated: Called after the pass, and then after each site, with the number of sites that are evaluated and
+            the number of all sites.
+        on_note: Called with a sentence that the user should read, such as how large scratch files will be.
         distributed: All ranks of `torch.distributed` call this with the same arguments. Each measures its share of the
             documents and the statistics add; rank 0 writes, every rank gets the records.
         {options}
@@ -100,30 +102,38 @@ def measure(
         StoreError: `out` holds a run of another request. Pass `overwrite=True` to replace it.
     """
     request = Request.of(**options)
-    _require_data(request, batches)
+    require_data(request, batches)
     ranks = host_ranks() if distributed else Ranks()
-    _require_shareable(request, ranks)
+    require_shareable(request, ranks)
+    stamps = None
+    if isinstance(model, str | Path):
+        finished = finished_run(model, request) if batches is None and ranks.world == 1 else None
+        if finished is not None:
+            return finished
+        stamps = file_stamps(model)
     opened = open_for(model, request)
     module = opened.model if opened is not None else model
     assert isinstance(module, nn.Module)
-    callbacks = Callbacks(progress, on_status or (lambda _: None), on_site or (lambda _: None))
+    return_freed_memory()  # opening a model may take twice its size
+    listeners: dict[str, Any] = {"status": on_status, "site": on_site, "evaluated": on_evaluated, "note": on_note}
+    callbacks = Callbacks(progress, **{name: call for name, call in listeners.items() if call is not None})
     resumable = opened is not None and batches is None
     is_first = ranks.rank == 0
     with (
         open_run(
             request.output.out if is_first else None,
-            run_info(_facts(request, opened, module), []),
+            run_info({**_facts(request, opened, module), FILES: stamps}, []),
             command=command,
             overwrite=request.output.overwrite,
             resumable=resumable,
         ) as run,
         _memory_explained(),
     ):
-        partial = Partial(_partial_folder(request.output.out, ranks) if resumable else None)
+        unfinished = Partial(_partial_folder(request.output.out, ranks) if resumable else None)
         if ranks.agree(run.info["complete"]):
-            partial.drop()  # the process may have been killed between the last record and this
+            unfinished.drop()  # the process may have been killed between the last record and this
             return _shared(run, ranks)
-        measurement = _Measurement(request, module, opened, run, partial, ranks, callbacks)
+        measurement = _Measurement(request, module, opened, run, unfinished, ranks, callbacks)
         measurement.expected = None if batches is not None else _expected_tokens(request)
         if batches is not None or request.source() is not None:
             measurement.data(batches if batches is not None else read_data(opened, request, ranks))
@@ -148,6 +158,7 @@ class _Measurement:
     callbacks: Callbacks
     expected: int | None = None  # tokens, by which blocks are sized
     layout: Layout | None = None
+    announced: bool = False  # scratch files
     interrupted: bool = False
     removed: list[dict[str, Any]] = field(default_factory=list)
 
@@ -166,25 +177,38 @@ class _Measurement:
             expected=self.expected,
             share=Share(self.ranks.rank, self.ranks.world, forward_all=split),
             ranks=self.ranks,
+            scratch=self.partial.scratch,
         )
         resumed = self.partial.load(engine)
         if resumed and self.callbacks.progress is not None:
             self.callbacks.progress(engine.tokens)
         if resumed or not run.is_empty:
             run.rewind(0)  # these are numbers of fewer tokens, or some of those that are about to come
-        self.interrupted = engine.run(
-            batches, statistics.tokens, self.callbacks.progress, lambda: self.partial.keep(engine)
-        )
+        self.interrupted = engine.run(batches, statistics.tokens, self.callbacks.progress, partial(self._keep, engine))
         self.partial.keep(engine, now=self.interrupted)
         self.callbacks.status("evaluating")
         run.update_info(**run_info({"unit": engine.unit}, engine.metrics), data={"tokens": engine.tokens})
         if engine.full_batches is not None:
             run.update_info(full_batches=engine.full_batches)
-        for result in engine.results(EvaluationOptions(run=run.name, errors=statistics.errors)):
-            self._save(result)
+        total = engine.collected_sites
+        self.callbacks.evaluated(0, total)
+        results = engine.results(EvaluationOptions(run=run.name, errors=statistics.errors))
+        for done, result in enumerate(results, 1):
+            self._save(result, total)
+            self.callbacks.evaluated(min(done, total), total)
             self.removed += result.removed
             if with_norm and str(result.site) == "final.in":
                 self._save_norm_effect(result, layout, engine.unit)
+
+    def _keep(self, engine: Engine) -> None:
+        """After each batch: write what was counted, if it is time. After the first, announce scratch files."""
+        if not self.announced:
+            self.announced = True
+            note = scratch_note(engine, self.request, self.expected, self.partial.scratch)
+            if note is not None:
+                self.callbacks.note(note)
+        self.partial.keep(engine)
+        return_freed_memory()
 
     def _save_norm_effect(self, result: SiteResult, layout: Layout, unit: str) -> None:
         """What the final norm does to the rows before it."""
@@ -216,14 +240,16 @@ class _Measurement:
             raise InputError("generate needs a language model by name, and text for its prompts")
         self.callbacks.status("generated tokens")
         limit = GENERATED if statistics.tokens is None else min(statistics.tokens, GENERATED)
-        engine = Engine(self.module, self.layout, self.request.having(batch_tokens=None), expected=limit)
+        request, scratch = self.request.having(batch_tokens=None), self.partial.scratch
+        engine = Engine(self.module, self.layout, request, expected=limit, scratch=scratch)
         continued = generated_batches(self.opened, batches, new, seed=statistics.seed)
         self.interrupted = engine.run(continued, limit, self.callbacks.progress)
         options = EvaluationOptions(
             run=self.run.name, errors=statistics.errors, policies=("generated", "generated no-sink")
         )
+        total = engine.collected_sites
         for result in engine.results(options):
-            self._save(result)
+            self._save(result, total)
 
     def finish(self) -> None:
         self.run.update_info(
@@ -234,17 +260,26 @@ class _Measurement:
         if not self.interrupted:
             self.partial.drop()
 
-    def _save(self, result: SiteResult) -> None:
-        """Write records, statistics if they are kept, and a note about rows that are not numbers."""
+    def _save(self, result: SiteResult, sites: int) -> None:
+        """Write the records of one of `sites` sites, its statistics, and a note about rows that are not numbers."""
         self.callbacks.status(f"{result.site} evaluated")
         self.callbacks.site(result)
         save_measured(self.run, result.measured)
         for policy, cloud in result.clouds.items():
-            if self.request.output.keep_statistics and result.site.kind != "pattern":
-                save_cloud(self.run, cloud, site=str(result.site), tokens=policy)
+            if result.site.kind != "pattern":
+                self._save_statistics(cloud, str(result.site), policy, sites)
+            return_freed_memory()
             bad = int(cloud.get(Directions).bad) if cloud.has(Directions) else 0
             if bad and "not_finite" not in self.run.info:
                 self.run.update_info(not_finite={"site": str(result.site), "rows": bad})
+
+    def _save_statistics(self, cloud: Cloud, site: str, policy: str, sites: int) -> None:
+        """Keep a cloud for `recompute`: all of it on request, else the statistics that fit into its share."""
+        output = self.request.output
+        if not output.keep_statistics:
+            cloud = Cloud({} if output.out is None else small_statistics(cloud, KEPT // (2 * sites)))
+        if cloud.stats:
+            save_cloud(self.run, cloud, site=site, tokens=policy)
 
 
 def open_for(model: nn.Module | str | Path | Opened, request: Request) -> Opened | None:
@@ -308,31 +343,6 @@ def _expected_tokens(request: Request) -> int | None:
     if size is None:
         return None  # of unknown length: small blocks are joined as it streams by
     return min(limit or size, max(1, size // _BYTES))
-
-
-def _require_data(request: Request, batches: Iterable[Any] | None) -> None:
-    sources = [x for x in (request.data.text, request.data.images, request.data.audio) if x is not None]
-    if batches is None and not sources and not request.sites.weights:
-        raise InputError("nothing to measure: give text, images, audio or batches, or set weights=True")
-    if len(sources) > 1:
-        raise InputError("a model takes one kind of data; give one of text, images and audio")
-    tokens, size = request.statistics.tokens, request.statistics.batch_tokens
-    if size is not None and tokens is not None and tokens < 2 * size:
-        raise InputError(f"{tokens} tokens hold no two batches of {size}; measure at least {2 * size}")
-
-
-def _require_shareable(request: Request, ranks: Ranks) -> None:
-    """Refuse what several processes cannot do, before anything is opened."""
-    split = request.model.tensor_parallel
-    if split and ranks.world == 1:
-        raise InputError("tensor parallel needs several processes: start them with torchrun")
-    alone = request.sites.generate is not None or request.statistics.batch_tokens is not None
-    if ranks.world > 1 and alone:
-        raise InputError("generated tokens and batches of tokens are measured by one process; run without torchrun")
-    heads = [site for site in request.sites.sites if str(site).split(".")[0] in ("q", "k", "pattern")]
-    if split and (request.sites.weights or heads):
-        what = heads[0] if heads else "a weight"
-        raise InputError(f"{what} is in pieces if layers are split over processes; leave it out, or use device_map")
 
 
 def _partial_folder(out: str | Path | None, ranks: Ranks) -> Path | None:

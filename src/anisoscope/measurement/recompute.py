@@ -26,7 +26,8 @@ def recompute(run: str | Path | Run, metrics: Sequence[str]) -> list[Record]:
         metrics: Metrics by name.
 
     Returns:
-        The new records. They have error bars only if the run keeps block statistics (`keep_blocks`).
+        The new records. They have error bars only if the run keeps block statistics (`keep_blocks`). A run of a large
+        model keeps only small statistics, unless it was measured with `keep_statistics`.
 
     Raises:
         InputError: The run keeps no statistics.
@@ -39,7 +40,9 @@ def recompute(run: str | Path | Run, metrics: Sequence[str]) -> list[Record]:
         addresses = writer.statistics()
         whole = [(step, site, tokens) for step, site, tokens, block in addresses if block is None]
         if not whole:
-            raise InputError(f"run {writer.name} keeps no statistics; measure it again with --out")
+            raise InputError(
+                f"run {writer.name} keeps no statistics; measure it again with --keep-statistics (keep_statistics=True)"
+            )
         unit = str(writer.info.get("unit", "rows"))
         out: list[MetricResult] = []
         for step, site, tokens in whole:
@@ -49,7 +52,7 @@ def recompute(run: str | Path | Run, metrics: Sequence[str]) -> list[Record]:
                 missing = sorted(name for name in metric.sources if name not in cloud.stats)
                 if missing:
                     needed = f"the run keeps no {', '.join(missing)} at {site}"
-                    raise MetricError(metric.name, needed, "measure again with this metric")
+                    raise MetricError(metric.name, needed, "measure again with --keep-statistics, or with this metric")
             # Arrays of the right names may still have impossible shapes or values.
             with understood(f"{path}, the statistics of {site} at step {step}", "measure this step again", StoreError):
                 out += evaluate(
@@ -66,4 +69,6 @@ def _stored_cloud(run: Run, step: int, site: str, tokens: str, blocks: Sequence[
         with understood(f"{run.path}, the statistics of {site} at step {step}", "measure this step again", StoreError):
             return from_arrays({name: torch.from_numpy(array) for name, array in arrays.items()})
 
-    return Cloud(load(None), tuple(Block(number, load(number)) for number in blocks))
+    # sums over documents cannot leave out single tokens, so metrics must know that some were left out
+    unfiltered = Cloud({}) if tokens.endswith("no-sink") else None
+    return Cloud(load(None), tuple(Block(number, load(number)) for number in blocks), unfiltered=unfiltered)

@@ -108,7 +108,7 @@ class OutputOptions:
     """Where results go."""
 
     out: Any = option(None, "Run folder to write. The same command resumes it.", changes_numbers=False, word=Path)
-    keep_statistics: bool = option(False, "Keep statistics for `recompute`.", changes_numbers=False)
+    keep_statistics: bool = option(False, "Keep all statistics, for any metric of `recompute`.", changes_numbers=False)
     keep_blocks: bool = option(False, "Keep block statistics, for error bars of `recompute`.", changes_numbers=False)
     overwrite: bool = option(False, "Replace the run in --out instead of resuming it.", changes_numbers=False)
 

@@ -9,13 +9,14 @@ from pathlib import Path
 
 from anisoscope.errors import StoreError
 from anisoscope.measurement.engine import Engine
+from anisoscope.stats.scratch import remove_stale
 from anisoscope.store.files import explained, replacing, understood
 
 _FOLDER = "partial"
 _POINTER = "partial.txt"  # names the folder that is complete; written last
 _LONGEST = 64  # characters of the pointer
 _REMEDY = f"delete {_POINTER} and the {_FOLDER}-* folders to measure from the start"
-_EVERY = 60.0  # seconds between two writes, at least,
+SAVED_EVERY = 60.0  # seconds between two writes, at least,
 _PRICE = 20.0  # and this many times as long as the last write took: at most 5 % of the time
 
 
@@ -24,8 +25,17 @@ class Partial:
 
     def __init__(self, folder: Path | None) -> None:
         self._folder = folder
-        self._next = time.monotonic() + _EVERY
+        if folder is not None and folder.is_dir():
+            remove_stale(folder)  # this process has the lock of the run
+        self._next = time.monotonic() + SAVED_EVERY
         self._number = 0
+
+    @property
+    def scratch(self) -> Path | None:
+        """Where the pass may store what does not fit into memory: on the disk that the unfinished pass is kept on."""
+        if self._folder is not None:
+            self._folder.mkdir(parents=True, exist_ok=True)
+        return self._folder
 
     def load(self, engine: Engine) -> bool:
         """Load what an earlier process counted into the engine; return whether there was anything."""
@@ -57,7 +67,7 @@ class Partial:
             raise
         self._drop_folders(but=folder)
         took = time.monotonic() - began
-        self._next = time.monotonic() + max(_EVERY, _PRICE * took)
+        self._next = time.monotonic() + max(SAVED_EVERY, _PRICE * took)
 
     def drop(self) -> None:
         """Delete everything: the measurement is complete."""

@@ -30,6 +30,7 @@ _RUN_FILES = (
     "lock",
     "report.html",
     "partial*",
+    "scratch-*",
     "rank-*-of-*",
 )
 

@@ -18,6 +18,7 @@ from anisoscope.stats.cloud import Cloud, from_arrays, to_arrays
 from anisoscope.stats.collector import Collector, Part
 from anisoscope.stats.head_scores import Heads
 from anisoscope.stats.rows import Rows
+from anisoscope.stats.scratch import Room
 
 
 @dataclass(frozen=True)
@@ -28,6 +29,8 @@ class CollectorOptions:
     sample: int  # rows kept per site
     extremes: int  # rows of largest norm kept per block, at least
     sinks: bool  # whether first tokens of windows are collected separately
+    sites: int  # that share the room
+    room: Room = field(default_factory=Room)  # what all sites together may hold in memory
 
 
 @dataclass
@@ -46,18 +49,19 @@ class SiteCollectors:
             counts = batch.counts(site.stack, length)
             self.heads.setdefault(site, HeadBlocks()).add(x, counts, batch.block)
         elif site.kind in ("q", "k", "q.pre", "k.pre"):
-            for head in range(x.shape[1]):
-                self._add_rows(batch, Site(site.kind, site.layer, head, stack=site.stack), x[:, head])
+            heads = x.shape[1]
+            for head in range(heads):
+                self._add_rows(batch, Site(site.kind, site.layer, head, stack=site.stack), x[:, head], heads)
         else:
             self._add_rows(batch, site, x)
 
-    def _add_rows(self, batch: CurrentBatch, site: Site, x: Tensor) -> None:
+    def _add_rows(self, batch: CurrentBatch, site: Site, x: Tensor, heads: int = 1) -> None:
         index, tokens = batch.tokens(site.stack, x.shape[1])
         if not len(tokens):
             return
         flat = x.reshape(-1, x.shape[-1])  # (b · T, d)
         rows = Rows(flat if index is None else flat[index.to(flat.device)], tokens)
-        self._collector(site).add(rows, batch.priority(site, rows))
+        self._collector(site, heads).add(rows, batch.priority(site, rows))
 
     def finish(self, site: Site) -> Cloud:
         """Return the cloud of a site and release its collector."""
@@ -92,7 +96,7 @@ class SiteCollectors:
         """Read what `save` wrote."""
         self.level = state["level"]
         for name in state["clouds"]:
-            self._collector(Site.parse(name)).load(folder / name)
+            self._collector(Site.parse(name), -(-len(state["clouds"]) // self.options.sites)).load(folder / name)
         for name, level in state["heads"]:
             blocks: dict[int, dict[str, Tensor]] = {}
             for path, x in load_file(_heads_file(folder, name, level)).items():
@@ -101,7 +105,8 @@ class SiteCollectors:
             stats = {number: from_arrays(arrays) for number, arrays in blocks.items()}
             self.heads[Site.parse(name)] = HeadBlocks(level, stats)
 
-    def _collector(self, site: Site) -> Collector:
+    def _collector(self, site: Site, parts: int = 1) -> Collector:
+        """The collector of a site, which may be one of several parts (heads) of a site of the request."""
         if site not in self.clouds:
             options = self.options
             self.clouds[site] = Collector(
@@ -112,6 +117,7 @@ class SiteCollectors:
                 sinks=options.sinks,
                 outsized=OUTSIZED,
             )
+            self.clouds[site].room = options.room.shared(options.sites * parts)
         return self.clouds[site]
 
 

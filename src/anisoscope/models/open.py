@@ -14,7 +14,7 @@ from anisoscope.errors import AnisoscopeError, InputError
 from anisoscope.models.adapters import Adapter, apply_adapter, is_adapter, missing_modules, read_adapter
 from anisoscope.models.configs import require_safe_config
 from anisoscope.models.devices import choose_device, choose_dtype
-from anisoscope.models.gguf_files import gguf_quantization
+from anisoscope.models.gguf_files import gguf_quantization, read_once
 from anisoscope.models.library_output import one_line_errors, quiet
 from anisoscope.models.loading import load_weights
 from anisoscope.models.processors import open_processor, processor_name, require_vocabulary
@@ -112,7 +112,7 @@ def open_model(
         tensor_parallel=tensor_parallel,
     )
     located = locate(source, revision, allow_pickle=allow_pickle, remote_code=trust_remote_code)
-    with one_line_errors(options.source), quiet():
+    with one_line_errors(options.source), quiet(), read_once(located.file):
         if located.file is None and is_adapter(located.folder):
             return _open_adapter(options, located)
         opener = _registered_opener(located.folder)

@@ -30,7 +30,9 @@ def cost_table(cost: Any, title: str) -> Table:
         table.add_row("the pass", _duration(cost.pass_seconds))
     table.add_row("evaluation, error bars", _duration(cost.evaluation_seconds))
     table.add_row("memory besides the model", f"{cost.memory / 1e6:,.0f} MB")
-    table.add_row("scratch disk", f"{cost.scratch / 1e6:,.0f} MB")
+    table.add_row("scratch disk", f"{cost.scratch / 1e6:,.0f} MB, deleted at the end")
+    if cost.folder:
+        table.add_row("run folder", f"{cost.folder / 1e6:,.1f} MB")
     return table
 
 

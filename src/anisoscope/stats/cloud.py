@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
-import tempfile
-import weakref
 from collections.abc import Container, Iterable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from functools import reduce
@@ -25,6 +22,7 @@ from anisoscope.stats.packing import pack, unpack
 from anisoscope.stats.registry import COLLECTED, SUMS, is_derived, leaves_blocks_out
 from anisoscope.stats.row_norms import Norms
 from anisoscope.stats.sample import Extremes, Sample, merge_extremes
+from anisoscope.stats.scratch import Scratch
 
 S = TypeVar("S")
 Stats = dict[str, Any]  # statistics of one block or of all, by name: "Moments", "first.Moments", "Norms", …
@@ -238,14 +236,6 @@ def _from_file(path: Path, names: Container[str] | None) -> Stats:
     with safe_open(path, "pt") as file:
         wanted = [name for name in file.keys() if names is None or name.rsplit("/", 1)[0] in names]  # noqa: SIM118
         return from_arrays({name: file.get_tensor(name) for name in wanted})
-
-
-class Scratch:
-    """A temporary folder that is deleted when nothing refers to it any more."""
-
-    def __init__(self) -> None:
-        self.path = Path(tempfile.mkdtemp(prefix="anisoscope-"))
-        weakref.finalize(self, shutil.rmtree, self.path, ignore_errors=True)
 
 
 def join(a: Stats, b: Stats, make: Iterable[str]) -> Stats:

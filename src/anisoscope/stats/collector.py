@@ -2,15 +2,14 @@
 
 Tokens of one document depend on each other, so error bars come from leaving out blocks of whole documents. The block
 number of a token is (first row of its document) // unit, a pure function of the data. While rows are added there are at
-most 2·`blocks` blocks: if there are more, neighbouring blocks are joined in pairs. Only the open block and, at the end,
-the total are in memory; finished blocks of wide rows are stored in a scratch folder.
+most 2·`blocks` blocks: if there are more, neighbouring blocks are joined in pairs. What does not fit into the `Room` of
+a collector is stored in a scratch folder: closed blocks, and between two batches the open block and the sample.
 """
 
 from __future__ import annotations
 
 import json
 import math
-import shutil
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import reduce
@@ -26,7 +25,6 @@ from anisoscope.stats.cloud import (
     HELD_NUMBERS,
     Block,
     Cloud,
-    Scratch,
     Stats,
     accumulate,
     at_level,
@@ -36,40 +34,13 @@ from anisoscope.stats.cloud import (
     table_at_level,
     to_arrays,
 )
-from anisoscope.stats.documents import segments
 from anisoscope.stats.packing import pack, unpack
 from anisoscope.stats.registry import COLLECTED, SUMS
 from anisoscope.stats.rows import Rows, Tokens, join_rows
 from anisoscope.stats.sample import Reservoir, Sample, merge_extremes, select_extremes, split_extremes
+from anisoscope.stats.scratch import Room, Scratch, bytes_of, link_or_copy
 
-_IN_MEMORY = 1 << 20  # a block with fewer numbers than this is not worth a file
 _PENDING = 2048  # rows that are collected before a product, so that it runs at full speed
-
-
-class BlockNumbers:
-    """Numbers the blocks of a stream of tokens: (tokens before the document) // unit."""
-
-    def __init__(self, unit: int, before: int = 0, document: int | None = None, number: int = 0) -> None:
-        self._unit = unit
-        self._before = before
-        self._document = document
-        self._number = number
-
-    def state(self) -> list[int | None]:
-        """Return the arguments of a constructor that continues from here."""
-        return [self._unit, self._before, self._document, self._number]
-
-    def of(self, document: Tensor) -> Tensor:
-        """Return the block numbers of the next tokens, given their documents, (n,) -> (n,)."""
-        starts, ids = segments(document)
-        numbers = []
-        for start, each in zip(starts.tolist(), ids.tolist(), strict=True):
-            if each != self._document:
-                self._document, self._number = each, (self._before + start) // self._unit
-            numbers.append(self._number)
-        lengths = starts.diff(append=torch.tensor([len(document)]))
-        self._before += len(document)
-        return torch.repeat_interleave(torch.tensor(numbers, dtype=torch.int64), lengths)
 
 
 @dataclass(frozen=True)
@@ -82,7 +53,7 @@ class Part:
 
 
 class Collector:
-    """Adds up the statistics of batches of rows. `finish` returns the cloud.
+    """Adds up the statistics of batches of rows. `finish` returns the cloud; `room` is what may stay in memory.
 
     Example:
         >>> from anisoscope.stats.rows import bare_rows
@@ -131,7 +102,9 @@ class Collector:
         self._pending: dict[str, list[Rows]] = {}  # rows by prefix (`first.` or none) that are not in the sums yet
         self._closed: list[Block] = []
         self._reservoir = Reservoir(self._sample_size)
+        self.room = Room()
         self._scratch: Scratch | None = None
+        self._resting: Path | None = None  # the file that holds the open block, if it does not fit into the room
         self._loaded = False  # from files, to the CPU
 
     def add(self, rows: Rows, priority: Tensor | None = None) -> None:
@@ -143,6 +116,7 @@ class Collector:
         """
         if not len(rows.tokens):
             return
+        self._wake()
         if self._loaded:
             self._move_to(rows.x.device)
         if self._sample_size:
@@ -157,9 +131,12 @@ class Collector:
                 rows if whole else rows.take(chosen),
                 priority if whole or priority is None else priority[chosen],
             )
+        if rows.x.device.type == "cpu" and self._open_bytes() > self.room.open:
+            self._rest()
 
     def finish(self) -> Cloud:
         """Return the cloud of all rows added so far."""
+        self._wake()
         self._close()
         stats = self._settle()
         sample = self._reservoir.sample()
@@ -240,18 +217,38 @@ class Collector:
         self._closed.append(self._store(Block(self._number, self._open)))
         self._open, self._number = {}, None
 
-    def _store(self, block: Block, limit: int = _IN_MEMORY) -> Block:
-        """Return the block, stored in the scratch folder if it holds more numbers than `limit`."""
+    def _store(self, block: Block, limit: int | None = None) -> Block:
+        """Return the block, stored in the scratch folder if it has more bytes than `limit`, by default its share."""
         assert isinstance(block.stats, dict)
         arrays = to_arrays(block.stats)
-        if sum(a.numel() for a in arrays.values()) < limit:
+        if bytes_of(arrays.values()) <= (self.room.blocks // (2 * self._blocks) if limit is None else limit):
             return block
-        if self._scratch is None:
-            self._scratch = Scratch()
-        path = self._scratch.path / f"{self._level}-{block.number}.safetensors"
+        path = self._scratch_file(f"{self._level}-{block.number}")
         save_file(arrays, path.with_suffix(".new"))
         path.with_suffix(".new").replace(path)  # these arrays may be mapped from the old file
         return Block(block.number, path, scratch=self._scratch)
+
+    def _scratch_file(self, name: str) -> Path:
+        if self._scratch is None:
+            self._scratch = Scratch(self.room.parent)
+        return self._scratch.path / f"{name}.safetensors"
+
+    def _open_bytes(self) -> int:
+        waiting = [rows.x for pending in self._pending.values() for rows in pending]
+        statistics = [x for stat in self._open.values() for x in vars(stat).values() if isinstance(x, Tensor)]
+        return bytes_of((*waiting, *statistics)) + self._reservoir.bytes
+
+    def _rest(self) -> None:
+        """Move the open block and the sample to the scratch folder until the next rows come."""
+        self._resting = self._scratch_file("open")
+        save_file(self._open_arrays(), self._resting)
+        self._open, self._pending, self._reservoir = {}, {}, Reservoir(self._sample_size)
+
+    def _wake(self) -> None:
+        if self._resting is not None:
+            self._load_open(load_file(self._resting))
+            self._resting.unlink()
+            self._resting, self._loaded = None, False
 
     def _settle(self) -> Stats:
         """Return the statistics of all blocks. Rows that are extreme only in their block are added to its sums."""
@@ -265,7 +262,7 @@ class Collector:
         self._closed, total = [], Stats()
         for number, members in groups.items():
             stats = self._joined([block.load() for block in members], apart)
-            self._closed.append(self._store(Block(number, stats), HELD_NUMBERS // len(groups)))
+            self._closed.append(self._store(Block(number, stats), 8 * HELD_NUMBERS // len(groups)))
             total = self._join(total, stats)
         return total
 
@@ -296,6 +293,7 @@ class Collector:
 
     def part(self) -> Part:
         """Return everything collected so far, as a value that another collector can absorb."""
+        self._wake()
         self._close()
         blocks = tuple((block.number, _on_cpu(block.load())) for block in self._closed)
         sample = self._reservoir.sample()
@@ -303,6 +301,7 @@ class Collector:
 
     def absorb(self, part: Part) -> None:
         """Add what another collector collected from other documents of the same stream, with the same block numbers."""
+        self._wake()
         self._close()
         while self._level < part.level:
             self._halve()
@@ -323,9 +322,35 @@ class Collector:
         for index, block in enumerate(self._closed):
             to = folder / f"{index}.safetensors"
             if isinstance(block.stats, Path):
-                shutil.copyfile(block.stats, to)
+                link_or_copy(block.stats, to)
             else:
                 save_file(to_arrays(block.stats), to)
+        if self._resting is None:
+            save_file(self._open_arrays(), folder / "open.safetensors")
+        else:
+            link_or_copy(self._resting, folder / "open.safetensors")
+        state = {"level": self._level, "number": self._number, "closed": [block.number for block in self._closed]}
+        (folder / "state.json").write_text(json.dumps(state))
+
+    def load(self, folder: Path) -> None:
+        """Continue from what `save` wrote, on the device of the next rows."""
+        state = json.loads((folder / "state.json").read_text())
+        self._level, self._number = state["level"], state["number"]
+        self._closed = [
+            self._loaded_block(folder / f"{index}.safetensors", number) for index, number in enumerate(state["closed"])
+        ]
+        self._load_open(load_file(folder / "open.safetensors"))
+
+    def _loaded_block(self, file: Path, number: int) -> Block:
+        stats = from_arrays(load_file(file))  # read also if it stays a file, to refuse a damaged one now
+        if bytes_of(to_arrays(stats).values()) <= self.room.blocks // (2 * self._blocks):
+            return Block(number, stats)
+        path = self._scratch_file(f"{self._level}-{number}")
+        link_or_copy(file, path)
+        return Block(number, path, scratch=self._scratch)
+
+    def _open_arrays(self) -> dict[str, Tensor]:
+        """The open block, the rows that wait for it, and the sample."""
         arrays = {f"open/{name}": value for name, value in to_arrays(self._open).items()}
         for prefix, rows in self._pending.items():
             waiting = [each for each in rows if len(each.tokens)]
@@ -336,19 +361,9 @@ class Collector:
         sample = self._reservoir.sample()
         if sample is not None:
             arrays |= {f"sample/{name}": value for name, value in pack(sample).items()}
-        save_file(arrays, folder / "open.safetensors")
-        state = {"level": self._level, "number": self._number, "closed": [block.number for block in self._closed]}
-        (folder / "state.json").write_text(json.dumps(state))
+        return arrays
 
-    def load(self, folder: Path) -> None:
-        """Continue from what `save` wrote, on the device of the next rows."""
-        state = json.loads((folder / "state.json").read_text())
-        self._level, self._number = state["level"], state["number"]
-        self._closed = []
-        for index, number in enumerate(state["closed"]):
-            stats = from_arrays(load_file(folder / f"{index}.safetensors"))
-            self._closed.append(self._store(Block(number, stats)))
-        arrays = load_file(folder / "open.safetensors")
+    def _load_open(self, arrays: Mapping[str, Tensor]) -> None:
         part = {
             kind: {name.removeprefix(kind + "/"): x for name, x in arrays.items() if name.startswith(kind + "/")}
             for kind in ("open", "pending", "sample")

@@ -72,6 +72,11 @@ class Reservoir:
         order = torch.sort(self._table[:, 0], stable=True).indices
         return Sample(self._size, self._seen, self._x[order.to(self._x.device)], self._table[order])
 
+    @property
+    def bytes(self) -> int:
+        """Memory that the rows take."""
+        return 0 if self._x is None else self._x.numel() * self._x.element_size()
+
     def move_to(self, device: torch.device) -> None:
         """Move the rows to a device."""
         self._x = None if self._x is None else self._x.to(device)

@@ -1,0 +1,67 @@
+"""Whether a run folder already holds the answer, or another request: known from run.json, before anything is loaded.
+
+Nothing here imports torch, so that a measurement that is complete is shown again at once.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from anisoscope.errors import StoreError
+from anisoscope.measurement.request import Request, differences
+from anisoscope.store.run import Run
+
+FILES = "model_files"  # the key of run.json that holds what `file_stamps` returned
+
+
+def finished_run(source: str | Path, request: Request) -> Run | None:
+    """Return the run in `--out` if it is complete, of the same request and of unchanged model files.
+
+    Args:
+        source: The model, as the user named it.
+        request: What to measure.
+
+    Returns:
+        The run, open for reading. None if something must be loaded to know more, or measured.
+
+    Raises:
+        StoreError: The folder holds a run of another request; the message names what differs.
+    """
+    out = request.output.out
+    if out is None or request.output.overwrite or not (Path(out) / "run.json").is_file():
+        return None
+    run = Run.open(out)
+    info = run.info
+    before = info.get("settings")
+    if info.get("kind") != "model" or not isinstance(before, dict) or not isinstance(before.get("model"), list):
+        return None
+    data = request.source()
+    named = str(data[1]) if data is not None and isinstance(data[1], str | Path) else before.get("data")
+    now = {"model": [str(source), request.model.revision], "data": named, **request.settings()}
+    different = differences({**before, "model": before["model"][:2]}, now)
+    if different:
+        raise StoreError(_refusal(out, different))
+    if not info.get("complete") or (Path(out) / "partial.txt").exists():  # killed before it was deleted
+        return None
+    stamps = file_stamps(source)
+    return run if stamps is not None and info.get(FILES) == stamps else None
+
+
+def file_stamps(source: str | Path) -> list[list[Any]] | None:
+    """Return name, size and time of change of the files of a model on this machine; None for a name on a hub."""
+    path = Path(source)
+    if not path.exists():
+        return None
+    files = [path] if path.is_file() else sorted(each for each in path.iterdir() if each.is_file())
+    stats = [(file.name, file.stat()) for file in files]
+    return [[name, stat.st_size, stat.st_mtime_ns] for name, stat in stats]
+
+
+def _refusal(out: str | Path, different: list[str]) -> str:
+    only_metrics = all(text.startswith("metrics ") for text in different)
+    more = f" To add a metric to this run, use `anisoscope recompute {out} --metric NAME`." if only_metrics else ""
+    return (
+        f"{out} holds a run of another request (different: {'; '.join(different)}). "
+        f"Choose another folder, or overwrite it (--overwrite).{more}"
+    )

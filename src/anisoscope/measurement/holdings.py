@@ -1,0 +1,126 @@
+"""How many bytes the statistics of all sites take during a pass: in memory, and in scratch files."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from anisoscope.errors import InputError
+from anisoscope.measurement.engine import Engine, SiteShape
+from anisoscope.measurement.request import MODEL_SAMPLE, Request
+from anisoscope.stats.cloud import HELD_NUMBERS, to_arrays
+from anisoscope.stats.collect import BLOCKS
+from anisoscope.stats.row_norms import Norms
+from anisoscope.stats.rows import bare_rows
+from anisoscope.stats.scratch import Room, bytes_of
+
+_TABLE = 56  # bytes that a kept row takes besides its numbers: its columns and its priority
+_WORTH_A_NOTE = 256 << 20  # bytes of scratch files
+
+
+@dataclass(frozen=True)
+class Holdings:
+    """The bytes of statistics that sites of these shapes hold.
+
+    Attributes:
+        shapes: The sites.
+        rows: Rows of the keyed sample.
+        extremes: Rows of largest norm in a block.
+        scatters: Matrices of d × d in a block: two if first tokens of windows are stored separately.
+        blocks: Blocks that are closed during the pass.
+        room: What may stay in memory.
+        sites: Number of sites that share the room.
+    """
+
+    shapes: Sequence[SiteShape]
+    rows: int
+    extremes: int
+    scatters: int
+    blocks: int
+    room: Room
+    sites: int
+
+    def block(self, shape: SiteShape) -> int:
+        """Bytes of one block of one cloud."""
+        d, histogram = shape.width, bytes_of(to_arrays({"Norms": Norms.of(bare_rows(torch.ones(1, 1)))}).values())
+        return self.scatters * 8 * d * (d + 5) + histogram + self.extremes * (d * shape.number + _TABLE)
+
+    def open(self, shape: SiteShape) -> int:
+        """Bytes of the open block and of the sample of one cloud."""
+        return self.block(shape) + self.rows * (shape.width * shape.number + _TABLE)
+
+    @property
+    def memory(self) -> int:
+        """Bytes in memory at the end of the pass."""
+        everything = sum(shape.clouds * (self.open(shape) + self._closed(shape)) for shape in self.shapes)
+        return everything - self.scratch
+
+    @property
+    def scratch(self) -> int:
+        """Bytes in scratch files at the end of the pass."""
+        return sum(
+            shape.clouds * (self.open(shape) * self._rests(shape) + self._closed(shape) * self._spills(shape))
+            for shape in self.shapes
+        )
+
+    @property
+    def evaluation(self) -> int:
+        """Bytes of the blocks of the largest cloud while it is evaluated: as they are stored, and as sums."""
+        if not self.shapes:
+            return 0
+        held = 8 * HELD_NUMBERS
+        largest = max(self.shapes, key=self.block)
+        scatters = BLOCKS * 8 * largest.width**2
+        return min(held, min(self.blocks, BLOCKS) * self.block(largest)) + min(held, scatters)
+
+    def _closed(self, shape: SiteShape) -> int:
+        return (self.blocks - 1) * self.block(shape)  # the last one is open until the end
+
+    def _share(self, shape: SiteShape) -> Room:
+        return self.room.shared(self.sites * shape.clouds)
+
+    def _rests(self, shape: SiteShape) -> bool:
+        return self.open(shape) > self._share(shape).open
+
+    def _spills(self, shape: SiteShape) -> bool:
+        return self.block(shape) > self._share(shape).blocks // (2 * BLOCKS)
+
+
+def holdings_of(engine: Engine, request: Request, tokens: int | None, blocks: int) -> Holdings:
+    """Return what the sites of an engine will hold after that many tokens and blocks; it has seen one batch."""
+    sample = request.statistics.sample or MODEL_SAMPLE
+    rows = sample if tokens is None else min(sample, tokens)
+    in_block = engine.extremes if tokens is None else min(engine.extremes, -(-tokens // blocks))
+    scatters = 1 if engine.layout.grid else 2  # every document begins a window, so every block has first tokens
+    shapes = list(engine.shapes.values())
+    return Holdings(shapes, rows, in_block, scatters, blocks, engine.room, len(engine.sites))
+
+
+def scratch_note(engine: Engine, request: Request, tokens: int | None, folder: Path | None) -> str | None:
+    """Return a sentence about the scratch files that a pass will need, if they are large.
+
+    Raises:
+        InputError: The disk is too small for them.
+    """
+    if not engine.shapes:
+        return None
+    needed = holdings_of(engine, request, tokens, 2 * BLOCKS).scratch
+    where = Path(tempfile.gettempdir()) if folder is None else folder
+    free = shutil.disk_usage(where).free
+    if needed > free:
+        raise InputError(
+            f"up to {_gigabytes(needed)} of scratch files are needed in {where}, which has {_gigabytes(free)} free. "
+            "Choose another --out, or measure fewer --sites"
+        )
+    if needed < _WORTH_A_NOTE:
+        return None
+    return f"Up to {_gigabytes(needed)} of scratch files in {where} until the run is complete."
+
+
+def _gigabytes(size: int) -> str:
+    return f"{size / 1e9:,.1f} GB"
