@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from anisoscope.metrics.metric import Metric, Undefined, Value, metric
     from anisoscope.models.open import open_model
     from anisoscope.records import Record, Site
+    from anisoscope.remedies import Remedy, fit_remedy
     from anisoscope.store.run import Run
     from anisoscope.tangent import Tangent
     from anisoscope.tangent.tangent_test import fit_frames, tangent_test
@@ -32,6 +33,7 @@ _HOME = {
     "Metric": "metrics.metric",
     "MetricError": "errors",
     "Record": "records",
+    "Remedy": "remedies",
     "Run": "store.run",
     "Site": "records",
     "StoreError": "errors",
@@ -40,6 +42,7 @@ _HOME = {
     "Undefined": "metrics.metric",
     "Value": "metrics.metric",
     "fit_frames": "tangent.tangent_test",
+    "fit_remedy": "remedies",
     "measure": "measurement.measure_model",
     "measure_rows": "measurement.measure_rows",
     "metric": "metrics.metric",
@@ -58,6 +61,7 @@ __all__ = [
     "Metric",
     "MetricError",
     "Record",
+    "Remedy",
     "Run",
     "Site",
     "StoreError",
@@ -66,6 +70,7 @@ __all__ = [
     "Undefined",
     "Value",
     "fit_frames",
+    "fit_remedy",
     "measure",
     "measure_rows",
     "metric",

@@ -39,7 +39,7 @@ MAY_IMPORT = {
     "models": LOW,
     "distributed": {"stats"},
     "metrics": {"records", "stats"},
-    "remedies": {"stats"},
+    "remedies": {"__init__", "stats", "store"},
     "stats": {"records"},
     "report": {*LOW, "stats.inference"},  # which needs no torch
     # `Run.plot` imports the report when it is called: the only import that points up
