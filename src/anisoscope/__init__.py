@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from anisoscope.data.vectors import open_vectors
     from anisoscope.errors import AnisoscopeError, CaptureError, InputError, MetricError, StoreError
+    from anisoscope.measurement.geometry import Geometry
     from anisoscope.measurement.measure_model import measure
     from anisoscope.measurement.measure_rows import measure_rows
     from anisoscope.measurement.recompute import recompute
@@ -29,6 +30,7 @@ __version__ = "0.1.0"
 _HOME = {
     "AnisoscopeError": "errors",
     "CaptureError": "errors",
+    "Geometry": "measurement.geometry",
     "InputError": "errors",
     "Metric": "metrics.metric",
     "MetricError": "errors",
@@ -57,6 +59,7 @@ _MODULES = ("alerts", "integrations", "metrics", "schedule", "synthetic", "testi
 __all__ = [
     "AnisoscopeError",
     "CaptureError",
+    "Geometry",
     "InputError",
     "Metric",
     "MetricError",

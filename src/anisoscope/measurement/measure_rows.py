@@ -11,12 +11,13 @@ from torch import Tensor
 
 from anisoscope.data.vectors import Vectors, open_vectors
 from anisoscope.measurement.engine import OnProgress
+from anisoscope.measurement.geometry import collected_statistics
 from anisoscope.measurement.request import VECTOR_SAMPLE, Request, VectorOptions, accepts, names_of
 from anisoscope.measurement.run_output import choose_metrics, open_run, run_info, save_cloud, save_measured
 from anisoscope.metrics.evaluate import MetricResult, evaluate
 from anisoscope.records import Record
 from anisoscope.stats.cloud import Cloud
-from anisoscope.stats.collect import as_rows, batches_of, block_numbers, collect, with_documents
+from anisoscope.stats.collect import as_rows, batches_of, block_numbers, collect
 from anisoscope.stats.rows import Rows, bare_rows
 
 READ_ROWS = 8192  # of a file, at once
@@ -55,7 +56,7 @@ def measure_rows(
     if isinstance(rows, str | Path):
         by_name = vectors.documents if isinstance(vectors.documents, str) else None  # an array of the file
         rows = open_vectors(rows, tensor=vectors.tensor, column=vectors.column, documents=by_name)
-    measurement = _Measurement(rows, request, progress)
+    measurement = _RowMeasurement(rows, request, progress)
     if out is None:
         return [m.record for m in measurement.results(site, "")[1]]
     is_file = isinstance(rows, Vectors)
@@ -76,7 +77,7 @@ def measure_rows(
     return [m.record for m in measured]
 
 
-class _Measurement:
+class _RowMeasurement:
     """One pass or two over rows, and the metrics of their cloud."""
 
     def __init__(self, rows: Any, request: Request, progress: OnProgress | None) -> None:
@@ -91,8 +92,7 @@ class _Measurement:
     def results(self, site: str, run: str) -> tuple[Cloud, list[MetricResult]]:
         """Read the rows and evaluate the metrics."""
         statistics = self.request.statistics
-        names = set().union(*(m.sources for m in self.metrics)) | {"Directions", "Moments"}
-        names = with_documents(names, self._document)
+        names = collected_statistics(self.metrics, documented=self._document is not None)
         cloud = collect(self._batches, names, sample=self.sample, precise=self.request.vectors.precise)
         errors: Any = "fast" if statistics.errors and statistics.metrics is None else statistics.errors
         return cloud, evaluate(cloud, self.metrics, errors=errors, site=site, run=run, unit=self.unit)
@@ -100,7 +100,7 @@ class _Measurement:
 
 def row_results(vectors: Vectors, metrics: Sequence[str] | None = None) -> list[MetricResult]:
     """Measure an open file of vectors as `measure_rows` does, and return the replicates as well."""
-    return _Measurement(vectors, Request.of(metrics=metrics), None).results("vectors", "")[1]
+    return _RowMeasurement(vectors, Request.of(metrics=metrics), None).results("vectors", "")[1]
 
 
 def _source(
