@@ -23,7 +23,7 @@ MAY_IMPORT = {
         *LOW, "__init__", "alerts", "capture", "data", "distributed", "measurement", "metrics", "models", "schedule",
         "stats", "sweep", "synthetic", "tangent", "tracker",
     },
-    "integrations": {*LOW, "measurement", "schedule", "sweep", "tracker"},
+    "integrations": {*LOW, "measurement", "remedies", "schedule", "sweep", "tracker"},
     "sweep": {*LOW, "capture", "data", "measurement", "metrics", "models", "stats"},
     "tracker": {
         *LOW, "__init__", "capture", "data", "distributed", "measurement", "metrics", "models", "schedule", "stats",

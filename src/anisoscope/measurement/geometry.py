@@ -90,6 +90,11 @@ class Geometry:
         """Number of rows so far."""
         return self._stream.rows
 
+    @property
+    def errors(self) -> bool:
+        """Whether error bars are computed."""
+        return self._errors
+
     def __repr__(self) -> str:
         return f"Geometry({self.n:,} rows)"
 
