@@ -64,7 +64,7 @@ def test_the_table_has_errors_the_null_after_and_a_warning_in_80_columns(
     assert save.exists()
     table = done.stdout.split("Map:")[0]
     assert max(map(len, table.splitlines())) <= 80
-    for words in ("before", "after", "change", "null after", "± 0.0", "is more isotropic", "Isotropy is not quality"):
+    for words in ("before", "after", "change", "null", "± 0.0", "is more isotropic", "Isotropy is not quality"):
         assert words in table, words
     rows = json.loads(run("transform", vectors, "--centre", "--save", save, "--overwrite", "--json").stdout)
     after = [row for row in rows if row["when"] == "after"]

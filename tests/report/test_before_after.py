@@ -79,12 +79,25 @@ def test_polarity_agrees_with_the_known_answers_of_the_metrics() -> None:
 
 
 def test_it_fits_eighty_columns() -> None:
-    long = {"variant": {"of": "singular values"}, "error": 0.000123456, "null": 123456.789}
-    a, b = (
-        record("participation_ratio_unbiased", 123456.789, **long),
-        record("participation_ratio_unbiased", 1e-9, **long),
+    name, facts = "participation_ratio_unbiased", {"variant": {"of": "singular values"}, "null": 123456.789}
+    wide = change(
+        record(name, 123456.789, error=0.000123456, **facts), record(name, 1e-9, error=1.7e-8, **facts), [1, 2], [5, 5]
     )
-    text = printed([change(a, b, [1.0, 2.0, 3.0], [1.5, 2.5, 3.0]), change(a, b)])
+    precise = change(
+        record("mean_cosine", 0.038208, error=0.000017, null=0.0),
+        record("mean_cosine", -3.31e-7, error=1.7e-8, null=-0.0000123),
+        [0.03820, 0.03821, 0.03822],
+        [1e-7, 2e-7, 3e-7],
+    )
+    text = printed([wide, precise])
     assert max(map(len, text.splitlines())) <= 80
     assert "…" not in text  # nothing is cut
-    assert text.count("123,456.78900") == 2
+    assert "123,456.78900" in text
+    assert "-1.2e" not in text
+    assert "−1.2e−05" in text or "−0.0000123" in text
+
+
+def test_a_tiny_error_does_not_cost_the_digits_of_the_value() -> None:
+    text = printed([change(record("isoscore", 0.999871, error=2e-9), record("isoscore", 0.5))])
+    assert "0.999871" in text
+    assert "± 2.0e−09" in text

@@ -40,7 +40,7 @@ POLARITY = {
     "rankme": _HIGH,
     "stable_rank": _HIGH,
 }
-_DECIMALS = 7  # more are written with a power of ten
+_DECIMALS = 6  # at most; a number too small for them is written with a power of ten
 _DIMENSIONS = ("two_nn", "two_nn_ml", "two_nn_paper", "gride", "mle_dimension", "local_pca_dimension")
 WARNING = (
     "Isotropy is not quality. A transformation can improve every number above and still make search worse. "
@@ -109,8 +109,8 @@ def change(
 def before_after_table(changes: Sequence[Change], title: str, *, notes: Iterable[str] = ()) -> RenderableType:
     """One row per number: before, after, change, each with its standard error below; then notes and the warning."""
     table = Table(title=escape(title), box=box.SIMPLE_HEAD, title_justify="left", title_style="bold")
-    table.add_column("metric", overflow="fold", min_width=26)
-    for column in ("before", "after", "change", "null after"):
+    table.add_column("metric", overflow="fold", min_width=18)
+    for column in ("before", "after", "change", "null\nafter"):
         table.add_column(column, justify="right", no_wrap=True)
     reasons: dict[str, list[str]] = {}
     for each in changes:
@@ -159,6 +159,8 @@ def _rounded(value: float | None, error: float | None = None) -> str:
 
     >>> _rounded(0.155123, 0.0012), _rounded(29.4512, 1.234), _rounded(0.155123), _rounded(-0.0000012, 0.01)
     ('0.1551', '29.5', '0.155', '0.000')
+    >>> _rounded(0.999998, 9.8e-7), _rounded(9.8e-7, 9.8e-7)
+    ('0.999998', '9.8e−07')
     """
     if value is None:
         return "[dim]–[/]"
@@ -166,5 +168,7 @@ def _rounded(value: float | None, error: float | None = None) -> str:
     if not scale:
         return "0"
     decimals = (1 if error else 2) - math.floor(math.log10(scale))
-    text = f"{value:.2e}" if decimals > _DECIMALS else f"{value:,.{max(0, decimals)}f}"
+    if abs(value) >= 10.0 ** (2 - _DECIMALS):
+        decimals = min(decimals, _DECIMALS)  # leaves at least three digits
+    text = f"{value:.1e}" if decimals > _DECIMALS else f"{value:,.{max(0, decimals)}f}"
     return text.removeprefix("-") if float(text.replace(",", "")) == 0 else text.replace("-", "−")
