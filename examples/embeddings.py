@@ -7,9 +7,6 @@ import sys
 import numpy as np
 
 import anisoscope
-from anisoscope.remedies import fit_remedy
-from anisoscope.stats.collect import as_rows, cloud_of
-from anisoscope.stats.moments import Moments
 
 if len(sys.argv) > 1:
     rows = np.load(sys.argv[1])
@@ -17,8 +14,7 @@ else:
     rows = anisoscope.synthetic.cloud("power law", n=3000, d=48).numpy() + 0.5
 
 names = ["mean_cosine", "spectral_anisotropy", "isoscore"]
-moments = cloud_of(rows, {"Moments"}).get(Moments)
-whitened = fit_remedy(moments, centre=True, whiten=True)(as_rows(rows))
+whitened = anisoscope.fit_remedy(rows, centre=True, whiten=True).apply(rows)
 for title, each in (("before", rows), ("after centring and whitening", whitened)):
     print(title)
     for record in anisoscope.measure_rows(each, names):

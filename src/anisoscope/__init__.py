@@ -12,12 +12,14 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from anisoscope.data.vectors import open_vectors
     from anisoscope.errors import AnisoscopeError, CaptureError, InputError, MetricError, StoreError
+    from anisoscope.measurement.geometry import Geometry
     from anisoscope.measurement.measure_model import measure
     from anisoscope.measurement.measure_rows import measure_rows
     from anisoscope.measurement.recompute import recompute
     from anisoscope.metrics.metric import Metric, Undefined, Value, metric
     from anisoscope.models.open import open_model
     from anisoscope.records import Record, Site
+    from anisoscope.remedies import Remedy, fit_remedy
     from anisoscope.store.run import Run
     from anisoscope.tangent import Tangent
     from anisoscope.tangent.tangent_test import fit_frames, tangent_test
@@ -28,10 +30,12 @@ __version__ = "0.1.0"
 _HOME = {
     "AnisoscopeError": "errors",
     "CaptureError": "errors",
+    "Geometry": "measurement.geometry",
     "InputError": "errors",
     "Metric": "metrics.metric",
     "MetricError": "errors",
     "Record": "records",
+    "Remedy": "remedies",
     "Run": "store.run",
     "Site": "records",
     "StoreError": "errors",
@@ -40,6 +44,7 @@ _HOME = {
     "Undefined": "metrics.metric",
     "Value": "metrics.metric",
     "fit_frames": "tangent.tangent_test",
+    "fit_remedy": "remedies",
     "measure": "measurement.measure_model",
     "measure_rows": "measurement.measure_rows",
     "metric": "metrics.metric",
@@ -54,10 +59,12 @@ _MODULES = ("alerts", "integrations", "metrics", "schedule", "synthetic", "testi
 __all__ = [
     "AnisoscopeError",
     "CaptureError",
+    "Geometry",
     "InputError",
     "Metric",
     "MetricError",
     "Record",
+    "Remedy",
     "Run",
     "Site",
     "StoreError",
@@ -66,6 +73,7 @@ __all__ = [
     "Undefined",
     "Value",
     "fit_frames",
+    "fit_remedy",
     "measure",
     "measure_rows",
     "metric",

@@ -23,7 +23,7 @@ MAY_IMPORT = {
         *LOW, "__init__", "alerts", "capture", "data", "distributed", "measurement", "metrics", "models", "schedule",
         "stats", "sweep", "synthetic", "tangent", "tracker",
     },
-    "integrations": {*LOW, "measurement", "schedule", "sweep", "tracker"},
+    "integrations": {*LOW, "measurement", "remedies", "schedule", "sweep", "tracker"},
     "sweep": {*LOW, "capture", "data", "measurement", "metrics", "models", "stats"},
     "tracker": {
         *LOW, "__init__", "alerts", "capture", "data", "distributed", "measurement", "metrics", "models", "schedule",
@@ -39,7 +39,7 @@ MAY_IMPORT = {
     "models": LOW,
     "distributed": {"stats"},
     "metrics": {"records", "stats"},
-    "remedies": {"stats"},
+    "remedies": {"__init__", "stats", "store"},
     "stats": {"records"},
     "report": {*LOW, "stats.inference"},  # which needs no torch
     # `Run.plot` imports the report when it is called: the only import that points up

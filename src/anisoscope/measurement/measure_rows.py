@@ -1,4 +1,4 @@
-"""Measuring vectors: arrays in memory and files on disk; and applying a remedy to them."""
+"""Measuring vectors: arrays in memory and files on disk."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from anisoscope.data.vectors import Vectors, open_vectors, write_npy
+from anisoscope.data.vectors import Vectors, open_vectors
 from anisoscope.measurement.engine import OnProgress
+from anisoscope.measurement.geometry import collected_statistics
 from anisoscope.measurement.request import VECTOR_SAMPLE, Request, VectorOptions, accepts, names_of
 from anisoscope.measurement.run_output import choose_metrics, open_run, run_info, save_cloud, save_measured
-from anisoscope.metrics.evaluate import evaluate
+from anisoscope.metrics.evaluate import MetricResult, evaluate
 from anisoscope.records import Record
-from anisoscope.remedies import Remedy, fit_remedy
-from anisoscope.stats.collect import as_rows, batches_of, block_numbers, collect, with_documents
-from anisoscope.stats.moments import Moments
+from anisoscope.stats.cloud import Cloud
+from anisoscope.stats.collect import as_rows, batches_of, block_numbers, collect
 from anisoscope.stats.rows import Rows, bare_rows
 
-_ROWS = 8192  # of a file, read at once
+READ_ROWS = 8192  # of a file, at once
 ROW_OPTIONS = (*names_of(VectorOptions), "sample", "seed", "errors", "out", "keep_blocks", "overwrite")
 
 
@@ -53,63 +53,54 @@ def measure_rows(
     """
     request = Request.of(**options, metrics=metrics)
     statistics, vectors, out = request.statistics, request.vectors, request.output.out
-    by_name = vectors.documents if isinstance(vectors.documents, str) else None  # an array of the file
     if isinstance(rows, str | Path):
+        by_name = vectors.documents if isinstance(vectors.documents, str) else None  # an array of the file
         rows = open_vectors(rows, tensor=vectors.tensor, column=vectors.column, documents=by_name)
-    sample = statistics.sample or VECTOR_SAMPLE
-    documents = vectors.documents if by_name is None else None
-    batches, document = _source(rows, documents, statistics.seed, progress)
-    chosen = choose_metrics(metrics, {"documents"} if document is not None else set())
-    names = with_documents(set().union(*(m.sources for m in chosen)) | {"Directions", "Moments"}, document)
-    unit = "rows" if document is None else "documents"
-
-    def measured_as(run: str) -> tuple[Any, list[Any]]:
-        cloud = collect(batches, names, sample=sample, precise=vectors.precise)
-        labels: dict[str, Any] = {"site": site, "run": run, "unit": unit}
-        errors: Any = "fast" if statistics.errors and metrics is None else statistics.errors
-        return cloud, evaluate(cloud, chosen, errors=errors, **labels)
-
+    measurement = _RowMeasurement(rows, request, progress)
     if out is None:
-        return [m.record for m in measured_as("")[1]]
+        return [m.record for m in measurement.results(site, "")[1]]
     is_file = isinstance(rows, Vectors)
     data = rows.info if is_file else {"rows": len(as_rows(rows))}
-    facts = {"kind": "vectors", "data": data, "unit": unit, "seed": statistics.seed, "sample": sample}
-    info = run_info({**facts, "complete": False, "settings": {"data": data, **request.settings()}}, chosen)
+    facts = {"kind": "vectors", "data": data, "unit": measurement.unit, "seed": statistics.seed}
+    facts |= {"sample": measurement.sample, "complete": False, "settings": {"data": data, **request.settings()}}
+    info = run_info(facts, measurement.metrics)
     overwrite = request.output.overwrite
     with open_run(out, info, command=command, overwrite=overwrite, resumable=is_file) as run:
         if run.info.get("complete"):
             return list(run.records())
         if not run.is_empty:
             run.rewind(0)
-        cloud, measured = measured_as(run.name)
+        cloud, measured = measurement.results(site, run.name)
         save_cloud(run, cloud, site=site, blocks=request.output.keep_blocks)
         save_measured(run, measured)
         run.update_info(complete=True)
     return [m.record for m in measured]
 
 
-def transform_rows(
-    source: Vectors,
-    out: str | Path,
-    *,
-    centre: bool = False,
-    remove_top: int = 0,
-    whiten: bool = False,
-    shrinkage: float | None = None,
-    progress: OnProgress | None = None,
-) -> Remedy:
-    """Fit a remedy on vectors in one pass and write the transformed vectors in a second.
+class _RowMeasurement:
+    """One pass or two over rows, and the metrics of their cloud."""
 
-    Returns:
-        The fitted remedy.
-    """
-    batches, _ = _source(source, None, 0, progress)
-    cloud = collect(batches, {"Moments"})
-    remedy = fit_remedy(cloud.get(Moments), centre=centre, remove_top=remove_top, whiten=whiten, shrinkage=shrinkage)
-    with write_npy(out, source.n, source.d) as write:
-        for rows in batches():
-            write(remedy(rows.x).float())
-    return remedy
+    def __init__(self, rows: Any, request: Request, progress: OnProgress | None) -> None:
+        self.request = request
+        self.sample = request.statistics.sample or VECTOR_SAMPLE
+        documents = None if isinstance(request.vectors.documents, str) else request.vectors.documents
+        self._batches, self._document = _source(rows, documents, request.statistics.seed, progress)
+        known = {"documents"} if self._document is not None else set()
+        self.metrics = choose_metrics(request.statistics.metrics, known)
+        self.unit = "documents" if known else "rows"
+
+    def results(self, site: str, run: str) -> tuple[Cloud, list[MetricResult]]:
+        """Read the rows and evaluate the metrics."""
+        statistics = self.request.statistics
+        names = collected_statistics(self.metrics, documented=self._document is not None)
+        cloud = collect(self._batches, names, sample=self.sample, precise=self.request.vectors.precise)
+        errors: Any = "fast" if statistics.errors and statistics.metrics is None else statistics.errors
+        return cloud, evaluate(cloud, self.metrics, errors=errors, site=site, run=run, unit=self.unit)
+
+
+def row_results(vectors: Vectors, metrics: Sequence[str] | None = None) -> list[MetricResult]:
+    """Measure an open file of vectors as `measure_rows` does, and return the replicates as well."""
+    return _RowMeasurement(vectors, Request.of(metrics=metrics), None).results("vectors", "")[1]
 
 
 def _source(
@@ -129,7 +120,7 @@ def _source(
 
 def _file_batches(source: Vectors, document: Tensor | None, block: Tensor, seed: int) -> Iterator[Rows]:
     first = 0
-    for x in source.batches(_ROWS):
+    for x in source.batches(READ_ROWS):
         part = slice(first, first + len(x))
         documents = None if document is None else document[part]
         yield bare_rows(x, first=first, document=documents, block=block[part], seed=seed)

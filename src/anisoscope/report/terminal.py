@@ -48,18 +48,6 @@ def _duration(seconds: float) -> str:
     return "about " + " ".join(part for part in parts if part)
 
 
-def before_after_table(before: Sequence[Record], after: Sequence[Record], title: str) -> Table:
-    """The same numbers of two clouds side by side."""
-    table = _table(title, "metric", "before", "after", "null value")
-    later = {(_label(r), r.index): r for r in after}
-    for record in before:
-        other = later.get((_label(record), record.index))
-        table.add_row(
-            _label(record), _number(record.value), _number(other.value if other else None), _number(record.null)
-        )
-    return table
-
-
 def sentences_table(headlines: Sequence[tuple[str, str]], caveats: Sequence[str]) -> RenderableType:
     """The results of a run in sentences, and the caveats."""
     sentences = Table.grid(padding=(0, 2))

@@ -8,6 +8,7 @@ a collector is stored in a scratch folder: closed blocks, and between two batche
 
 from __future__ import annotations
 
+import copy
 import json
 import math
 from collections.abc import Callable, Iterable, Mapping
@@ -290,6 +291,19 @@ class Collector:
             if name in self._make:
                 accumulate(out, name, self._make[name](join_rows(evicted)))
         return out
+
+    def copy(self) -> Collector:
+        """Return a collector that continues from here by itself. Nothing that is closed or added there shows here."""
+        other = copy.copy(self)
+        other._open = dict(self._open)
+        other._pending = {prefix: list(waiting) for prefix, waiting in self._pending.items()}
+        other._closed = list(self._closed)
+        other._scratch = None  # files of both would have the same names
+        other._reservoir = Reservoir(self._sample_size)
+        sample = self._reservoir.sample()
+        if sample is not None:
+            other._reservoir.absorb(sample)
+        return other
 
     def part(self) -> Part:
         """Return everything collected so far, as a value that another collector can absorb."""
