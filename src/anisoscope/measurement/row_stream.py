@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from anisoscope.errors import InputError
+from anisoscope.stats.block_numbers import BlockNumbers
 from anisoscope.stats.collect import BLOCKS, as_rows
-from anisoscope.stats.collector import BlockNumbers
 from anisoscope.stats.documents import segments
 from anisoscope.stats.rows import Rows, bare_rows
 
@@ -87,7 +87,7 @@ class RowStream:
         """Yield the rows that wait for a full piece. They stay in the stream."""
         if self._used:
             numbers = self._numbers or BlockNumbers(self._block_rows())
-            yield self._made(BlockNumbers(*numbers.state()))  # type: ignore[arg-type]
+            yield self._made(BlockNumbers(*numbers.state()))
 
     def seen(self) -> dict[str, Any]:
         """What the sum of two streams needs to know."""
