@@ -87,7 +87,7 @@ class RowStream:
         """Yield the rows that wait for a full piece. They stay in the stream."""
         if self._used:
             numbers = self._numbers or BlockNumbers(self._block_rows())
-            yield self._made(BlockNumbers(*numbers.state()))
+            yield self._made(BlockNumbers(*numbers.state()))  # type: ignore[arg-type]
 
     def seen(self) -> dict[str, Any]:
         """What the sum of two streams needs to know."""
