@@ -132,7 +132,7 @@ class _Written:
 
 
 class Bar:
-    """A progress bar on stderr: call it to advance; `say` sets its description."""
+    """A progress bar on stderr: call it to advance; `say` sets its description, `begin` starts it again."""
 
     def __init__(self, progress: Progress, task: TaskID) -> None:
         self._progress = progress
@@ -143,6 +143,9 @@ class Bar:
 
     def say(self, what: str) -> None:
         self._progress.update(self._task, description=escape(what))
+
+    def begin(self, what: str, total: int) -> None:
+        self._progress.reset(self._task, description=escape(what), total=total)
 
 
 class _Rate(ProgressColumn):
