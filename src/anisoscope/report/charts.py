@@ -48,6 +48,7 @@ DRAWN: Mapping[str, Callable[[ChartStyle], Any]] = {
     "against": lines.against,
     "verdicts": maps.verdicts,
     "points": lines.points,
+    "pairs": maps.pairs,
 }
 _LOG_AXIS = {"steps": "step", "curve": "index", "levels": "index"}  # the field that may have a log axis
 _FLAT = 0.25  # if values vary by less than this share of their size, the axis does not start at 0

@@ -74,6 +74,7 @@ KINDS: Mapping[str, ChartKind] = {
     "against": ChartKind(("index",), ("run", "layer", "site", "step", *_SERIES[1:])),
     "verdicts": ChartKind(("site", "v_claim", "v_line", "v_verdict")),
     "points": ChartKind(("site",), (*_SERIES, "index")),
+    "pairs": ChartKind(("layer", "site", "v_other")),
 }
 ORDERED = ("layer", "step", "index", "head")  # fields whose colours form a scale
 
@@ -142,6 +143,7 @@ def choose(shape: TableShape) -> tuple[str, ...]:
     # An index with few values is a choice, as a variant is; a curve needs more.
     indexed = len(shape.values.get("index", ())) >= _FEW_POINTS
     rules = (
+        ("pairs", shape.has("layer", "v_other")),
         ("against", indexed and shape.has_x),
         ("levels", indexed and shape.has_null and shape.has("v_null")),
         ("curve", indexed and shape.rising),
