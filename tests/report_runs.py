@@ -167,10 +167,20 @@ def verdicts() -> list[Record]:
     ]
 
 
+def pairs() -> list[Record]:
+    """The similarity of every layer with every layer of another model."""
+    others = [*sites()[:4], "final"]
+    return [
+        Record(site, "layer_cka", 0.9 * bell(i - j + 3), variant={"other": other}, error=0.01, null=0.0, n=512)
+        for i, site in enumerate(sites())
+        for j, other in enumerate(others)
+    ]
+
+
 def every_shape() -> list[Record]:
     steps = (0, 1, 10, 100, 1000)
     return [
-        *profiles(steps), *curves(), *heads(steps), *gradients(), *drifts(), *verdicts(),
+        *profiles(steps), *curves(), *heads(steps), *gradients(), *drifts(), *verdicts(), *pairs(),
     ]  # fmt: skip
 
 

@@ -33,6 +33,7 @@ CASES: dict[str, tuple[list[str], str, str | None]] = {
     "sweep": (["series", "--text", "text.jsonl", "--out", "swept", *LITTLE], "2 steps measured", "swept/records.jsonl"),
     "tangent": (["model", "--text", "text.jsonl", "--tokens", "600", "--window", "16", "--rank", "4"], "energy", None),
     "curvature": (["--seeds", "4"], "Curvature", None),
+    "similarity": (["model", "model", "--text", "text.jsonl", "--out", "alike"], "CKA", "alike/records.jsonl"),
     "metrics": ([], "isoscore", None),
     "transform": (["vectors.npy", "--centre", "--out", "better.npy"], "isoscore", "better.npy"),
     "claims run": (["N4", "--size", "tiny", "--out", "claims"], "N4", "claims/records.jsonl"),

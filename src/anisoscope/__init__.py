@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from anisoscope.data.vectors import open_vectors
     from anisoscope.errors import AnisoscopeError, CaptureError, InputError, MetricError, StoreError
+    from anisoscope.measurement.compare_models import similarity
     from anisoscope.measurement.geometry import Geometry
     from anisoscope.measurement.measure_model import measure
     from anisoscope.measurement.measure_rows import measure_rows
@@ -51,6 +52,7 @@ _HOME = {
     "open_model": "models.open",
     "open_vectors": "data.vectors",
     "recompute": "measurement.recompute",
+    "similarity": "measurement.compare_models",
     "tangent_test": "tangent.tangent_test",
 }
 
@@ -80,6 +82,7 @@ __all__ = [
     "open_model",
     "open_vectors",
     "recompute",
+    "similarity",
     "tangent_test",
 ]
 

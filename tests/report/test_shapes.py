@@ -39,6 +39,12 @@ def test_heads_of_q_sites_are_heads_too() -> None:
     assert kinds_of(records)[0] == "heads"
 
 
+def test_pairs_of_layers_of_two_models_are_a_heat_map() -> None:
+    pairs = [(i, j) for i in range(3) for j in range(2)]
+    records = [Record(f"resid.{i}", "layer_cka", 0.5, variant={"other": f"resid.{j}"}) for i, j in pairs]
+    assert kinds_of(records) == ("pairs", "profile")
+
+
 @pytest.mark.parametrize(
     ("metric", "kind"),
     [

@@ -136,7 +136,7 @@ class _Written:
 
 
 class Bar:
-    """A progress bar on stderr: call it to advance; `say` sets its description.
+    """A progress bar on stderr: call it to advance; `say` sets its description, `begin` starts it again.
 
     If stderr is not a terminal, it prints one line per minute instead.
     """
@@ -159,6 +159,11 @@ class Bar:
 
     def say(self, what: str) -> None:
         self._progress.update(self._task, description=escape(what))
+
+    def begin(self, what: str, total: int) -> None:
+        """Start a new stage of `total` items."""
+        self.say(what)
+        self.at(0, total)
 
     def note(self, text: str) -> None:
         """Print a sentence above the bar."""

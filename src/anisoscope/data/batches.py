@@ -58,7 +58,7 @@ def model_batches(
         batches = text_batches(
             opened.processor if tokenizer is None else tokenizer,
             source if isinstance(source, TextDocuments) else text_documents(source, field=field, mark=mark),
-            window=_window(opened, window),
+            window=window_length(opened, window),
             batch=batch,
             tokens=tokens,
             special=special,
@@ -100,7 +100,8 @@ def _audio(
     )
 
 
-def _window(opened: Opened, window: int | None) -> int:
+def window_length(opened: Opened, window: int | None) -> int:
+    """Return the longest window in tokens: `window`, or by default 512 or what the model allows if that is less."""
     limit = opened.info["max_positions"]
     if window is not None and limit is not None and window > limit:
         raise InputError(f"A window of {window} tokens is longer than the {limit} positions of the model. Use {limit}.")

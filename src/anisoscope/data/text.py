@@ -61,7 +61,7 @@ def text_batches(
         padding: False for models that take no mask: then only windows of equal length share a batch.
     """
     require_positive(window=window, batch=batch, tokens=tokens)
-    encoder = _encoder(tokenizer, special)
+    encoder = make_encoder(tokenizer, special)
     size = window - len(encoder.prefix) - len(encoder.suffix)
     if size < 1:
         raise InputError(
@@ -77,7 +77,8 @@ def text_batches(
     return _require_tokens(_batch(group, encoder.pad, unit, decoder_start, mask=padding) for group in groups)
 
 
-def _encoder(tokenizer: Any, special: bool) -> Encoder:
+def make_encoder(tokenizer: Any, special: bool) -> Encoder:
+    """Return what is needed from a tokenizer of transformers, or from "bytes"; `special` adds its special tokens."""
     if tokenizer is None:
         raise InputError(
             "The model has no tokenizer. Put its tokenizer.json into its folder, or pass one "

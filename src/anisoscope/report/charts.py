@@ -61,6 +61,7 @@ DRAWN: Mapping[str, Callable[[ChartStyle], Any]] = {
     "against": lines.against,
     "verdicts": maps.verdicts,
     "points": lines.points,
+    "pairs": maps.pairs,
 }
 _LOG_AXIS = {"steps": "step", "curve": "index", "levels": "index"}  # the field that may have a log axis
 _MOST_TICKS = 16

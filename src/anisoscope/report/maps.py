@@ -25,6 +25,14 @@ def head_steps(style: ChartStyle) -> Any:
     return _heat(style, _x_axis("step"), _y_axis("head", style))
 
 
+def pairs(style: ChartStyle) -> Any:
+    """Layers of one model on the y axis, layers of another on the x axis, both in the order of a forward pass."""
+    axis = alt.Axis(labelAngle=-45, labelOverlap="greedy")
+    return _heat(
+        style, alt.X("v_other:N", title="layer of the other model", sort=None, axis=axis), _y_axis("layer", style)
+    )
+
+
 def verdicts(style: ChartStyle) -> Any:
     """One tile per claim and line: the verdict as colour, the effect with its error as text."""
     base = alt.Chart(alt.NamedData(ROWS)).encode(

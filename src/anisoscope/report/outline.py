@@ -32,6 +32,7 @@ KIND_TITLES = {
     "against": "against eigenvalue",
     "verdicts": "verdicts",
     "points": "numbers",
+    "pairs": "layers × layers",
 }
 _UNCHARTED = ("alert",)  # shown as text
 

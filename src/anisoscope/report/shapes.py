@@ -79,6 +79,7 @@ KINDS: Mapping[str, ChartKind] = {
     "against": ChartKind(("index",), ("run", "layer", "site", "step", *_SERIES[1:]), needs=("value", "index", "x")),
     "verdicts": ChartKind(("site", "v_claim", "v_line", "v_verdict"), needs=()),
     "points": ChartKind(("site",), (*_SERIES, "index")),
+    "pairs": ChartKind(("layer", "site", "v_other")),
 }
 ORDERED = ("layer", "step", "index", "head")  # fields whose colours form a scale
 
@@ -147,6 +148,7 @@ def choose(shape: TableShape) -> tuple[str, ...]:
     # An index with few values is a choice, as a variant is; a curve needs more.
     indexed = len(shape.values.get("index", ())) >= _FEW_POINTS
     rules = (
+        ("pairs", shape.has("layer", "v_other")),
         ("against", indexed and shape.has_x),
         ("levels", indexed and shape.has_null and shape.has("v_null")),
         ("curve", indexed and shape.rising),

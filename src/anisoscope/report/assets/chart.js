@@ -104,7 +104,7 @@ function verdictFields(row) {
 }
 
 function heightOf(kind, rows, small) {
-  const lines = { map: "layer", heads: "layer", head_steps: "head", verdicts: "claim", points: "series" }[kind.kind];
+  const lines = { map: "layer", heads: "layer", head_steps: "head", verdicts: "claim", points: "series", pairs: "layer" }[kind.kind];
   if (!lines) return small ? 190 : 340;
   return Math.max(small ? 150 : 200, Math.min(620, 22 * distinct(rows, lines).length));
 }
