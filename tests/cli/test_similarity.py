@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 from pathlib import Path
 from typing import Any
@@ -11,8 +12,10 @@ import torch
 from rich.console import Console
 from typer.testing import CliRunner, Result
 
+import anisoscope
 from anisoscope.cli import app
 from anisoscope.cli.similarity import best_partners, similarity_table
+from anisoscope.cli.similarity import similarity as similarity_command
 from anisoscope.measurement import compare_models
 from anisoscope.records import Record
 from tests import model_folders
@@ -49,6 +52,15 @@ def test_the_table_shows_the_best_partner_of_every_layer(folder: Path) -> None:
     assert again.stdout == done.stdout
 
 
+def test_the_command_has_the_options_and_defaults_of_the_function() -> None:
+    function = inspect.signature(anisoscope.similarity).parameters
+    command = inspect.signature(similarity_command).parameters
+    hidden = {"command", "progress", "on_stage"}
+    assert set(command) - {"as_json"} == set(function) - hidden
+    for name in ("rows", "limit", "sinks", "revision_b", "window", "batch", "seed"):
+        assert command[name].default == function[name].default, name
+
+
 def test_json_is_the_records_and_nothing_else(folder: Path) -> None:
     done = run("a", "a", "--text", "text.jsonl", "--rows", "last", "--json")
     records = [Record.from_json(row) for row in json.loads(done.stdout)]
@@ -83,7 +95,7 @@ def test_many_layers_fit_on_a_screen() -> None:
     assert any(line.split()[:1] == ["final"] for line in lines)
     flat = " ".join(" ".join(lines).split())
     assert "b: [y]" in flat
-    assert "One layer of every 5 is shown" in flat
+    assert "One layer of every 6 is shown" in flat
     assert "one per word, the token at its end" in flat
     assert "3 passages were cut" in flat
     assert "2 rows were left out" in flat

@@ -27,7 +27,7 @@ _OPTIONS = (
     *("out", "overwrite"),
 )
 _ROWS = 1024
-_MOST_LAYERS = 20  # rows of the table: it fits on a screen with its notes
+_MOST_LAYERS = 18  # rows of the table: it fits on a screen with its notes
 
 
 @app.command(
