@@ -85,3 +85,14 @@ def test_saving_closed_blocks_takes_no_second_copy_on_the_disk(tmp_path: Path) -
     first = (tmp_path / "one" / "open.safetensors").read_bytes()
     held.add(batches()[5])
     assert (tmp_path / "one" / "open.safetensors").read_bytes() == first, "what is saved does not change any more"
+
+
+@pytest.mark.parametrize("room", [TIGHT, Room()])
+def test_a_copy_and_its_original_continue_by_themselves(room: Room) -> None:
+    original = filled(room, upto=5)
+    copied = original.copy()
+    early = copied.finish()
+    for rows in batches()[5:]:
+        original.add(rows)
+    assert_same(early, filled(Room(), upto=5).finish())
+    assert_same(original.finish(), filled(Room()).finish())

@@ -35,9 +35,9 @@ from anisoscope.stats.cloud import (
     table_at_level,
     to_arrays,
 )
-from anisoscope.stats.packing import pack, unpack
+from anisoscope.stats.open_block import OpenBlock
 from anisoscope.stats.registry import COLLECTED, SUMS
-from anisoscope.stats.rows import Rows, Tokens, join_rows
+from anisoscope.stats.rows import Rows, join_rows
 from anisoscope.stats.sample import Reservoir, Sample, merge_extremes, select_extremes, split_extremes
 from anisoscope.stats.scratch import Room, Scratch, bytes_of, link_or_copy
 
@@ -294,6 +294,7 @@ class Collector:
 
     def copy(self) -> Collector:
         """Return a collector that continues from here by itself. Nothing that is closed or added there shows here."""
+        self._wake()  # or both would read, and delete, one file
         other = copy.copy(self)
         other._open = dict(self._open)
         other._pending = {prefix: list(waiting) for prefix, waiting in self._pending.items()}
@@ -364,31 +365,14 @@ class Collector:
         return Block(number, path, scratch=self._scratch)
 
     def _open_arrays(self) -> dict[str, Tensor]:
-        """The open block, the rows that wait for it, and the sample."""
-        arrays = {f"open/{name}": value for name, value in to_arrays(self._open).items()}
-        for prefix, rows in self._pending.items():
-            waiting = [each for each in rows if len(each.tokens)]
-            if waiting:
-                together = join_rows(waiting)
-                arrays[f"pending/{prefix}x"] = together.x.cpu()
-                arrays[f"pending/{prefix}table"] = torch.stack(together.tokens.columns(), 1)
-        sample = self._reservoir.sample()
-        if sample is not None:
-            arrays |= {f"sample/{name}": value for name, value in pack(sample).items()}
-        return arrays
+        return OpenBlock(self._open, self._pending, self._reservoir.sample()).arrays()
 
     def _load_open(self, arrays: Mapping[str, Tensor]) -> None:
-        part = {
-            kind: {name.removeprefix(kind + "/"): x for name, x in arrays.items() if name.startswith(kind + "/")}
-            for kind in ("open", "pending", "sample")
-        }
-        self._open = from_arrays(part["open"])
-        for prefix in ("", "first."):
-            if f"{prefix}x" in part["pending"]:
-                table = part["pending"][f"{prefix}table"]
-                self._pending[prefix] = [Rows(part["pending"][f"{prefix}x"], Tokens(*table.T))]
-        if part["sample"]:
-            self._reservoir.absorb(unpack(Sample, part["sample"]))
+        loaded = OpenBlock.of(arrays)
+        self._open = loaded.stats
+        self._pending.update(loaded.pending)
+        if loaded.sample is not None:
+            self._reservoir.absorb(loaded.sample)
         self._loaded = True
 
     def _move_to(self, device: torch.device) -> None:
