@@ -79,9 +79,9 @@ def test_a_module_imports_only_what_its_package_may(path: Path) -> None:
         assert prefixes & allowed, f"{path.name} ({package}) imports {name}; it may import {sorted(allowed)}"
 
 
-def test_importing_the_package_does_not_load_torch() -> None:
+def test_importing_the_package_and_its_commands_does_not_load_torch() -> None:
     rooms = "anisoscope, anisoscope.store, anisoscope.records, anisoscope.report.charts, anisoscope.report.terminal"
-    rooms += ", anisoscope.stats.inference"
+    rooms += ", anisoscope.stats.inference, anisoscope.cli"
     code = f"import sys, {rooms}; print('torch' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "False"

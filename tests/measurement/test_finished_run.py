@@ -38,7 +38,7 @@ def test_a_complete_run_is_returned_without_opening_the_model(
     assert [record.metric for record in again.records()]
     with pytest.raises(StoreError, match="different: seed"):
         anisoscope.measure(folder, **options(text), seed=1, out=run)
-    with pytest.raises(StoreError, match=r"different: metrics .*anisoscope recompute .*run --metric NAME"):
+    with pytest.raises(StoreError, match=r"different: metrics .*anisoscope recompute .*run --metrics NAME"):
         anisoscope.measure(folder, **{**options(text), "metrics": ["isoscore"]}, out=run)
 
 

@@ -16,7 +16,6 @@ from rich.text import Text
 from anisoscope.cli.app import app, command_line, progress_bar, stdout
 from anisoscope.cli.measure import is_vectors, require_sound, require_value
 from anisoscope.cli.options import with_request
-from anisoscope.data.sample_text import SAMPLE
 from anisoscope.measurement.request import ModelOptions, Request, VectorOptions, names_of
 from anisoscope.report.questions import METRICS
 
@@ -30,7 +29,7 @@ _OPTIONS = (  # what `measure` takes, except what needs several processes or wha
 )
 _DEFAULTS = {"tokens": 4096, "sample": 2048}
 _HELP = {
-    "text": f"Text: a file, a folder, .jsonl, .parquet, - or datasets:NAME. Default: {SAMPLE}, part of Python.",
+    "text": "Text: a file, a folder, .jsonl, .parquet, - or datasets:NAME. Default: sample:topics, part of Python.",
     "sample": "Rows per site from which the intrinsic dimension is estimated.",
     "out": "Run folder to write. Default: runs/look-NAME, which is replaced.",
 }
@@ -68,7 +67,7 @@ def look(
 
     vectors = is_vectors(source, request)
     if request.source() is None and not vectors:
-        request = request.having(text=SAMPLE)
+        request = request.having(text="sample:topics")
     run = _run_of(source, request, vectors)
     rows = rows_by_metric(table_of([run]))
     results = {stream: answers(rows, stream) for stream in streams_of(rows)}

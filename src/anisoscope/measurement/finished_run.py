@@ -41,7 +41,7 @@ def finished_run(source: str | Path, request: Request) -> Run | None:
     now = {"model": [str(source), request.model.revision], "data": named, **request.settings()}
     different = differences({**before, "model": before["model"][:2]}, now)
     if different:
-        raise StoreError(_refusal(out, different))
+        raise another_request(out, different)
     if not info.get("complete") or (Path(out) / "partial.txt").exists():  # killed before it was deleted
         return None
     stamps = file_stamps(source)
@@ -58,10 +58,11 @@ def file_stamps(source: str | Path) -> list[list[Any]] | None:
     return [[name, stat.st_size, stat.st_mtime_ns] for name, stat in stats]
 
 
-def _refusal(out: str | Path, different: list[str]) -> str:
-    only_metrics = all(text.startswith("metrics ") for text in different)
-    more = f" To add a metric to this run, use `anisoscope recompute {out} --metric NAME`." if only_metrics else ""
-    return (
-        f"{out} holds a run of another request (different: {'; '.join(different)}). "
+def another_request(out: str | Path, different: list[str]) -> StoreError:
+    """The error for a folder that holds a run of another request, with the settings that differ."""
+    only_metrics = bool(different) and all(text.startswith("metrics ") for text in different)
+    more = f" To add a metric to this run, use `anisoscope recompute {out} --metrics NAME`." if only_metrics else ""
+    return StoreError(
+        f"{out} holds a run of another request (different: {'; '.join(different) or 'all of it'}). "
         f"Choose another folder, or overwrite it (--overwrite).{more}"
     )

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from anisoscope import __version__
 from anisoscope.errors import InputError, MetricError, StoreError
+from anisoscope.measurement.finished_run import another_request
 from anisoscope.measurement.request import differences
 from anisoscope.metrics import Metric, catalogue, find
 from anisoscope.metrics.evaluate import MetricResult
@@ -135,11 +136,7 @@ def require_same_settings(out: str | Path, settings: Any, later: Sequence[str] =
         before, settings = ({name: x for name, x in each.items() if name not in later} for each in (before, settings))
         if before == settings:
             return
-    different = "; ".join(differences(before, settings)) if known else "all of it"
-    raise StoreError(
-        f"{out} holds a run of another request (different: {different}). "
-        "Choose another folder, or overwrite it (--overwrite)"
-    )
+    raise another_request(out, differences(before, settings) if known else [])
 
 
 def discard_run(out: str | Path, *parts: str) -> None:
