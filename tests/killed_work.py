@@ -55,12 +55,8 @@ def sweep(material: Path, folder: Path) -> None:
 
 def lab(material: Path, folder: Path) -> None:
     """A tracked training, resumed if it has begun."""
-    run = folder / "run"
-    if (run / "run.json").is_file():
-        command("lab", "train", "--resume", "--out", run)
-        return
     size = ("--layers", 1, "--width", 16, "--heads", 2, "--context", 16, "--batch", 2, "--steps", STEPS)
-    command("lab", "train", *size, "--text", material / "text.txt", "--out", run)
+    command("lab", "train", *size, "--text", material / "text.txt", "--out", folder / "run")
 
 
 def track(material: Path, folder: Path) -> None:

@@ -69,11 +69,11 @@ def tangent(
             source,
             loss=loss,
             tangent=Tangent(
-                proxies=split_names(proxies) or [],
+                proxies=split_names([proxies]) or [],
                 ranks=sorted({rank, *_ranks(ranks)}),
-                nulls="all" if nulls == "all" else split_names(nulls) or [],
+                nulls="all" if nulls == "all" else split_names([nulls]) or [],
             ),
-            gradients=split_names(gradients) or [],
+            gradients=split_names([gradients]) or [],
             others=others,
             earlier=earlier,
             counts=None if counts is None else _read_counts(counts),
@@ -114,7 +114,7 @@ def curvature(
 
 def _ranks(text: str | None) -> list[int]:
     try:
-        return [int(rank) for rank in split_names(text) or []]
+        return [int(rank) for rank in split_names([text or ""]) or []]
     except ValueError as error:
         raise InputError(f"--ranks {text!r} is not a list of whole numbers. Use commas, such as 8,32.") from error
 
