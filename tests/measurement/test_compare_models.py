@@ -74,8 +74,11 @@ def test_widths_depths_and_tokenizers_may_differ(folder: Path) -> None:
 
 def test_directions_of_imbalance_and_pairs_are_mirrored_if_models_are_exchanged(folder: Path) -> None:
     one, other = compare(folder, "a", "bert"), compare(folder, "bert", "a")
-    for metric, names in {"layer_cka": ({}, {}), "layer_imbalance": ("a to b", "b to a")}.items():
-        first, second = ({"direction": name} if name else {} for name in names or ({}, {}))
+    directions: list[tuple[str, dict[str, str], dict[str, str]]] = [
+        ("layer_cka", {}, {}),
+        ("layer_imbalance", {"direction": "a to b"}, {"direction": "b to a"}),
+    ]
+    for metric, first, second in directions:
         mirrored = values(other, metric, **second)
         for (a, b), record in values(one, metric, **first).items():
             assert record.value == pytest.approx(mirrored[b, a].value, abs=1e-9)
@@ -155,8 +158,9 @@ def test_mistakes_are_explained(folder: Path, tmp_path: Path) -> None:
         compare(folder, "a", "a", text=None)
     with pytest.raises(InputError, match="at least 4 rows, not 3"):
         compare(folder, "a", "a", limit=3)
+    module: Any = torch.nn.Linear(2, 2)
     with pytest.raises(InputError, match="Linear comes without a tokenizer"):
-        anisoscope.similarity(torch.nn.Linear(2, 2), folder / "a", text=["one"])
+        anisoscope.similarity(module, folder / "a", text=["one"])
     with pytest.raises(InputError, match="Only 0 of 5 rows can be compared"):
         compare(folder, "a", "a", text=["a", "b", "c", "d", "e"])
     short = tmp_path / "short.jsonl"

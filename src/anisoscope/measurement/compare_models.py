@@ -103,7 +103,7 @@ def similarity(
     first = _open(model_a, opening)
     second = _open(model_b, {**opening, "revision": revision_b or opening["revision"]})
     own = {"rows": rows, "limit": limit, "sinks": sinks}
-    work = _Comparison(first, second, request, rows, limit, sinks, _Reporter(progress, on_stage))
+    work = _ModelComparison(first, second, request, rows, limit, sinks, _Reporter(progress, on_stage))
     info = {**run_info(_facts(request, first, second, own), []), "metrics": similarity_cards()}
     with open_run(request.output.out, info, command=command, overwrite=request.output.overwrite) as run:
         if not run.info["complete"]:
@@ -126,7 +126,7 @@ class _Reporter:
 
 
 @dataclass(frozen=True)
-class _Comparison:
+class _ModelComparison:
     """One comparison of two opened models."""
 
     first: Opened

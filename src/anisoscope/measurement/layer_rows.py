@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -74,7 +74,9 @@ def layer_rows(
     """
     name, model = opened.info["source"], opened.model
     data = request.data
-    batches = model_batches(opened, texts, window=data.window, batch=data.batch, tokenizer=request.model.tokenizer)
+    batches: Iterable[Batch] = model_batches(
+        opened, texts, window=data.window, batch=data.batch, tokenizer=request.model.tokenizer
+    )
     first, batches = peek(batches)
     layout = find_layout(model, first_item(first, device_of(model)))
     sites = [site for site in expand(layout, list(request.sites.sites)) if site.stack != "dec"]
