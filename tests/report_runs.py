@@ -177,10 +177,21 @@ def pairs() -> list[Record]:
     ]
 
 
+def paths(steps: Iterable[int] = (0, 10, 100)) -> list[Record]:
+    """The mean of each layer on two axes over training."""
+    return [
+        Record(f"resid.{layer}", "trajectory", 0.1 * layer * axis + 0.001 * step, step=step, variant=variant, n=64)
+        for layer in range(3)
+        for step in steps
+        for axis in (1, 2)
+        for variant in ({"axis": axis, "of": "mean"},)
+    ]
+
+
 def every_shape() -> list[Record]:
     steps = (0, 1, 10, 100, 1000)
     return [
-        *profiles(steps), *curves(), *heads(steps), *gradients(), *drifts(), *verdicts(), *pairs(),
+        *profiles(steps), *curves(), *heads(steps), *gradients(), *drifts(), *verdicts(), *pairs(), *paths(),
     ]  # fmt: skip
 
 

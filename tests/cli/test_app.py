@@ -278,7 +278,10 @@ MISTAKES = {
     "a metric that was not measured": (["figure", "runs/v", "-m", "two_nn", "--save", "a.png"], "Known: isoscore"),
     "a picture of another kind": (["figure", "runs/v", "-m", "isoscore", "--save", "a.xls"], "must end in .png"),
     "runs that share nothing": (["compare", "runs/v", "runs/measured"], "share no number"),
-    "a metric that needs more": (["recompute", "runs/v", "-m", "two_nn"], "Measure again with --keep-statistics, or with this metric"),
+    "a metric that needs more": (
+        ["recompute", "runs/v", "-m", "two_nn"],
+        "Measure again with --keep-statistics",
+    ),
     "nothing to serve": (["serve", "nowhere"], "choose the folder that contains your runs"),
     "a claim that is none": (["claims", "run", "S11"], "Did you mean 'S1'?"),
 }

@@ -99,3 +99,9 @@ def test_a_kind_without_a_single_mark_is_left_out() -> None:
 
 def test_distinct_sorts_numbers_before_texts() -> None:
     assert distinct([3, None, "b", 1.5, "a", 3]) == (1.5, 3, "b", "a")
+
+
+def test_two_axes_over_steps_are_a_path() -> None:
+    records = runs.paths()
+    assert kinds_of(records)[0] == "path"
+    assert "path" not in kinds_of([record for record in records if record.variant["axis"] == 1])

@@ -28,7 +28,10 @@ def mean_direction_drift(pair: PairedAxes) -> Value:
     return _cosine(now.mean, then.mean.to(now.mean.device), now.n)
 
 
-@metric(PairedAxes, low=-math.inf, high=math.inf, keeps=set(), paper="anisoscope", requires={"reference"}, bars=False)
+@metric(
+    PairedAxes, low=-math.inf, high=math.inf, keeps=set(), paper="anisoscope", requires={"reference"}, bars=False,
+    headline={"axis": 1, "of": "mean"},
+)  # fmt: skip
 def trajectory(pair: PairedAxes) -> Iterator[Value]:
     """Where the mean row is on two axes fixed at the reference, in units of the reference's RMS row length.
 

@@ -62,6 +62,7 @@ DRAWN: Mapping[str, Callable[[ChartStyle], Any]] = {
     "verdicts": maps.verdicts,
     "points": lines.points,
     "pairs": maps.pairs,
+    "path": maps.path,
 }
 _LOG_AXIS = {"steps": "step", "curve": "index", "levels": "index"}  # the field that may have a log axis
 _MOST_TICKS = 16

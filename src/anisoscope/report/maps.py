@@ -33,6 +33,32 @@ def pairs(style: ChartStyle) -> Any:
     )
 
 
+def path(style: ChartStyle) -> Any:
+    """The path of each layer over training on two fixed axes; a large point is the last step."""
+    whole = alt.Legend(tickMinStep=1, format="d")
+    colour = alt.Color("layer:Q", title="layer", scale=alt.Scale(range="ramp"), legend=whole)
+    scale = alt.Scale(zero=False, padding=12)
+    tips = [alt.Tooltip("site:N"), alt.Tooltip("step:Q", title="step"), alt.Tooltip("x:Q"), alt.Tooltip("y:Q")]
+    points = (
+        alt.Chart(alt.NamedData(ROWS))
+        .transform_pivot("v_axis", value="value", groupby=["run", "site", "layer", "step"])
+        .transform_calculate(x="datum['1']", y="datum['2']")
+        .transform_filter("isValid(datum.x) && isValid(datum.y)")
+        .transform_joinaggregate(last="max(step)", groupby=["run", "site"])
+        .encode(
+            x=alt.X("x:Q", title="axis 1", scale=scale),
+            y=alt.Y("y:Q", title="axis 2", scale=scale),
+            color=colour,
+            tooltip=tips,
+        )
+    )
+    return alt.layer(
+        points.mark_line(strokeWidth=1.2, opacity=0.8).encode(order="step:Q", detail="site:N"),
+        points.transform_filter("datum.step < datum.last").mark_point(size=14, filled=True, opacity=0.7),
+        points.transform_filter("datum.step == datum.last").mark_point(size=80, filled=True, opacity=1),
+    )
+
+
 def verdicts(style: ChartStyle) -> Any:
     """One tile per claim and line: the verdict as colour, the effect with its error as text."""
     base = alt.Chart(alt.NamedData(ROWS)).encode(

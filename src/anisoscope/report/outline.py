@@ -33,6 +33,7 @@ KIND_TITLES = {
     "verdicts": "verdicts",
     "points": "numbers",
     "pairs": "layers × layers",
+    "path": "path of the mean",
 }
 _UNCHARTED = ("alert",)  # shown as text
 

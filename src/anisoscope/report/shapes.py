@@ -79,7 +79,8 @@ KINDS: Mapping[str, ChartKind] = {
     "against": ChartKind(("index",), ("run", "layer", "site", "step", *_SERIES[1:]), needs=("value", "index", "x")),
     "verdicts": ChartKind(("site", "v_claim", "v_line", "v_verdict"), needs=()),
     "points": ChartKind(("site",), (*_SERIES, "index")),
-    "pairs": ChartKind(("layer", "site", "v_other")),
+    "pairs": ChartKind(("layer", "site", "v_other"), needs=("value", "layer", "v_other")),
+    "path": ChartKind(("layer", "site", "step", "v_axis"), needs=("value", "layer", "v_axis")),
 }
 ORDERED = ("layer", "step", "index", "head")  # fields whose colours form a scale
 
@@ -149,6 +150,7 @@ def choose(shape: TableShape) -> tuple[str, ...]:
     indexed = len(shape.values.get("index", ())) >= _FEW_POINTS
     rules = (
         ("pairs", shape.has("layer", "v_other")),
+        ("path", shape.has("layer", "step") and {1, 2} <= set(shape.values.get("v_axis", ()))),
         ("against", indexed and shape.has_x),
         ("levels", indexed and shape.has_null and shape.has("v_null")),
         ("curve", indexed and shape.rising),
