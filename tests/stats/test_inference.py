@@ -120,3 +120,9 @@ def test_the_jackknife_of_a_mean_is_its_standard_error_for_any_block_sizes() -> 
     replicates = [np.concatenate(blocks[:i] + blocks[i + 1 :]).mean() for i in range(5)]
     means = [b.mean() for b in blocks]
     assert jackknife(x.mean(), replicates, [10] * 5) == pytest.approx(np.std(means, ddof=1) / math.sqrt(5))
+
+
+def test_a_block_that_holds_nearly_all_rows_has_an_error_too() -> None:
+    error = jackknife(1.0, [1.5, 1.25, 1.0], [2**62, 1, 1])
+    assert math.isfinite(error)
+    assert error > 0

@@ -49,8 +49,8 @@ def jackknife(whole: float, replicates: Sequence[float], sizes: Sequence[int] | 
     centre = blocks * whole - sum((1 - m / n) * r for m, r in zip(sizes, replicates, strict=True))
     spread = 0.0
     for m, replicate in zip(sizes, replicates, strict=True):
-        h = n / m
-        spread += (h * whole - (h - 1) * replicate - centre) ** 2 / (h - 1)
+        less = (n - m) / m  # h − 1, without cancellation if one block holds nearly all rows
+        spread += ((less + 1) * whole - less * replicate - centre) ** 2 / less
     return math.sqrt(spread / blocks)
 
 
