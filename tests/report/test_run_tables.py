@@ -60,7 +60,7 @@ def test_streams_are_tables_of_their_own_with_a_name() -> None:
     records = [Record(f"resid.{i}", "isoscore", 0.1 + i) for i in range(3)]
     records += [Record(f"grad.resid.{i}", "isoscore", 0.5 + i) for i in range(3)]
     text = printed(layers_table(records, {}, "model"))
-    assert text.index("Residual stream (resid)") < text.index("2.10") < text.index("Gradients: residual stream")
+    assert text.index("Residual stream (resid)") < text.index("2.10") < text.index("Gradients (grad.resid)")
     assert text.count("isoscore") == 2
     assert "2.50" in text[text.index("Gradients") :]
 

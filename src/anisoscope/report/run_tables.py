@@ -15,20 +15,11 @@ from rich.text import Text
 from anisoscope.records import Record
 from anisoscope.report.cells import CURVE, FittedTable, folded, new_table, number, sparkline
 from anisoscope.report.checked_info import checked_info
+from anisoscope.report.sentences import stream_name
 from anisoscope.report.tables import parse_site, stream_of
 
 POLICIES = ("all", "no-sink", "generated", "generated no-sink")  # pairs next to each other
 GLOSSARY = "Words: docs/glossary.md"
-_KINDS = {
-    "resid": "residual stream",
-    "attn": "attention outputs",
-    "mlp": "MLP outputs",
-    "q": "queries",
-    "k": "keys",
-    "q.pre": "queries before rotary embedding",
-    "k.pre": "keys before rotary embedding",
-    "pattern": "attention patterns",
-}
 _LONG_CURVE = 3  # a curve by index with more points than this is one row
 _NAME = 20  # characters of a name in a narrow terminal
 _WIDE_NAME = 30
@@ -105,13 +96,10 @@ def policy_rank(tokens: str) -> tuple[int, str]:
 def stream_title(stream: str, heads: bool = False) -> str:
     """A stream in words.
 
-    >>> stream_title("grad.resid"), stream_title("enc.mlp")
-    ('Gradients: residual stream (grad.resid)', 'Encoder: MLP outputs (enc.mlp)')
+    >>> stream_title("resid"), stream_title("grad.resid"), stream_title("enc.mlp")
+    ('Residual stream (resid)', 'Gradients (grad.resid)', 'Encoder MLP outputs (enc.mlp)')
     """
-    rest = stream.removeprefix("grad.")
-    side = {"enc": "encoder: ", "dec": "decoder: "}.get(rest.partition(".")[0], "")
-    kind = rest.partition(".")[2] if side else rest
-    words = ("gradients: " if stream != rest else "") + side + _KINDS.get(kind, kind)
+    words = stream_name(stream) or "residual stream"
     mean = ", mean over the heads of each layer" if heads else ""
     return f"{words[:1].upper()}{words[1:]} ({stream}){mean}"
 
