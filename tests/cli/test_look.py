@@ -11,6 +11,7 @@ import pytest
 from typer.testing import CliRunner
 
 from anisoscope.cli import app
+from anisoscope.cli.look import _name
 from anisoscope.report.questions import METRICS
 from anisoscope.store.run import Run
 from tests import model_folders
@@ -56,3 +57,9 @@ def test_the_printed_command_measures_with_error_bars(folder: Path) -> None:
     done = CliRunner().invoke(app, [*words, "--metrics", "isoscore"])
     assert done.exit_code == 0, done.output
     assert [record.error is None for record in Run.open("runs/v").records()] == [False]
+
+
+def test_a_link_to_a_folder_is_named_as_the_user_named_it(tmp_path: Path) -> None:
+    (tmp_path / "model").mkdir()
+    (tmp_path / "minilm").symlink_to(tmp_path / "model")
+    assert _name(str(tmp_path / "minilm")) == "minilm"

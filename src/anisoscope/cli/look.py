@@ -121,7 +121,8 @@ def _name(source: str) -> str:
     ('SmolLM2-135M.Q4_1', 'pythia-160m')
     """
     path = Path(source)
-    name = path.resolve().name if path.is_dir() else re.sub(r"\.(gguf|npy|npz|safetensors|parquet|pt)$", "", path.name)
+    whole = path.name or path.resolve().name  # "." has no name of its own
+    name = whole if path.is_dir() else re.sub(r"\.(gguf|npy|npz|safetensors|parquet|pt)$", "", whole)
     return re.sub(r"[^\w.-]+", "-", name).strip(".-") or "model"
 
 
