@@ -162,3 +162,7 @@ def test_the_keywords_of_readers_follow_the_modality() -> None:
     assert Request.of(text="a", window=7).reading()["window"] == 7
     assert Request.of(text="a").source() == ("text", "a")
     assert Request().source() is None
+
+
+def test_an_empty_list_is_named_in_a_difference() -> None:
+    assert differences({"sites": []}, {"sites": ["resid"]}) == ["sites (none before, resid now)"]

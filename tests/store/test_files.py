@@ -25,7 +25,7 @@ from anisoscope.errors import StoreError
 from anisoscope.report.run_index import RunIndex
 from anisoscope.store import files as disk
 from anisoscope.store import run_header
-from anisoscope.store.files import WriterLock, near_paths, refusal
+from anisoscope.store.files import WriterLock, near_paths, refusal, replacing
 from anisoscope.store.run import Run, record_key
 from anisoscope.studies.lab.losses import add_losses, read_losses
 from anisoscope.sweep.ledger import Ledger
@@ -460,3 +460,11 @@ def test_near_paths_finds_numbers_names_and_missing_folders(tmp_path: Path) -> N
     assert near_paths(tmp_path / "quite" / "other") == f" (there is no folder {tmp_path / 'quite'})"
     assert near_paths(tmp_path / "quite other") == ""
     assert near_paths(Path("/")) == ""
+
+
+def test_two_files_of_one_stem_are_replaced_at_the_same_time(tmp_path: Path) -> None:
+    with replacing(tmp_path / "a.bin") as one, replacing(tmp_path / "a.jsonl") as other:
+        one.write_text("one")
+        other.write_text("other")
+    assert (tmp_path / "a.bin").read_text() == "one"
+    assert (tmp_path / "a.jsonl").read_text() == "other"

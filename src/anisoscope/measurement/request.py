@@ -289,5 +289,5 @@ def plain(value: Any) -> Any:
 
 
 def _short(value: Any) -> str:
-    text = ",".join(map(str, value)) if isinstance(value, list) else str(value)
+    text = (",".join(map(str, value)) or "none") if isinstance(value, list) else str(value)
     return text if len(text) <= 40 else text[:37] + "…"

@@ -243,7 +243,7 @@ def write_text(path: Path, text: str) -> None:
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:
     """A temporary file next to `path` that replaces it, complete and synced, if the block ends without an error."""
-    temporary = path.with_name(f".{path.stem[:180]}.{os.getpid()}{TEMPORARY}")
+    temporary = path.with_name(f".{path.name[:180]}.{os.getpid()}{TEMPORARY}")
     temporary.unlink(missing_ok=True)
     os.close(open_plain(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL))
     try:

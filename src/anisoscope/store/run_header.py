@@ -35,7 +35,7 @@ def require_usable_folder(folder: Path, resume: bool) -> None:
     if HEADER in names:
         if not resume:
             raise StoreError(
-                f"{folder} is already a run. Resume it (--resume, or resume=True in Python), show it with "
+                f"{folder} is already a run. Resume it (resume=True), show it with "
                 "`anisoscope show`, or choose another folder"
             )
     elif names:
