@@ -20,7 +20,7 @@ from anisoscope.errors import InputError
 from anisoscope.stats.arithmetic import double, full_precision
 from anisoscope.stats.collect import as_rows, cloud_of
 from anisoscope.stats.moments import Moments
-from anisoscope.store.files import explained, replacing, understood
+from anisoscope.store.files import file_errors, parse_errors, replacing
 
 _FORMAT = "anisoscope-remedy-1"
 _MAX_COLUMNS = 1 << 15  # a wider matrix takes more than 8 GB: the file is damaged or crafted
@@ -110,7 +110,7 @@ class Remedy:
             "digest": _digest(self.centre, self.matrix),
         }
         arrays = {"centre": self.centre.cpu().contiguous(), "matrix": self.matrix.cpu().contiguous()}
-        with explained("write", target), replacing(target) as temporary:
+        with file_errors("write", target), replacing(target) as temporary:
             save_file(arrays, temporary, metadata=facts)
 
     @classmethod
@@ -129,7 +129,7 @@ class Remedy:
         source = _safetensors_path(path)
         if not source.is_file():
             raise InputError(f"No such file: {source}. Write a map with `anisoscope transform … --save {source.name}`.")
-        with understood(source, "save the map again"), safe_open(source, "pt") as file:
+        with parse_errors(source, "save the map again"), safe_open(source, "pt") as file:
             facts = file.metadata() or {}
             if facts.get("format") != _FORMAT:
                 raise InputError(f"{source} holds no map. Write one with `anisoscope transform … --save`.")

@@ -25,7 +25,7 @@ from anisoscope.errors import StoreError
 from anisoscope.report.run_index import RunIndex
 from anisoscope.store import files as disk
 from anisoscope.store import run_header
-from anisoscope.store.files import WriterLock, near_paths, refusal, replacing
+from anisoscope.store.files import WriterLock, refusal, replacing, similar_paths
 from anisoscope.store.run import Run, record_key
 from anisoscope.studies.lab.losses import add_losses, read_losses
 from anisoscope.sweep.ledger import Ledger
@@ -454,12 +454,12 @@ def test_durations_come_from_clocks_that_cannot_go_back() -> None:
 def test_near_paths_finds_numbers_names_and_missing_folders(tmp_path: Path) -> None:
     for name in ("step-8", "step-64", "step-100", "data"):
         (tmp_path / name).mkdir()
-    assert near_paths(tmp_path / "step-99") == f" (did you mean {tmp_path / 'step-100'} or {tmp_path / 'step-64'}?)"
-    assert near_paths(tmp_path / "dat") == f" (did you mean {tmp_path / 'data'}?)"
-    assert near_paths(tmp_path / "dta" / "a" / "b") == f" (did you mean {tmp_path / 'data'}?)"
-    assert near_paths(tmp_path / "quite" / "other") == f" (there is no folder {tmp_path / 'quite'})"
-    assert near_paths(tmp_path / "quite other") == ""
-    assert near_paths(Path("/")) == ""
+    assert similar_paths(tmp_path / "step-99") == f" (did you mean {tmp_path / 'step-100'} or {tmp_path / 'step-64'}?)"
+    assert similar_paths(tmp_path / "dat") == f" (did you mean {tmp_path / 'data'}?)"
+    assert similar_paths(tmp_path / "dta" / "a" / "b") == f" (did you mean {tmp_path / 'data'}?)"
+    assert similar_paths(tmp_path / "quite" / "other") == f" (there is no folder {tmp_path / 'quite'})"
+    assert similar_paths(tmp_path / "quite other") == ""
+    assert similar_paths(Path("/")) == ""
 
 
 def test_two_files_of_one_stem_are_replaced_at_the_same_time(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from anisoscope.report.sections import paper_name
 from anisoscope.report.shapes import colours_of, fitting_kinds
 from anisoscope.report.tables import of_metric, table_of
 from anisoscope.report.templates import asset, render
-from anisoscope.store.files import understood, write_text
+from anisoscope.store.files import parse_errors, write_text
 from anisoscope.store.run import Run
 from anisoscope.studies.claims.claim import SMOKE_TEST_NOTE, Claim, Evidence, Verdict, judge, shared_context
 from anisoscope.studies.claims.runner import CLAIMS, evidence_run, kept_evidence
@@ -43,7 +43,7 @@ def write_claims_page(folder: Path, page: Path) -> Path:
 
 
 def _page(run: Run, evidence_of: Sequence[tuple[Claim, Evidence]]) -> str:
-    with understood(run.path / "run.json", "restore it from a copy, or run the claims again", StoreError):
+    with parse_errors(run.path / "run.json", "restore it from a copy, or run the claims again", StoreError):
         request = ", ".join(_setting(*each) for each in run.info["settings"].items() if each[1] not in (None, []))
         versions = ", ".join(f"{name} {value}" for name, value in run.info["versions"].items())
     return render(

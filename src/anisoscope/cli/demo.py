@@ -13,7 +13,7 @@ from anisoscope.cli.app import app, progress_bar, stderr, stdout
 from anisoscope.cli.claims import verdicts_view
 from anisoscope.cli.lab import Overwrite, report_stopped, training_bar
 from anisoscope.cli.lab_tables import demo_table, introduction
-from anisoscope.store.files import explained
+from anisoscope.store.files import file_errors
 
 
 @app.command(
@@ -66,7 +66,7 @@ def _clouds(out: Path) -> None:
     from anisoscope.report.terminal import clouds_table
     from anisoscope.studies.demo_clouds import measure_clouds
 
-    with explained("create", out):
+    with file_errors("create", out):
         out.mkdir(parents=True, exist_ok=True)
     with progress_bar("clouds", None) as bar:
         measured = measure_clouds(bar)

@@ -24,7 +24,7 @@ from anisoscope.measurement.request import (
     VectorOptions,
     names_of,
 )
-from anisoscope.store.files import given_path, near_paths
+from anisoscope.store.files import similar_paths, user_path
 
 if TYPE_CHECKING:
     from anisoscope.records import Record
@@ -91,7 +91,7 @@ def measure(
 
 def is_vectors(source: str, request: Request) -> bool:
     """Whether a source is a file of vectors: a file that is no model, without data for one."""
-    path = given_path(source)
+    path = user_path(source)
     alone = request.source() is None and not request.sites.weights
     return alone and path.is_file() and path.suffix != ".gguf"
 
@@ -102,7 +102,7 @@ def _nothing_to_measure(source: str) -> str:
     if Path(source).exists():
         return f"{source} is not a file of vectors. If it is a model, give it data: {data}"
     what = f"give a file of vectors, or a model (a folder or hub id) with {data}"
-    return f"no file {source}{near_paths(Path(source))}; {what}"
+    return f"no file {source}{similar_paths(Path(source))}; {what}"
 
 
 def _measure_vectors(source: str, request: Request) -> tuple[list[Record], dict[str, Any], str]:

@@ -23,7 +23,7 @@ from anisoscope.data.token_table import (
 )
 from anisoscope.errors import InputError
 from anisoscope.models.sources import named_files
-from anisoscope.store.files import understood
+from anisoscope.store.files import parse_errors
 
 AUDIO_SUFFIXES = (".wav", ".flac", ".ogg", ".mp3", ".aiff", ".aif")
 
@@ -124,7 +124,7 @@ def _transcript(file: Path) -> str | None:
     text_file = file.with_suffix(".txt")
     if not text_file.is_file():
         return None
-    with understood(text_file, "save the transcript as UTF-8 text"), text_file.open(encoding="utf-8") as text:
+    with parse_errors(text_file, "save the transcript as UTF-8 text"), text_file.open(encoding="utf-8") as text:
         return text.read(_MAX_TRANSCRIPT).strip()
 
 
@@ -135,7 +135,7 @@ def _recording(file: Path, rate: int, seconds: float) -> Iterator[tuple[Tensor, 
     """
     import soundfile
 
-    with understood(file, "remove or replace it"), soundfile.SoundFile(file) as recording:
+    with parse_errors(file, "remove or replace it"), soundfile.SoundFile(file) as recording:
         _require_readable(file, recording.samplerate, recording.channels, rate)
         frames = max(1, round(seconds * recording.samplerate))
         for block in recording.blocks(blocksize=frames, dtype="float32", always_2d=True):  # (frames, channels)

@@ -14,7 +14,7 @@ from torch import Tensor
 from anisoscope.data.token_table import Batch, group_consecutive, make_batch, require_positive, table_without_ids
 from anisoscope.errors import InputError, first_line
 from anisoscope.models.sources import named_files
-from anisoscope.store.files import impostor
+from anisoscope.store.files import wrong_content
 
 IMAGE_SUFFIXES = (".png", ".jpg", ".jpeg", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".ppm", ".pgm", ".avif")
 _FORMATS = ("PNG", "JPEG", "WEBP", "BMP", "GIF", "TIFF", "PPM", "AVIF")
@@ -73,7 +73,7 @@ def _image(file: Path, channels: int) -> Any:
                 # Cameras store the orientation separately from the pixels.
                 return ImageOps.exif_transpose(image).convert(_MODES.get(channels, "RGB"))
     except Exception as error:  # damaged and crafted images raise many kinds of errors
-        if reason := impostor(file):
+        if reason := wrong_content(file):
             raise InputError(f"{file}: {reason}") from error
         raise InputError(f"{file} is not a readable image ({first_line(error)}). Remove or replace it.") from error
 

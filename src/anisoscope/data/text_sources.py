@@ -14,7 +14,7 @@ from typing import Any, TextIO
 from anisoscope.data.sample_text import SAMPLE, sample_documents
 from anisoscope.errors import InputError, first_line
 from anisoscope.models.sources import files_in
-from anisoscope.store.files import given_path, near_paths, parse_json, understood
+from anisoscope.store.files import parse_errors, parse_json, similar_paths, user_path
 
 # A long text is tokenised in pieces of this many characters: enough to hide the tokenizer's overhead per call, and
 # few enough that a file of any size can be streamed.
@@ -77,7 +77,7 @@ def text_documents(
         return TextDocuments(sample_documents)
     if str(source).startswith("datasets:"):
         return TextDocuments(lambda: _dataset_rows(str(source), field or "text"))
-    path = given_path(source)
+    path = user_path(source)
     if path.is_dir():
         files = files_in(path, _TEXT_SUFFIXES + _TABLE_SUFFIXES)
         if len(files) > 1:
@@ -85,7 +85,7 @@ def text_documents(
         path = files[0]
     if not path.is_file():
         options = f"a file, a folder, -, {SAMPLE} or datasets:NAME (in Python also a list of texts)"
-        raise InputError(f"No text at {path}{near_paths(path)}. Use {options}.")
+        raise InputError(f"No text at {path}{similar_paths(path)}. Use {options}.")
     if field is not None and path.suffix.lower() not in _TABLE_SUFFIXES:
         raise InputError(f"{path} is plain text without fields. Leave out the field ({field!r}), or use a .jsonl file.")
     if path.suffix.lower() in _TABLE_SUFFIXES or mark is not None:
@@ -105,7 +105,7 @@ def text_size(source: str | Path | Iterable[str]) -> int | None:
         return sum(map(len, sample_documents()))
     if not isinstance(source, str | Path) or str(source) == "-" or str(source).startswith("datasets:"):
         return None
-    path = given_path(source)
+    path = user_path(source)
     files = files_in(path, _TEXT_SUFFIXES + _TABLE_SUFFIXES) if path.is_dir() else [path]
     return sum(file.stat().st_size for file in files if file.is_file())
 
@@ -215,7 +215,7 @@ def _text_of(row: Any, field: str, label: str) -> str:
 def _parquet_rows(path: Path, field: str) -> Iterator[str]:
     import pyarrow.parquet
 
-    with understood(path, "use another file"):
+    with parse_errors(path, "use another file"):
         schema = pyarrow.parquet.read_schema(path)
         if field not in schema.names:
             raise InputError(f"{path} has no column {field!r}. Its columns are {', '.join(schema.names)}.")

@@ -24,7 +24,7 @@ from torch import Tensor
 
 from anisoscope.errors import InputError
 from anisoscope.models.weight_files import StoredTensor, stored_tensors
-from anisoscope.store.files import understood
+from anisoscope.store.files import parse_errors
 
 Stream = Callable[[int], Iterator[Tensor]]  # maximum rows per batch -> tensors (m, d), from the first row
 NumpyArray = np.ndarray[Any, Any]
@@ -86,7 +86,7 @@ def file_stamp(status: os.stat_result) -> tuple[int, int, int]:
 
 def reading(path: Path) -> AbstractContextManager[None]:
     """Turn any error of a parser into an InputError that names the file."""
-    return understood(path, "save the vectors again")
+    return parse_errors(path, "save the vectors again")
 
 
 def no_rows(rows: int) -> Iterator[Tensor]:

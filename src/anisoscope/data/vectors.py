@@ -35,7 +35,7 @@ from anisoscope.data.vector_formats import (
     reading,
 )
 from anisoscope.errors import InputError, unknown
-from anisoscope.store.files import explained, replacing
+from anisoscope.store.files import file_errors, replacing
 
 # The formats by suffix: each function returns the arrays of a file by name.
 _FORMATS: dict[str, Callable[[VectorFile], dict[str, StoredArray]]] = {
@@ -146,7 +146,7 @@ def write_npy(path: str | os.PathLike[str], n: int, d: int) -> Iterator[Callable
     """
     target = Path(path)
     written = 0
-    with explained("write", target), replacing(target) as temporary, temporary.open("wb") as file:
+    with file_errors("write", target), replacing(target) as temporary, temporary.open("wb") as file:
         header = {"descr": "<f4", "fortran_order": False, "shape": (n, d)}
         np.lib.format.write_array_header_1_0(file, header)
 

@@ -14,7 +14,7 @@ from anisoscope.metrics import find
 from anisoscope.metrics.evaluate import MetricResult, evaluate
 from anisoscope.records import Record
 from anisoscope.stats.cloud import Block, Cloud, from_arrays
-from anisoscope.store.files import understood
+from anisoscope.store.files import parse_errors
 from anisoscope.store.run import Run
 
 
@@ -54,7 +54,9 @@ def recompute(run: str | Path | Run, metrics: Sequence[str]) -> list[Record]:
                     needed = f"the run keeps no {', '.join(missing)} at {site}"
                     raise MetricError(metric.name, needed, "measure again with --keep-statistics, or with this metric")
             # Arrays of the right names may still have impossible shapes or values.
-            with understood(f"{path}, the statistics of {site} at step {step}", "measure this step again", StoreError):
+            with parse_errors(
+                f"{path}, the statistics of {site} at step {step}", "measure this step again", StoreError
+            ):
                 out += evaluate(
                     cloud, chosen, site=site, run=writer.name, step=step, tokens=tokens, unit=unit, errors=bool(blocks)
                 )
@@ -66,7 +68,9 @@ def recompute(run: str | Path | Run, metrics: Sequence[str]) -> list[Record]:
 def _stored_cloud(run: Run, step: int, site: str, tokens: str, blocks: Sequence[int]) -> Cloud:
     def load(block: int | None) -> dict[str, Any]:
         arrays = run.load_statistics(step, site, tokens, block)
-        with understood(f"{run.path}, the statistics of {site} at step {step}", "measure this step again", StoreError):
+        with parse_errors(
+            f"{run.path}, the statistics of {site} at step {step}", "measure this step again", StoreError
+        ):
             return from_arrays({name: torch.from_numpy(array) for name, array in arrays.items()})
 
     # sums over documents cannot leave out single tokens, so metrics must know that some were left out

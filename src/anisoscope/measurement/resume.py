@@ -10,7 +10,7 @@ from pathlib import Path
 from anisoscope.errors import StoreError
 from anisoscope.measurement.engine import Engine
 from anisoscope.stats.scratch import remove_stale
-from anisoscope.store.files import explained, replacing, understood
+from anisoscope.store.files import file_errors, parse_errors, replacing
 
 _FOLDER = "partial"
 _POINTER = "partial.txt"  # names the folder that is complete; written last
@@ -43,7 +43,7 @@ class Partial:
         if self._folder is None or number is None:
             return False
         folder = self._folder / f"{_FOLDER}-{number}"
-        with understood(folder, _REMEDY, StoreError), explained("read", folder):
+        with parse_errors(folder, _REMEDY, StoreError), file_errors("read", folder):
             engine.load(folder)
         self._number = number
         return True
@@ -57,7 +57,7 @@ class Partial:
         folder = self._folder / f"{_FOLDER}-{self._number}"
         shutil.rmtree(folder, ignore_errors=True)  # left by a process that was killed while writing
         try:
-            with explained("write", folder):
+            with file_errors("write", folder):
                 engine.save(folder)
                 with replacing(self._folder / _POINTER) as pointer:
                     pointer.write_text(folder.name)
@@ -82,7 +82,7 @@ class Partial:
         if self._folder is None or not (self._folder / _POINTER).is_file():
             return None
         pointer = self._folder / _POINTER
-        with understood(pointer, _REMEDY, StoreError), explained("read", pointer), pointer.open() as file:
+        with parse_errors(pointer, _REMEDY, StoreError), file_errors("read", pointer), pointer.open() as file:
             return int(file.read(_LONGEST).strip().removeprefix(f"{_FOLDER}-"))
 
     def _drop_folders(self, but: Path | None) -> None:

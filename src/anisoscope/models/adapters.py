@@ -10,7 +10,7 @@ from typing import Any
 from anisoscope.errors import InputError
 from anisoscope.models.adapter_config import lora_options
 from anisoscope.models.weight_files import pickle_refused, stored_tensors
-from anisoscope.store.files import read_json, understood
+from anisoscope.store.files import parse_errors, read_json
 
 _CONFIG = "adapter_config.json"
 _WEIGHTS = "adapter_model.safetensors"
@@ -39,7 +39,7 @@ def read_adapter(folder: Path) -> Adapter:
     Raises:
         InputError: if it is a pickle, is not a LoRA, or has entries that a LoRA does not need (see adapter_config.py).
     """
-    with understood(folder / _CONFIG, "copy or save it again"):
+    with parse_errors(folder / _CONFIG, "copy or save it again"):
         config: dict[str, Any] = dict(read_json(folder / _CONFIG))
     kind = str(config.get("peft_type", "?"))
     base, revision = config.get("base_model_name_or_path"), config.get("revision")

@@ -11,7 +11,7 @@ from pathlib import Path
 from anisoscope.errors import InputError, unknown
 from anisoscope.models.sources import hub_refs, is_hub_id
 from anisoscope.models.weight_files import PICKLES, weights_problem
-from anisoscope.store.files import given_path, near_paths
+from anisoscope.store.files import similar_paths, user_path
 
 _LIST_LIMIT = 16 << 20  # bytes
 _WEIGHTS = (".gguf", ".safetensors", *PICKLES)
@@ -54,7 +54,7 @@ def checkpoints(source: str | Path, revisions: str | Iterable[str] | None = None
     Raises:
         InputError: if there are no checkpoints.
     """
-    path = given_path(source)
+    path = user_path(source)
     patterns = _patterns(revisions)
     if (path / "run.json").is_file() and (path / "checkpoints").is_dir():  # a training run of the lab
         path = path / "checkpoints"
@@ -65,7 +65,7 @@ def checkpoints(source: str | Path, revisions: str | Iterable[str] | None = None
     if path.is_file():
         return [Checkpoint(str(path), None, 0, path.name, weights_problem(path))]
     if not is_hub_id(source):
-        raise InputError(f"No checkpoints at {path}{near_paths(path)}. Use a folder, a list file or a hub id.")
+        raise InputError(f"No checkpoints at {path}{similar_paths(path)}. Use a folder, a list file or a hub id.")
     if not patterns:
         return [Checkpoint(str(source), None, 0, str(source))]
     return _numbered([Checkpoint(str(source), name, 0, name) for name in _matching(str(source), patterns)])
@@ -156,11 +156,11 @@ def _in_list(path: Path) -> list[Checkpoint]:
 
 
 def _listed(path: Path, number: int, name: str, revision: str | None = None) -> Checkpoint:
-    local = path.parent / given_path(name)
+    local = path.parent / user_path(name)
     if local.exists() and revision is None:
         return Checkpoint(str(local), None, 0, local.name, _problem(local))
     if not is_hub_id(name):
-        raise InputError(f"{path}, line {number}: no model at {local}{near_paths(local)}. Check the path.")
+        raise InputError(f"{path}, line {number}: no model at {local}{similar_paths(local)}. Check the path.")
     return Checkpoint(name, revision, 0, revision or name)
 
 

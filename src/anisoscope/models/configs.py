@@ -8,7 +8,7 @@ from typing import Any
 
 from anisoscope.errors import InputError
 from anisoscope.models.weight_files import stored_tensors
-from anisoscope.store.files import read_json, understood
+from anisoscope.store.files import parse_errors, read_json
 
 # More layers than this, and more than there are tensors: a crafted number that would take hours to build.
 _MAX_LAYERS = 1024
@@ -28,7 +28,7 @@ def require_safe_config(folder: Path, files: Sequence[Path], *, trusted: bool) -
         trusted: whether the user allowed remote code.
     """
     path = folder / "config.json"
-    with understood(path, "copy or save it again"):
+    with parse_errors(path, "copy or save it again"):
         values = read_json(path, _CONFIG_LIMIT)
         entries = list(_entries(values))
     tensors = sum(len(stored_tensors(file)) for file in files if file.suffix == ".safetensors")

@@ -9,14 +9,14 @@ from anisoscope.errors import InputError
 from anisoscope.models.checkpoints import Checkpoint
 from anisoscope.models.sources import HUB_SECONDS, is_hub_id, locate
 from anisoscope.models.weight_files import weight_files, weights_digest
-from anisoscope.store.files import given_path
+from anisoscope.store.files import user_path
 
 _CHUNK = 1 << 24
 
 
 def is_remote(source: str) -> bool:
     """Whether a source is a repository on the hub and not a path on this machine."""
-    return not given_path(source).exists() and is_hub_id(source)
+    return not user_path(source).exists() and is_hub_id(source)
 
 
 def contents(checkpoints: Iterable[Checkpoint]) -> list[str | None]:
@@ -34,7 +34,7 @@ def contents(checkpoints: Iterable[Checkpoint]) -> list[str | None]:
         if checkpoint.problem is not None:
             keys.append(None)
         elif not is_remote(source):
-            keys.append(weights_digest(given_path(source)))
+            keys.append(weights_digest(user_path(source)))
         else:
             if source not in commits:
                 commits[source] = _commits(source)

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from anisoscope.errors import InputError
-from anisoscope.store.files import impostor
+from anisoscope.store.files import wrong_content
 
 # Bytes of a value by its type number; 8 is a string, 9 an array.
 _SIZES = {0: 1, 1: 1, 2: 2, 3: 2, 4: 4, 5: 4, 6: 4, 7: 1, 10: 8, 11: 8, 12: 8}
@@ -63,7 +63,7 @@ def gguf_quantization(file: Path) -> str | None:
 
     with file.open("rb") as stream:
         if stream.read(4) != b"GGUF":
-            reason = impostor(file)
+            reason = wrong_content(file)
             raise InputError(f"{file}: {reason}" if reason else f"{file} is not a GGUF file. Check the path.")
         try:
             number = _file_type(stream)

@@ -7,7 +7,7 @@ from typing import Any
 
 from anisoscope.errors import InputError, first_line
 from anisoscope.models.library_output import REMOTE_CODE_REMEDY
-from anisoscope.store.files import impostor
+from anisoscope.store.files import wrong_content
 
 # If one of these files exists, a processor that cannot be opened is damaged, not absent.
 _FILES = {
@@ -71,7 +71,7 @@ def require_vocabulary(tokenizer: Any, rows: int | None, source: str) -> None:
 def _open_error(file: Path, problem: Exception) -> InputError:
     if "trust_remote_code" in str(problem):
         return InputError(f"Cannot open {file}. {REMOTE_CODE_REMEDY}")
-    reason = impostor(file) or f"cannot be opened ({first_line(problem)}). Copy or save it again."
+    reason = wrong_content(file) or f"cannot be opened ({first_line(problem)}). Copy or save it again."
     return InputError(f"{file}: {reason}")
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from anisoscope.errors import InputError, first_line
 from anisoscope.models.weight_files import PICKLES, weight_names
-from anisoscope.store.files import given_path, near_paths
+from anisoscope.store.files import similar_paths, user_path
 
 # One request, which the client does not retry, decides whether the hub can be reached.
 HUB_SECONDS = 10.0
@@ -35,7 +35,7 @@ def locate(
     Raises:
         InputError: if the source does not exist or cannot be downloaded.
     """
-    path = given_path(source)
+    path = user_path(source)
     if path.exists() and revision is not None:
         raise InputError(
             f"{path} is on this machine and has no revision {revision!r}. Use the folder of its checkpoint."
@@ -48,7 +48,7 @@ def locate(
     if path.suffix == ".gguf":
         repository, _, gguf = repository.rpartition("/")
     if not is_hub_id(repository):
-        raise InputError(f"No model at {path}{near_paths(path)}. Use a folder, a .gguf file or a hub id.")
+        raise InputError(f"No model at {path}{similar_paths(path)}. Use a folder, a .gguf file or a hub id.")
     return _from_hub(repository, revision, gguf, allow_pickle, remote_code)
 
 
@@ -80,14 +80,14 @@ def named_files(source: str | Path | Iterable[str | Path], suffixes: Sequence[st
         InputError: if there are none, or one does not exist.
     """
     names = [source] if isinstance(source, str | Path) else list(source)
-    paths = [given_path(name) for name in names]
+    paths = [user_path(name) for name in names]
     if not paths:
         raise InputError("The list of files is empty. Name a folder or some files.")
     if len(paths) == 1 and paths[0].is_dir():
         return files_in(paths[0], suffixes)
     for path in paths:
         if not path.is_file():
-            raise InputError(f"No file at {path}{near_paths(path)}. Use a folder or files.")
+            raise InputError(f"No file at {path}{similar_paths(path)}. Use a folder or files.")
     return paths
 
 
@@ -197,7 +197,7 @@ def _hub_error(repository: str, revision: str | None, error: Exception) -> Input
     if isinstance(error, errors.RevisionNotFoundError):
         return InputError(f"{repository} has no revision {revision!r}. Check its branches and tags.")
     if isinstance(error, errors.RepositoryNotFoundError):
-        local = near_paths(Path(repository))
+        local = similar_paths(Path(repository))
         return InputError(f"No model {repository!r} on the hub, and no such folder{local}. Check the name, or log in.")
     if isinstance(error, errors.OfflineModeIsEnabled):
         reason = "offline mode is on (HF_HUB_OFFLINE)"
@@ -205,6 +205,6 @@ def _hub_error(repository: str, revision: str | None, error: Exception) -> Input
         reason = f"the hub cannot be reached ({first_line(error)})"
     name = repository if revision is None else f"{repository} at {revision}"
     return InputError(
-        f"{name} is neither a folder{near_paths(Path(repository))} nor in the local cache, and {reason}. "
+        f"{name} is neither a folder{similar_paths(Path(repository))} nor in the local cache, and {reason}. "
         "Check the name and the network, or use a folder."
     )

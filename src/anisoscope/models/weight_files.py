@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from anisoscope.errors import InputError
-from anisoscope.store.files import impostor, parse_json, read_json, understood
+from anisoscope.store.files import parse_errors, parse_json, read_json, wrong_content
 
 PICKLES = (".bin", ".pt", ".pth", ".ckpt")
 
@@ -101,10 +101,10 @@ def stored_tensors(file: Path) -> dict[str, StoredTensor]:
         start = stream.read(8)
         length = struct.unpack("<Q", start)[0] if len(start) == 8 else -1
         if not 0 <= length <= min(size - 8, _HEADER_LIMIT):
-            if reason := impostor(file):
+            if reason := wrong_content(file):
                 raise InputError(f"{file}: {reason}")
             raise InputError(f"{file} is incomplete: its header is truncated. Copy or save it again.")
-        with understood(file, "copy or save it again"):
+        with parse_errors(file, "copy or save it again"):
             header = parse_json(stream.read(length))
             header.pop("__metadata__", None)
             tensors = {str(name): _stored(row, 8 + length) for name, row in header.items()}
@@ -138,7 +138,7 @@ def _require_shards(folder: Path) -> None:
     index = folder / _INDEX
     if not index.is_file() or (folder / "model.safetensors").is_file():
         return
-    with understood(index, "copy or save it again"):
+    with parse_errors(index, "copy or save it again"):
         named = sorted({str(name) for name in read_json(index)["weight_map"].values()})
     if foreign := [name for name in named if not _SAFETENSORS_NAME.fullmatch(name)]:
         raise InputError(f"{index} names {_some(foreign)}, which is not a weights file of this folder. Save it again.")

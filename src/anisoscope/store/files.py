@@ -39,7 +39,7 @@ _REMEDIES = {
 
 
 @contextmanager
-def explained(action: str, path: Path) -> Iterator[None]:
+def file_errors(action: str, path: Path) -> Iterator[None]:
     """Turn an error of the operating system into one line: the action, the file, the reason and the remedy."""
     try:
         yield
@@ -64,7 +64,7 @@ def refusal(error: Exception) -> str | None:
     return f"{os.strerror(int(number[1]))}; {_REMEDIES.get(int(number[1]), _REMEDY)}"
 
 
-def given_path(source: str | os.PathLike[str]) -> Path:
+def user_path(source: str | os.PathLike[str]) -> Path:
     """The path that a user typed, with ~ as the home folder; an InputError if no system can have such a path."""
     try:
         path = Path(source).expanduser()
@@ -77,7 +77,7 @@ def given_path(source: str | os.PathLike[str]) -> Path:
 
 
 @contextmanager
-def understood(path: Path | str, remedy: str, kind: type[AnisoscopeError] = InputError) -> Iterator[None]:
+def parse_errors(path: Path | str, remedy: str, kind: type[AnisoscopeError] = InputError) -> Iterator[None]:
     """Turn any error of a parser into one line that names the file.
 
     Catches every Exception on purpose: the readers of other libraries raise dozens of kinds on damaged bytes.
@@ -88,13 +88,13 @@ def understood(path: Path | str, remedy: str, kind: type[AnisoscopeError] = Inpu
         raise
     except Exception as error:
         reason = f"cannot be read, it is damaged or not what its name says ({first_line(error)}); {remedy}"
-        raise kind(f"{path}: {impostor(path) or reason}") from error
+        raise kind(f"{path}: {wrong_content(path) or reason}") from error
 
 
-def impostor(path: Path | str) -> str | None:
+def wrong_content(path: Path | str) -> str | None:
     """What a file really is if a download stored something else under its name, and what to do; None otherwise.
 
-    >>> impostor(__file__) is None
+    >>> wrong_content(__file__) is None
     True
     """
     try:
@@ -126,7 +126,7 @@ def parse_json(data: bytes | str) -> Any:
         raise ValueError("nested too deeply") from error
 
 
-def near_paths(path: Path) -> str:
+def similar_paths(path: Path) -> str:
     """Existing names most similar to a missing path, as the end of a sentence: ` (did you mean …?)`.
 
     Of names that differ only in their last number, such as checkpoints, the nearest numbers. If the folder is missing
@@ -236,7 +236,7 @@ def _write(descriptor: int, data: bytes) -> None:
 
 def write_text(path: Path, text: str) -> None:
     """Write a text file, whole or not at all. A link at `path` is replaced, not followed."""
-    with explained("write", path), replacing(path) as temporary:
+    with file_errors("write", path), replacing(path) as temporary:
         temporary.write_text(text, encoding="utf-8")
 
 

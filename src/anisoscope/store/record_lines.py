@@ -29,7 +29,7 @@ from anisoscope.store.columns import (
     canonical,
     parse_site,
 )
-from anisoscope.store.files import LINE_LIMIT, explained, read_lines
+from anisoscope.store.files import LINE_LIMIT, file_errors, read_lines
 
 _T = TypeVar("_T")
 
@@ -121,7 +121,7 @@ def read_replicates(path: Path) -> Iterator[list[tuple[Key, float, Replicates]]]
 
 def _parsed(path: Path, parse: Callable[[Sequence[bytes]], list[_T]], start: int = 0) -> Iterator[list[_T]]:
     """The results of `parse` for a file's lines; a damaged line is a StoreError with its number and the remedy."""
-    with explained("read", path):
+    with file_errors("read", path):
         for number, lines in read_lines(path, start):
             try:
                 yield parse(lines)

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from anisoscope.errors import InputError, StoreError
 from anisoscope.records import Record, Replicates, Site
 from anisoscope.store.columns import KEY, Columns, Key, RecordTable
-from anisoscope.store.files import WriterLock, append_lines, explained, replacing, sweep_temporaries
+from anisoscope.store.files import WriterLock, append_lines, file_errors, replacing, sweep_temporaries
 from anisoscope.store.record_lines import (
     read_records,
     read_replicates,
@@ -96,7 +96,7 @@ class Run:
         """
         folder = run_path(path)
         header = new_header(checked_name(folder.name if name is None else name), command, dict(info or {}))
-        with explained("create", folder):
+        with file_errors("create", folder):
             folder.mkdir(parents=True, exist_ok=True)
             require_usable_folder(folder, resume)
             lock = WriterLock(folder / LOCK)
@@ -222,7 +222,7 @@ class Run:
     def is_empty(self) -> bool:
         """Whether nothing was ever appended."""
         path = self.path / _RECORDS
-        with explained("read", path):
+        with file_errors("read", path):
             return not path.exists() or not path.stat().st_size
 
     def metrics(self) -> dict[str, dict[str, Any]]:
@@ -284,7 +284,7 @@ class Run:
             raise InputError(f"cannot export to {target.name!r}; the name must end in {', '.join(writers)}")
         if target.resolve() in (self.path / _RECORDS, self.path / _REPLICATES):
             raise InputError(f"{target} is a file of the run itself; export to another name")
-        with explained("write", target), replacing(target) as temporary:
+        with file_errors("write", target), replacing(target) as temporary:
             write(temporary)
         return target
 
@@ -317,7 +317,7 @@ class Run:
 
     def _append(self, name: str, lines: Sequence[bytes]) -> None:
         if lines:
-            with explained("append to", self.path / name):
+            with file_errors("append to", self.path / name):
                 append_lines(self.path / name, b"".join(lines))
 
     def _write_parquet(self, path: Path) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 
 from anisoscope import __version__
 from anisoscope.errors import InputError, StoreError
-from anisoscope.store.files import TEMPORARY, explained, near_paths, open_plain, replacing
+from anisoscope.store.files import TEMPORARY, file_errors, open_plain, replacing, similar_paths
 from anisoscope.store.record_lines import parse_objects
 
 FORMAT = 1
@@ -30,7 +30,7 @@ def run_path(path: str | os.PathLike[str]) -> Path:
 
 def require_usable_folder(folder: Path, resume: bool) -> None:
     """Check that a folder is empty, or a run that is to be resumed."""
-    with explained("list", folder):
+    with file_errors("list", folder):
         names = {name for name in os.listdir(folder) if name != LOCK and not name.endswith(TEMPORARY)}
     if HEADER in names:
         if not resume:
@@ -66,7 +66,7 @@ def write_header(folder: Path, header: dict[str, Any]) -> dict[str, Any]:
     if len(data) > _SIZE_LIMIT:
         raise InputError(f"the info of run {header['name']} has {len(data)} bytes; keep it under {_SIZE_LIMIT}")
     path = folder / HEADER
-    with explained("write", path), replacing(path) as temporary:
+    with file_errors("write", path), replacing(path) as temporary:
         temporary.write_bytes(data)
     stored: dict[str, Any] = json.loads(data)
     return stored
@@ -75,7 +75,7 @@ def write_header(folder: Path, header: dict[str, Any]) -> dict[str, Any]:
 def read_header(folder: Path) -> dict[str, Any]:
     """The checked contents of run.json; a StoreError if the folder is not a run or the file is damaged."""
     path = folder / HEADER
-    with explained("read", path):
+    with file_errors("read", path):
         try:
             descriptor = open_plain(path, os.O_RDONLY)
         except (FileNotFoundError, NotADirectoryError) as error:
@@ -100,7 +100,7 @@ def checked_name(name: str) -> str:
 def _not_a_run(folder: Path) -> str:
     """Why a path is not a run, and where a run may be."""
     if not folder.exists():
-        return f"{folder} is not a run: it does not exist{near_paths(folder)}. Choose a folder made with --out"
+        return f"{folder} is not a run: it does not exist{similar_paths(folder)}. Choose a folder made with --out"
     with suppress(OSError):
         inside = sorted(entry.name for entry in folder.iterdir() if (entry / HEADER).is_file())
         if inside:

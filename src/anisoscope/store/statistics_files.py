@@ -14,7 +14,7 @@ from urllib.parse import unquote
 
 from anisoscope.errors import InputError, StoreError
 from anisoscope.records import Site
-from anisoscope.store.files import explained, open_plain, replacing, require_folder, sweep_temporaries
+from anisoscope.store.files import file_errors, open_plain, replacing, require_folder, sweep_temporaries
 
 if TYPE_CHECKING:
     import numpy as np
@@ -40,7 +40,7 @@ def save_arrays(path: Path, arrays: Arrays) -> None:
     from safetensors.numpy import save_file
 
     plain = {name: _plain_array(name, array) for name, array in arrays.items()}
-    with explained("write", path):
+    with file_errors("write", path):
         for folder in (path.parent.parent, path.parent):
             folder.mkdir(exist_ok=True)
             require_folder(folder)
@@ -54,7 +54,7 @@ def load_arrays(path: Path, missing: str) -> dict[str, Any]:
     from safetensors import SafetensorError
     from safetensors.numpy import load_file
 
-    with explained("read", path):
+    with file_errors("read", path):
         try:
             for folder in (path.parent.parent, path.parent):
                 require_folder(folder)
@@ -70,7 +70,7 @@ def stored_addresses(stats: Path) -> list[Address]:
     """All addresses that have a file, by step, then by site in the order of a forward pass."""
     addresses: list[tuple[int, Site, str, int]] = []
     for step, folder in _step_folders(stats):
-        with explained("list", folder):
+        with file_errors("list", folder):
             names = os.listdir(folder)
         addresses += [(step, *parts) for parts in map(_parse_file_name, names) if parts is not None]
     return [(step, str(site), tokens, None if block < 0 else block) for step, site, tokens, block in sorted(addresses)]
@@ -80,7 +80,7 @@ def remove_from_step(stats: Path, step: int) -> None:
     """Delete the statistics of this step and of all later ones."""
     for number, folder in _step_folders(stats):
         if number >= step:
-            with explained("remove", folder):
+            with file_errors("remove", folder):
                 shutil.rmtree(folder)
 
 
@@ -124,7 +124,7 @@ def _step_folders(stats: Path) -> list[tuple[int, Path]]:
     """The folders of steps that have statistics; none if `stats` does not exist."""
     if not os.path.lexists(stats):
         return []
-    with explained("list", stats):
+    with file_errors("list", stats):
         require_folder(stats)
         names = [name for name in os.listdir(stats) if re.fullmatch(r"0|-?[1-9][0-9]{0,18}", name)]
         for name in names:

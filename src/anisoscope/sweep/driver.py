@@ -11,7 +11,7 @@ from typing import Any
 from anisoscope.errors import AnisoscopeError, InputError
 from anisoscope.measurement.request import Request, accepts, shared_options
 from anisoscope.models.checkpoints import Checkpoint
-from anisoscope.store.files import given_path
+from anisoscope.store.files import user_path
 from anisoscope.sweep.engines import Engine, Outcome, in_process
 from anisoscope.sweep.jobs import Job
 from anisoscope.sweep.model_run import Comparison, Entry, ModelRun, RunOptions, describe, open_model_run
@@ -80,7 +80,7 @@ def sweep(
     try:
         for model in models:
             for seed in seeds:
-                folder = _folder(base, model, seed, one=not is_list(given_path(source)), seeds=len(seeds))
+                folder = _folder(base, model, seed, one=not is_list(user_path(source)), seeds=len(seeds))
                 try:
                     series.append(open_model_run(model, folder, request, data, seed=seed, options=shared))
                 except InputError as error:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from anisoscope.errors import StoreError
-from anisoscope.store.files import append_lines, explained, parse_json, read_lines, understood
+from anisoscope.store.files import append_lines, file_errors, parse_errors, parse_json, read_lines
 
 LEDGER = "tasks.jsonl"
 _SKETCH = "sketch"
@@ -26,7 +26,7 @@ class Ledger:
     def add(self, key: str, **facts: Any) -> None:
         """Record a finished task; it is on disk when this returns."""
         line = {"key": key, **facts}
-        with explained("write", self._path):
+        with file_errors("write", self._path):
             append_lines(self._path, json.dumps(line).encode() + b"\n")
         self._count(line)
 
@@ -40,10 +40,12 @@ class Ledger:
 
     def _lines(self) -> Iterator[dict[str, Any]]:
         """The lines that were written; one that is none of ours is a StoreError that says which."""
-        with explained("read", self._path):
+        with file_errors("read", self._path):
             for first, lines in read_lines(self._path):
                 for number, text in enumerate(lines, start=first):
-                    with understood(f"{self._path}, line {number}", "delete the line to do its task again", StoreError):
+                    with parse_errors(
+                        f"{self._path}, line {number}", "delete the line to do its task again", StoreError
+                    ):
                         yield _checked(parse_json(text))
 
     def _count(self, line: dict[str, Any]) -> None:

@@ -16,7 +16,7 @@ from anisoscope.measurement.request import Request
 from anisoscope.measurement.run_output import choose_metrics
 from anisoscope.models.checkpoints import Checkpoint, checkpoints, step_of
 from anisoscope.models.downloads import is_remote
-from anisoscope.store.files import given_path, near_paths
+from anisoscope.store.files import similar_paths, user_path
 
 _CHECKPOINT = re.compile(r"(checkpoint|ckpt|step|epoch|iter)s?[-_]?\d+", re.IGNORECASE)
 _MODEL_FILES = (".gguf", ".safetensors", ".bin", ".pt", ".pth", ".ckpt")
@@ -47,7 +47,7 @@ def models_of(source: str | Path, revisions: str | Iterable[str] | None = None) 
     training, are one model. Everything else is one model: a hub id with `revisions`, a folder of checkpoints, a single
     model.
     """
-    path = given_path(source)
+    path = user_path(source)
     if not is_list(path):
         name = path.resolve().name if path.exists() else str(source).replace("/", "--")
         return [Model(name, tuple(checkpoints(source, revisions)))]
@@ -120,9 +120,9 @@ def _require_readable(kind: str, source: Any, request: Request) -> Path | None:
         raise InputError("a sweep reads its data once per task, so it cannot come from standard input; give a file")
     if kind == "text":
         text_documents(source, field=request.data.field, mark=request.data.document_mark)  # opens nothing yet
-    path = given_path(source)
+    path = user_path(source)
     if kind != "text" and not path.exists():
-        raise InputError(f"no {kind} at {path}{near_paths(path)}; give a folder")
+        raise InputError(f"no {kind} at {path}{similar_paths(path)}; give a folder")
     return path if path.exists() else None
 
 

@@ -20,7 +20,7 @@ from anisoscope.records import Site
 from anisoscope.stats.cloud import Cloud, Stats, from_arrays, to_arrays
 from anisoscope.stats.head_sums import HeadSums
 from anisoscope.stats.sample import Sample
-from anisoscope.store.files import explained, replacing, sweep_temporaries, understood
+from anisoscope.store.files import file_errors, parse_errors, replacing, sweep_temporaries
 
 ROWS = 1024  # sampled tokens per site that are compared between steps: the same at every site and step
 DRIFT = ("mean_direction_drift", "subspace_angle", "cka", "neighbour_overlap")
@@ -68,7 +68,7 @@ def keep(result: SiteResult, rows: int = ROWS) -> KeptRows | None:
 def save_kept(path: Path, kept: Iterable[KeptRows]) -> None:
     """Write what was kept of one step, completely or not at all."""
     arrays = {f"{each.site}~{each.tokens}~{name}": array for each in kept for name, array in each.arrays.items()}
-    with explained("write", path):
+    with file_errors("write", path):
         path.parent.mkdir(exist_ok=True)
         sweep_temporaries(path.parent)
         with replacing(path) as temporary:
@@ -78,7 +78,10 @@ def save_kept(path: Path, kept: Iterable[KeptRows]) -> None:
 def load_kept(path: Path) -> tuple[KeptRows, ...]:
     """Read what `save_kept` wrote."""
     grouped: dict[tuple[str, str], Arrays] = {}
-    with explained("read", path), understood(path, "delete it, and its step is measured again", StoreError):
+    with (
+        file_errors("read", path),
+        parse_errors(path, "delete it, and its step is measured again", StoreError),
+    ):
         for address, array in load_file(path).items():
             site, tokens, name = address.split("~", 2)
             grouped.setdefault((site, tokens), {})[name] = array

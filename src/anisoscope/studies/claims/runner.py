@@ -14,7 +14,7 @@ from typing import Any
 from anisoscope import __version__
 from anisoscope.errors import AnisoscopeError, InputError, StoreError, unknown
 from anisoscope.measurement.run_output import discard_run, open_run, require_same_settings
-from anisoscope.store.files import understood
+from anisoscope.store.files import parse_errors
 from anisoscope.store.run import Run
 from anisoscope.studies.claims import bernas2026, godey2024, machina2024, open_questions, razzhigaev2023
 from anisoscope.studies.claims.background_training import BackgroundTraining, spare_processes
@@ -262,7 +262,7 @@ def kept_evidence(folder: str | Path, claim: str) -> Evidence | None:
     values = run.info.get("evidence")
     if values is None:
         return None
-    with understood(home / "run.json", f"delete {home}, and the evidence is gathered again", StoreError):
+    with parse_errors(home / "run.json", f"delete {home}, and the evidence is gathered again", StoreError):
         return Evidence.from_json(values, list(run.records()))
 
 

@@ -11,7 +11,7 @@ import numpy as np
 
 from anisoscope.data.sample_text import help_topics
 from anisoscope.errors import InputError
-from anisoscope.store.files import given_path, near_paths
+from anisoscope.store.files import similar_paths, user_path
 from anisoscope.studies.lab.enwik8 import articles
 
 EMBEDDED = "topics"
@@ -48,10 +48,10 @@ def open_text(source: str | Path) -> Text:
         return embedded_text()
     if name == "zipf":
         return zipf_text(**_numbers(rest))
-    path = given_path(rest if name == "enwik8" else source)
+    path = user_path(rest if name == "enwik8" else source)
     if not path.is_file():
         known = f"{EMBEDDED} (embedded), zipf:exponent=1, enwik8:PATH or a text file"
-        raise InputError(f"No text at {path}{near_paths(path)}. Give {known}.")
+        raise InputError(f"No text at {path}{similar_paths(path)}. Give {known}.")
     if name == "enwik8":
         return Text(str(source), lambda: articles(path))
     return Text(str(path), lambda: _pieces(path))

@@ -12,7 +12,7 @@ from safetensors.torch import load_file
 
 from anisoscope.errors import InputError
 from anisoscope.models.weight_files import stored_tensors, weights_digest
-from anisoscope.store.files import read_json, understood
+from anisoscope.store.files import parse_errors, read_json
 from anisoscope.studies.lab.transformer import MODEL_TYPE, Config, Transformer
 
 _CONTEXT = 1 << 20  # tokens per window: rotary positions take memory that the weights file does not show
@@ -34,11 +34,11 @@ def open_lab_folder(
 
 def load_lab_model(folder: Path, dtype: torch.dtype | None, device: torch.device) -> Transformer:
     """Load the model of a checkpoint of the lab, in eval mode."""
-    with understood(folder / "config.json", "copy the checkpoint again"):
+    with parse_errors(folder / "config.json", "copy the checkpoint again"):
         config = Config.from_json(read_json(folder / "config.json"))
     _require_fitting(folder, config)
     model = Transformer(config)
-    with understood(folder / "model.safetensors", "copy the checkpoint again"):
+    with parse_errors(folder / "model.safetensors", "copy the checkpoint again"):
         missing, unexpected = model.load_state_dict(load_file(folder / "model.safetensors"), strict=False)
     absent = [name for name in missing if not (config.tied and name == "head.weight")]  # which is the embedding
     if absent or unexpected:
@@ -65,7 +65,7 @@ def lab_tokenizer(folder: Path) -> Any:
     """Open the tokenizer of a checkpoint of the lab."""
     import transformers
 
-    with understood(folder / "tokenizer.json", "copy the checkpoint again"):
+    with parse_errors(folder / "tokenizer.json", "copy the checkpoint again"):
         return transformers.PreTrainedTokenizerFast.from_pretrained(folder, local_files_only=True)
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from anisoscope.errors import StoreError
-from anisoscope.store.files import append_lines, explained, parse_json, read_lines, replacing, understood
+from anisoscope.store.files import append_lines, file_errors, parse_errors, parse_json, read_lines, replacing
 
 LOSSES = "losses.jsonl"
 
@@ -19,7 +19,7 @@ def read_losses(run: Path) -> list[dict[str, Any]]:
     Raises:
         StoreError: The file is damaged.
     """
-    with understood(run / LOSSES, "delete the lines that are not losses", StoreError):
+    with parse_errors(run / LOSSES, "delete the lines that are not losses", StoreError):
         rows = [parse_json(line) for _, lines in read_lines(run / LOSSES) for line in lines if line.strip()]
         if not all(isinstance(row, dict) and type(row["step"]) is int and "validation" in row for row in rows):
             raise ValueError("a row needs step, train and validation")
@@ -28,12 +28,12 @@ def read_losses(run: Path) -> list[dict[str, Any]]:
 
 def add_losses(run: Path, row: Mapping[str, Any]) -> None:
     """Append one row."""
-    with explained("write", run / LOSSES):
+    with file_errors("write", run / LOSSES):
         append_lines(run / LOSSES, json.dumps(row).encode() + b"\n")
 
 
 def drop_losses(run: Path, start: int) -> None:
     """Delete the rows from a step on, which a resumed training writes again."""
     kept = [json.dumps(row) + "\n" for row in read_losses(run) if row["step"] < start]
-    with explained("write", run / LOSSES), replacing(run / LOSSES) as temporary:
+    with file_errors("write", run / LOSSES), replacing(run / LOSSES) as temporary:
         temporary.write_text("".join(kept))

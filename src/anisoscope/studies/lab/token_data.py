@@ -18,7 +18,7 @@ from tokenizers import Tokenizer
 from torch import Tensor
 
 from anisoscope.errors import InputError, StoreError
-from anisoscope.store.files import explained, read_json, replacing, understood
+from anisoscope.store.files import file_errors, parse_errors, read_json, replacing
 from anisoscope.studies.lab.corpora import Text
 from anisoscope.studies.lab.tokens import UNKNOWN, encode, load_tokenizer, make_tokenizer, save_tokenizer
 
@@ -104,11 +104,11 @@ def prepare(text: Text, folder: Path, *, tokens: str = "char", symbols: int | No
             raise InputError(f"{folder} holds another text, {data.info['text']}. Choose another folder.")
         return _long_enough(data, context)
     tokenizer = make_tokenizer(tokens, (document for held_out, document in _split(text) if not held_out), symbols)
-    with explained("create", folder):
+    with file_errors("create", folder):
         folder.mkdir(parents=True, exist_ok=True)
         save_tokenizer(tokenizer, folder)
     info = source | _write(text, tokenizer, folder)
-    with explained("write", folder / _HEAD), replacing(folder / _HEAD) as temporary:  # last: it marks completion
+    with file_errors("write", folder / _HEAD), replacing(folder / _HEAD) as temporary:  # last: it marks completion
         temporary.write_text(json.dumps(info, indent=2) + "\n")
     return _long_enough(open_data(folder), context)
 
@@ -119,7 +119,10 @@ def open_data(folder: Path) -> Data:
     Raises:
         StoreError: The folder is damaged.
     """
-    with explained("read", folder), understood(folder, "delete it, and the text is tokenised again", StoreError):
+    with (
+        file_errors("read", folder),
+        parse_errors(folder, "delete it, and the text is tokenised again", StoreError),
+    ):
         info = dict(read_json(folder / _HEAD))
         tokenizer = load_tokenizer(folder)
         dtype = _dtype(tokenizer)
@@ -200,7 +203,7 @@ def _write(text: Text, tokenizer: Tokenizer, folder: Path) -> dict[str, int]:
     """Write the ids of both parts and the held-out text, one document at a time; return the numbers of tokens."""
     dtype, unknown_id = _dtype(tokenizer), tokenizer.token_to_id(UNKNOWN)
     counts = {"train": 0, "validation": 0, "unknown": 0}
-    with explained("write", folder), ExitStack() as stack:
+    with file_errors("write", folder), ExitStack() as stack:
         temporary = [stack.enter_context(replacing(folder / name)) for name in (_TRAIN, _VALIDATION, HELD_OUT_TEXT)]
         *files, documents = (stack.enter_context(path.open("wb")) for path in temporary)
         for held_out, document in _split(text):
@@ -236,7 +239,7 @@ def _dtype(tokenizer: Tokenizer) -> np.dtype[Any]:
 
 
 def _mapped(path: Path, dtype: np.dtype[Any]) -> Ids:
-    with explained("read", path):
+    with file_errors("read", path):
         if not path.stat().st_size:
             return np.zeros(0, dtype)
         return np.memmap(path, dtype, mode="r")

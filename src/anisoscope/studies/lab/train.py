@@ -14,7 +14,7 @@ from torch import Tensor
 
 from anisoscope.errors import InputError, StoreError, first_line
 from anisoscope.schedule import Schedule, any_of, every, log_spaced
-from anisoscope.store.files import WriterLock, explained, understood
+from anisoscope.store.files import WriterLock, file_errors, parse_errors
 from anisoscope.store.run import Run
 from anisoscope.studies.lab.bf16 import require_bf16
 from anisoscope.studies.lab.experiment import Experiment, Recipe
@@ -150,7 +150,7 @@ def _run(
     devices = [target] if target.type == "cuda" else []
     # All randomness is seeded here, and the caller's random state is restored afterwards.
     with torch.random.fork_rng(devices=devices), ExitStack() as stack:
-        with explained("lock", folder):
+        with file_errors("lock", folder):
             stack.callback(WriterLock(folder / LOCK).release)
         state = load_state(folder) if is_begun(folder) else None
         torch.manual_seed(experiment.recipe.seed)
@@ -284,7 +284,7 @@ def _state(parts: _Parts, step: int, pending: list[Tensor]) -> dict[str, Any]:
 
 
 def _restored(parts: _Parts, state: dict[str, Any]) -> tuple[int, list[Tensor]]:
-    with understood(parts.folder / STATE, "train again in another folder", StoreError):
+    with parse_errors(parts.folder / STATE, "train again in another folder", StoreError):
         start, pending = _restore(parts, state)
         if type(start) is not int or not 0 <= start <= parts.recipe.steps:
             raise ValueError(f"step {start!r} of {parts.recipe.steps}")

@@ -12,7 +12,7 @@ import torch
 
 from anisoscope.errors import InputError, StoreError
 from anisoscope.measurement.run_output import discard_run, require_same_settings
-from anisoscope.store.files import WriterLock, explained, understood
+from anisoscope.store.files import WriterLock, file_errors, parse_errors
 from anisoscope.store.run import Run
 from anisoscope.store.run_header import require_usable_folder
 from anisoscope.studies.lab.corpora import open_text
@@ -75,7 +75,7 @@ def create_training(experiment: Experiment, folder: Path, data: Path | None, tra
     recipe = experiment.recipe
     if folder.is_dir():
         require_usable_folder(folder, resume=False)
-    with explained("create", folder):
+    with file_errors("create", folder):
         folder.parent.mkdir(parents=True, exist_ok=True)
     # Tokenise in a temporary folder first: a text that cannot be used must leave no incomplete run.
     with tempfile.TemporaryDirectory(prefix=f".{folder.name}.", dir=folder.parent) as temporary:
@@ -94,7 +94,7 @@ def create_training(experiment: Experiment, folder: Path, data: Path | None, tra
         Run.create(made, info, name=folder.name, command=command).close()
         if data is None:
             os.replace(tokens, made / DATA)
-        with explained("create", folder):
+        with file_errors("create", folder):
             if folder.is_dir():
                 folder.rmdir()  # empty; some systems cannot replace a folder by another
             os.replace(made, folder)
@@ -107,7 +107,7 @@ def experiment_of(out: str | Path) -> Experiment:
         InputError: The folder is a run of something else.
     """
     is_training(out)
-    with understood(Path(out) / "run.json", "restore it from a copy, or train again (--overwrite)", StoreError):
+    with parse_errors(Path(out) / "run.json", "restore it from a copy, or train again (--overwrite)", StoreError):
         return Experiment.from_json(Run.open(out).info["experiment"])
 
 

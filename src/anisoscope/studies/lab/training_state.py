@@ -17,7 +17,7 @@ import torch
 from safetensors.torch import save_file
 
 from anisoscope.errors import StoreError, first_line
-from anisoscope.store.files import TEMPORARY, explained, replacing, sweep_temporaries
+from anisoscope.store.files import TEMPORARY, file_errors, replacing, sweep_temporaries
 from anisoscope.studies.lab.token_data import Data
 from anisoscope.studies.lab.tokens import save_tokenizer
 from anisoscope.studies.lab.transformer import MODEL_TYPE, Transformer
@@ -32,7 +32,7 @@ def save_checkpoint(model: Transformer, data: Data, run: Path, step: int) -> Pat
     """
     folder = run / CHECKPOINTS / f"step-{step}"
     temporary = folder.with_name(f".{folder.name}.{os.getpid()}{TEMPORARY}")
-    with explained("write", folder), _removed_on_error(temporary):
+    with file_errors("write", folder), _removed_on_error(temporary):
         sweep_temporaries(folder.parent)
         shutil.rmtree(temporary, ignore_errors=True)
         temporary.mkdir(parents=True)
@@ -66,7 +66,7 @@ def save_state(run: Path, state: dict[str, Any]) -> None:
     path = run / STATE
     data = io.BytesIO()  # torch does not report why it cannot write to a file
     torch.save(state, data)
-    with explained("write", path), replacing(path) as temporary:
+    with file_errors("write", path), replacing(path) as temporary:
         temporary.write_bytes(data.getbuffer())
 
 
@@ -84,7 +84,7 @@ def load_state(run: Path) -> dict[str, Any]:
     path = run / STATE
     if not path.is_file():
         raise StoreError(f"{run} has no {STATE} to resume from. Train again in another folder.")
-    with explained("read", path):
+    with file_errors("read", path):
         try:
             state: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
         except pickle.UnpicklingError as error:
