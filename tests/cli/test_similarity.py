@@ -50,6 +50,8 @@ def test_the_table_shows_the_best_partner_of_every_layer(folder: Path) -> None:
     assert "documents were cut, at the same character for both models." in flat
     again = run("a", "b", "--text", "text.jsonl", "--out", "runs/x")
     assert again.stdout == done.stdout
+    shown = CliRunner().invoke(app, ["show", "runs/x"], env={"COLUMNS": "80"})
+    assert shown.stdout == done.stdout
 
 
 def test_the_command_has_the_options_and_defaults_of_the_function() -> None:

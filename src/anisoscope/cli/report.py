@@ -52,12 +52,16 @@ def show(
 
 
 def _show(opened: Run, full: bool) -> None:
+    from anisoscope.cli.similarity import similarity_table
     from anisoscope.report.overview import overview
     from anisoscope.report.tables import table_of
 
     table = table_of([opened])
     if not len(table):
         raise InputError(f"{opened.name} has no records yet; measure something first")
+    if opened.info.get("kind") == "similarity" and not full:
+        stdout().print(similarity_table(list(opened.records()), opened.info))
+        return
     stdout().print(overview(table, opened.info, opened.name, full=full))
 
 
