@@ -33,3 +33,12 @@ def test_isoscore_star_is_that_of_the_shrunk_eigenvalues(shrinkage: float) -> No
     score.backward()
     assert x.grad is not None
     assert bool(x.grad.isfinite().all())
+
+
+def test_rows_that_are_all_the_same_have_a_gradient() -> None:
+    x = torch.ones(5, 3, requires_grad=True)
+    value = isoscore_star(x, 0.2)
+    value.backward()
+    assert value.isfinite()
+    assert x.grad is not None
+    assert x.grad.isfinite().all()

@@ -47,7 +47,7 @@ class Recipe:
     masking: float = 0.15  # share of the tokens that a masked model predicts
     seed: int = 0  # of initial weights, data order, masks and dropout
     isoscore: float = 0.0  # weight in the loss of 1 − IsoScore* of every layer's output; positive pushes to isotropy
-    shrinkage: float = 0.2  # ζ of that IsoScore*
+    shrinkage: float = 0.2  # ζ of that IsoScore*, as of the metric `isoscore_star`
     project: str = "none"  # the part of the hidden gradient that is kept after every layer
     rank: int = 8  # of the subspace of `project`
     refresh: int = 100  # steps after which a tangent or normal subspace is fitted again

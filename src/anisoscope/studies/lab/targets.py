@@ -6,6 +6,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from anisoscope.metrics.isotropy import isoscore_of
+
 _IGNORED = -100
 
 
@@ -36,17 +38,12 @@ def masked_token(ids: Tensor, mask_id: int, rate: float, *seed: int) -> dict[str
 
 
 def isoscore_star(x: Tensor, shrinkage: float) -> Tensor:
-    """Return IsoScore* of rows (n, d), differentiable: (PR − 1)/(d − 1) of (1 − ζ)·C + ζ·(tr C/d)·I.
-
-    Shrinking keeps the trace and moves each eigenvalue towards the mean. With PR₀ the participation ratio of C,
-    1/PR = (1 − ζ)²/PR₀ + (1 − (1 − ζ)²)/d, so no eigenvalue is needed: PR₀ = (tr C)²/‖C‖².
+    """Return IsoScore* of rows (n, d), differentiable (see `metrics.isotropy.isoscore_of`).
 
     >>> round(float(isoscore_star(torch.eye(4).repeat(2, 1) - 0.25, 0.0)), 4)
     0.6667
     """
-    d = x.shape[1]
     x = x.float() - x.float().mean(0)
-    gram = x.mT @ x  # (d, d): the covariance times n, which cancels
-    kept = (1 - shrinkage) ** 2
-    inverse = kept * gram.square().sum() / gram.diagonal().sum().square().clamp(min=1e-30) + (1 - kept) / d
-    return (1 / inverse - 1) / (d - 1)
+    gram = x.mT @ x  # (d, d): the covariance times n, which cancels in the participation ratio (tr C)²/‖C‖²
+    ratio = gram.diagonal().sum().square() / gram.square().sum().clamp(min=1e-30)
+    return isoscore_of(ratio.clamp(min=1.0), x.shape[1], shrinkage)  # below 1 only if all rows are the same
