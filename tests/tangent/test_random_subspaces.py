@@ -63,6 +63,15 @@ def test_the_published_control_is_significant_far_too_often_at_large_ranks() -> 
     assert rates[1] > 0.35
 
 
+def test_the_published_control_at_half_of_the_dimensions_is_what_the_basis_leaves() -> None:
+    """There the normal space is filled by every draw. The error is eps·κ² ≈ 2e-16·1e10 for the worst draw."""
+    second = falling(24, 0.8)
+    for seed in range(300):
+        basis = orthonormal(normal(3000 + seed, 24, 12), "mine")
+        (control,) = normal_control(second, [basis], None, seed)  # type: ignore[arg-type]
+        assert control.level == pytest.approx(1 - energy(second, basis), abs=1e-5)
+
+
 def test_there_is_no_normal_control_without_enough_normal_dimensions() -> None:
     (level,) = normal_control(falling(6), [orthonormal(normal(42, 6, 4), "mine")], None, 0)  # type: ignore[arg-type]
     assert level.level is None

@@ -123,21 +123,25 @@ def normal_control(second: Tensor, bases: Sequence[Basis], fitted: SiteBases, se
     1 − E exactly, so that any E above one half would be called significant). Hence it does not decide.
     """
     draw = torch.Generator().manual_seed(seed)
-    values, vectors = torch.linalg.eigh((second / second.diagonal().sum()).float())
+    values, vectors = torch.linalg.eigh((second / second.diagonal().sum()).double())
     out = []
     for basis in bases:
         r, d = basis.effective, basis.dim
         if 2 * r > d:
             out.append(NullLevel(None, note=f"no {r} dimensions are left outside {r} of {d}"))
             continue
-        inside = vectors.T @ basis.q.float()  # (d, r) in the axes of S
-        z = torch.randn(NORMAL_DRAWS, d, r, generator=draw)
-        drawn = span_energies(z - inside @ (inside.T @ z), values).double()
+        inside = vectors.T @ basis.q.double()  # (d, r) in the axes of S
+        z = torch.randn(NORMAL_DRAWS, d, r, generator=draw).double()
+        drawn = span_energies(z - inside @ (inside.T @ z), values)
         out.append(NullLevel(float(drawn.mean()), permutation_p(energy(second, basis), drawn)))
     return out
 
 
 def span_energies(z: Tensor, values: Tensor) -> Tensor:
-    """The energy of the spans of columns z (draws, d, r) in the axes of S: tr (zᵀz)⁻¹zᵀΛz / tr Λ."""
+    """The energy of the spans of columns z (draws, d, r) in the axes of S: tr (zᵀz)⁻¹zᵀΛz / tr Λ.
+
+    The condition of zᵀz is the square of that of z. If the span fills the space that is left, it exceeds what float32
+    can hold, so z is float64.
+    """
     inside = torch.linalg.solve(z.mT @ z, z.mT @ (values[:, None] * z))  # (draws, r, r)
     return inside.diagonal(dim1=1, dim2=2).sum(1) / values.sum()
