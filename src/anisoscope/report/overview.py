@@ -40,12 +40,14 @@ def overview(table: pd.DataFrame, info: Mapping[str, Any], title: str, *, full: 
     shown = records_of(table[table["step"] == table["step"].max()])
     rows = rows_by_metric(table)
     tokens = not all(parse_site(record.site).kind in ("vectors", "weight") for record in shown)
-    said = [(metric, in_rows(text, tokens)) for metric, text in headlines(rows, info)]
+    sentences = [(metric, in_rows(text, tokens)) for metric, text in headlines(rows, info)]
     notes = [in_rows(text, tokens) for text in caveats(rows, info)]
     results = {stream: answers(rows, stream) for stream in streams_of(rows)}
     whole = full or _length(shown) <= _SHORT or not any(results.values())
     numbers = layers_table(shown, info, "") if whole else _questions(results, tokens, len(rows))
-    return Group(Text(title, style="bold"), Text(""), sentences_table(said, []), Text(""), numbers, _caveats(notes))
+    return Group(
+        Text(title, style="bold"), Text(""), sentences_table(sentences, []), Text(""), numbers, _caveats(notes)
+    )
 
 
 def rows_by_metric(table: pd.DataFrame) -> dict[str, list[Row]]:

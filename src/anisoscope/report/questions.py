@@ -219,8 +219,8 @@ def _answer(question: Question, curves: Mapping[str, _Curves | None]) -> Questio
     null = _range(curve.nulls, question.percent) if curve.nulls else ""
     rows = {row["n"] for row in curve.main.values() if row["n"] is not None}
     reading = _reading(question, curve) if question.readings else f"n ≤ {max(rows):,}" if rows else NO_VALUE
-    beside = f" (null {null})" if null else ""
-    sentence = question.clause.format(values) + beside + curve.where(question.low) + curve.over_all(question.percent)
+    expected = f" (null {null})" if null else ""
+    sentence = question.clause.format(values) + expected + curve.where(question.low) + curve.over_all(question.percent)
     return QuestionAnswer(question.text, question.metric, sentence, values, curve.values, null, reading)
 
 
