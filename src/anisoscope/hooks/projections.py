@@ -8,8 +8,8 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from anisoscope.capture.parts import out_features
 from anisoscope.errors import CaptureError
+from anisoscope.hooks.parts import out_features
 
 _QUERY = ("q_proj", "query", "q_lin", "q", "to_q", "wq", "query_proj")
 _KEY = ("k_proj", "key", "k_lin", "k", "to_k", "wk", "key_proj")

@@ -10,8 +10,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from anisoscope.capture import capture, find_layout
 from anisoscope.errors import CaptureError
+from anisoscope.hooks import find_layout, observe_sites
 from anisoscope.records import Site
 from tests.captures import BYPASS, EVERY, KINDS, STAGES, TWO_SIDED, captured
 from tests.tiny_models import CATALOGUE, LAYERS, WIDTH, build
@@ -38,7 +38,7 @@ NO_FINAL_NORM = {
 
 def test_a_norm_of_a_pooled_token_is_not_taken_for_the_final_one() -> None:
     model, batch = build("clip_vision")
-    with torch.no_grad(), capture(model, ["final", "final.in"], lambda site, x: None) as seen:
+    with torch.no_grad(), observe_sites(model, ["final", "final.in"], lambda site, x: None) as seen:
         model(**batch)
     with pytest.raises(CaptureError, match=r"final: .* The norm does not receive the last block"):
         seen.require(["final"])
@@ -144,7 +144,7 @@ def test_errors_in_the_sink_propagate_and_leave_nothing_behind(error: type[BaseE
     def sink(site: Site, x: Any) -> None:
         raise error
 
-    with pytest.raises(error), capture(model, ["resid", "q", "pattern"], sink):
+    with pytest.raises(error), observe_sites(model, ["resid", "q", "pattern"], sink):
         model(**batch)
     assert not hooks_of(model)
     assert vars(AttentionInterface)["get_interface"] is before
@@ -162,7 +162,7 @@ def test_tensors_are_detached_but_not_copied() -> None:
         assert not x.requires_grad
         assert x.data_ptr() == outputs[-1].data_ptr()
 
-    with capture(model, ["resid.1"], sink) as seen:
+    with observe_sites(model, ["resid.1"], sink) as seen:
         model(**batch)["logits"].sum().backward()
     seen.require(["resid.1"])
 
@@ -179,7 +179,7 @@ def test_a_compiled_model_is_captured(kinds: list[str]) -> None:
         assert not torch.compiler.is_compiling()
         got[str(site)] = x
 
-    with torch.no_grad(), capture(compiled, kinds, sink) as seen:
+    with torch.no_grad(), observe_sites(compiled, kinds, sink) as seen:
         after = compiled(**batch)
     seen.require([f"{kind}.{layer}" for kind in kinds for layer in range(LAYERS)])
     assert torch.equal(before, after)
@@ -202,7 +202,7 @@ def test_an_offloaded_model_is_captured() -> None:
 def test_every_step_of_generation_is_a_forward() -> None:
     model, batch = build("gpt2")
     lengths: list[int] = []
-    with torch.no_grad(), capture(model, ["resid.1", "pattern.1"], lambda site, x: lengths.append(0)) as seen:
+    with torch.no_grad(), observe_sites(model, ["resid.1", "pattern.1"], lambda site, x: lengths.append(0)) as seen:
         model.generate(**{k: v[:1] for k, v in batch.items()}, max_new_tokens=4, do_sample=False, pad_token_id=0)
     assert seen.forwards == 4
     assert len(lengths) == 8
@@ -211,7 +211,7 @@ def test_every_step_of_generation_is_a_forward() -> None:
 
 def test_a_forward_that_fails_does_not_disturb_the_next() -> None:
     model, batch = build("home_made")
-    with torch.no_grad(), capture(model, ["resid", "attn"], lambda site, x: None) as seen:
+    with torch.no_grad(), observe_sites(model, ["resid", "attn"], lambda site, x: None) as seen:
         with pytest.raises(RuntimeError):
             model(input_ids=torch.zeros(2, 3))
         model(**batch)
@@ -220,7 +220,7 @@ def test_a_forward_that_fails_does_not_disturb_the_next() -> None:
 
 def test_only_forwards_of_the_captured_model_count() -> None:
     model, batch = build("gpt2")
-    with torch.no_grad(), capture(model, ["resid"], lambda site, x: None) as seen:
+    with torch.no_grad(), observe_sites(model, ["resid"], lambda site, x: None) as seen:
         model.transformer(**batch)
     with pytest.raises(CaptureError, match=r"No forward was seen\. Inside the `with`, call the model"):
         seen.require(["resid.0"])
@@ -228,16 +228,19 @@ def test_only_forwards_of_the_captured_model_count() -> None:
 
 def test_heads_sites_are_captured_layer_wide() -> None:
     model, batch = build("gpt2")
-    seen_sites = []
-    with torch.no_grad(), capture(model, ["q.1.0", "q.1.3"], lambda site, x: seen_sites.append(str(site))) as seen:
+    names = []
+    with (
+        torch.no_grad(),
+        observe_sites(model, ["q.1.0", "q.1.3"], lambda site, x: names.append(str(site))) as seen,
+    ):
         model(**batch)
-    assert seen_sites == ["q.1"]
+    assert names == ["q.1"]
     seen.require(["q.1.0", "q.1.3"])
 
 
 def test_token_ids_are_not_vectors() -> None:
     model, batch = build("gpt2")
-    with torch.no_grad(), capture(model, ["in.transformer.wte"], lambda site, x: None) as seen:
+    with torch.no_grad(), observe_sites(model, ["in.transformer.wte"], lambda site, x: None) as seen:
         model(**batch)
     with pytest.raises(CaptureError, match="holds no float tensor"):
         seen.require(["in.transformer.wte"])
@@ -249,9 +252,9 @@ import sys
 sys.modules["transformers"] = None
 import torch
 from torch import nn
-from anisoscope.capture import capture
+from anisoscope.hooks import observe_sites
 model = nn.TransformerEncoder(nn.TransformerEncoderLayer(8, 2, 8, batch_first=True), 2, enable_nested_tensor=False)
-with capture(model, ["resid", "attn"], lambda site, x: None) as seen:
+with observe_sites(model, ["resid", "attn"], lambda site, x: None) as seen:
     model(torch.zeros(1, 3, 8))
 seen.require(["resid.0", "resid.1", "attn.1"])
 """

@@ -10,7 +10,7 @@ from functools import cached_property
 from anisoscope.errors import AnisoscopeError, CaptureError, InputError, unknown
 from anisoscope.records import Site
 
-_LAYER_KINDS = ("resid", "attn", "mlp", "q", "k", "q.pre", "k.pre", "pattern")
+_LAYER_KINDS = ("resid", "attn", "mlp", "router", "q", "k", "q.pre", "k.pre", "pattern")
 _LAYER_NAME = re.compile(r"(?:layers?|blocks?|h|hidden(?:_states?)?|residual|resid)[._]?(\d+)")
 _KINDS = ("embed", *_LAYER_KINDS, "final.in", "final")
 
@@ -24,14 +24,16 @@ class LayerRef:
     attention: str | None = None  # the self-attention module, if there is exactly one and it shows its queries
     attn: str | None = None  # the module whose output is `attn.i`
     mlp: str | None = None  # the module whose output is `mlp.i`
+    router: str | None = None  # the module that chooses experts
 
     def part(self, name: str) -> str:
-        """Return the path of a part: `attention`, `attn` or `mlp`.
+        """Return the path of a part: `attention`, `attn`, `mlp` or `router`.
 
         Raises:
             CaptureError: The block has no such part.
         """
-        path: str | None = {"attention": self.attention, "attn": self.attn, "mlp": self.mlp}[name]
+        paths = {"attention": self.attention, "attn": self.attn, "mlp": self.mlp, "router": self.router}
+        path = paths[name]
         if path is None:
             raise CaptureError(f"{self.path} has no part {name}. Layout.sites() lists the sites of the model.")
         return path
@@ -55,7 +57,7 @@ class Stack:
         """Yield every layer-wide site of this stack."""
         yield Site("embed", stack=self.name)
         for layer, block in enumerate(self.blocks):
-            has = {"resid": True, "attn": bool(block.attn), "mlp": bool(block.mlp)}
+            has = {"resid": True, "attn": bool(block.attn), "mlp": bool(block.mlp), "router": bool(block.router)}
             yield from (
                 Site(kind, layer, stack=self.name)
                 for kind in _LAYER_KINDS

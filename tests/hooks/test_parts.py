@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from anisoscope.capture import expand, find_layout
+from anisoscope.hooks import expand, find_layout
 from tests.captures import TWO_SIDED, captured
 from tests.tiny_models import LAYERS, build
 

@@ -9,10 +9,10 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from anisoscope.capture.layout import Stack
-from anisoscope.capture.tensors import hidden_input, hidden_state, rows_of
 from anisoscope.distributed import unwrapped
 from anisoscope.errors import CaptureError
+from anisoscope.hooks.layout import Stack
+from anisoscope.hooks.tensors import hidden_input, hidden_state, rows_of
 from anisoscope.records import Site
 
 _REMEDY = "Pass layout=find_layout(model, example), which runs the model once and counts calls and widths."

@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from anisoscope.capture import find_layout
 from anisoscope.errors import CaptureError
+from anisoscope.hooks import find_layout
 from tests.captures import EVERY, STAGES, TWO_SIDED
 from tests.tiny_models import LAYERS, WIDTH, HomeMadeBlock, build
 

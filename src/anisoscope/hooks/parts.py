@@ -9,11 +9,13 @@ from typing import Any
 
 from torch import nn
 
-from anisoscope.capture.layout import LayerRef
+from anisoscope.hooks.layout import LayerRef
 
 _ATTENTION = re.compile(r"attn|attention", re.IGNORECASE)
 _CROSS = re.compile(r"cross|encdec|encoder_attn|encoder_decoder", re.IGNORECASE)
 _MLP = re.compile(r"mlp|ffn|ff|feed_?forward|moe|mlp_block|block_sparse_moe|DenseReluDense", re.IGNORECASE)
+_ROUTER = re.compile(r"gate|router|gating|classifier", re.IGNORECASE)
+_EXPERTS = re.compile(r"experts", re.IGNORECASE)
 
 
 def make_block(model: nn.Module, path: str, width: int | None, *, grid: bool) -> LayerRef:
@@ -27,7 +29,8 @@ def make_block(model: nn.Module, path: str, width: int | None, *, grid: bool) ->
     if width is None and attn is not None:
         width = out_features(model.get_submodule(attn))
     mlp = _mlp_path(path, module, attention, width)
-    return LayerRef(path, width, attention if _shows_queries(model, attention) else None, attn, mlp)
+    shown = attention if _shows_queries(model, attention) else None
+    return LayerRef(path, width, shown, attn, mlp, router_path(path, module, attention))
 
 
 def _shows_queries(model: nn.Module, attention: str | None) -> bool:
@@ -87,6 +90,19 @@ def _mlp_path(path: str, module: nn.Module, attention: str | None, width: int | 
         if (width is None or out == width) and not any(_ATTENTION.search(p) for p in name[len(path) :].split("."))
     ]
     return outside[-1] if outside else None
+
+
+def router_path(path: str, module: nn.Module, attention: str | None) -> str | None:
+    """Return the module that chooses experts: a `gate` or `router` next to modules called experts."""
+    for name, child in module.named_modules(prefix=path):
+        owner, _, last = name.rpartition(".")
+        within_attention = attention is not None and inside(name, attention)
+        if not _ROUTER.fullmatch(last) or within_attention or not any(True for _ in child.parameters()):
+            continue
+        siblings = [sibling for sibling, _ in module.get_submodule(owner[len(path) + 1 :]).named_children()]
+        if any(_EXPERTS.search(sibling) for sibling in siblings):
+            return name
+    return None
 
 
 def _projections(path: str, module: nn.Module) -> Iterator[tuple[str, int]]:

@@ -16,11 +16,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from anisoscope.capture.layout import Layout, Stack
-from anisoscope.capture.parts import attention_paths, inside, is_norm, make_block
-from anisoscope.capture.tensors import eager, hidden_input, hidden_state, rows_of, same_tensor
 from anisoscope.distributed import unwrapped
 from anisoscope.errors import CaptureError
+from anisoscope.hooks.layout import Layout, Stack
+from anisoscope.hooks.parts import attention_paths, inside, is_norm, make_block
+from anisoscope.hooks.tensors import eager, hidden_input, hidden_state, rows_of, same_tensor
 
 # Blocks whose hidden states are (positions, batch, width), by class.
 _BATCH_SECOND = ("XLNetLayer",)

@@ -9,9 +9,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from anisoscope.capture import capture, find_layout
-from anisoscope.capture.layer_calls import LayerCall, LayerCalls
 from anisoscope.errors import CaptureError
+from anisoscope.hooks import find_layout, observe_sites
+from anisoscope.hooks.layer_calls import LayerCall, LayerCalls
 from anisoscope.records import Site
 from tests.captures import captured
 from tests.tiny_models import LAYERS, WIDTH, HomeMade, build, text
@@ -54,7 +54,7 @@ def test_gradient_checkpointing_reports_each_site_once() -> None:
     model.train()
     times: dict[Site, int] = {}
     kinds = ["resid", "q", "attn", "mlp", "in.model.layers.1.mlp"]
-    with capture(model, kinds, lambda site, x: times.update({site: times.get(site, 0) + 1})) as seen:
+    with observe_sites(model, kinds, lambda site, x: times.update({site: times.get(site, 0) + 1})) as seen:
         model(**batch, use_cache=False)["logits"].sum().backward()
     seen.require(["resid.0", "q.0"])
     assert set(times.values()) == {1}
@@ -81,7 +81,7 @@ class Skipping(HomeMade):
 
 def test_a_skipped_layer_is_named_and_does_not_shift_the_others() -> None:
     model, batch = Skipping(), {"input_ids": text()["input_ids"]}
-    with torch.no_grad(), capture(model, ["resid"], lambda site, x: None) as seen:
+    with torch.no_grad(), observe_sites(model, ["resid"], lambda site, x: None) as seen:
         model(**batch)
     seen.require(["resid.0", "resid.2"])
     with pytest.raises(CaptureError, match=r"resid\.1: not seen in every forward. Its module was not called"):

@@ -11,20 +11,23 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from anisoscope.capture.attention_calls import marked_modules, observe_attention, weighted_heads
-from anisoscope.capture.find import find_layout
-from anisoscope.capture.layer_calls import LayerCall, LayerCalls
-from anisoscope.capture.layout import Layout, Stack, expand, whole
-from anisoscope.capture.projections import projection
-from anisoscope.capture.tensors import eager, hidden_input, hidden_state, rows_of, same_tensor
 from anisoscope.distributed import unwrapped
 from anisoscope.errors import CaptureError, unknown
+from anisoscope.hooks.attention_calls import marked_modules, observe_attention, weighted_heads
+from anisoscope.hooks.branches import Branch, BranchCalls, hook_branches
+from anisoscope.hooks.find import find_layout
+from anisoscope.hooks.layer_calls import LayerCall, LayerCalls
+from anisoscope.hooks.layout import LayerRef, Layout, Stack, expand, whole
+from anisoscope.hooks.projections import projection
+from anisoscope.hooks.routers import routing_of
+from anisoscope.hooks.tensors import detached, eager, hidden_input, hidden_state, rows_of, same_tensor
 from anisoscope.records import Site
 from anisoscope.stats.head_scores import Heads, Scores
 
 Sink = Callable[[Site, Any], None]
 LayerAddress = tuple[str, int]  # stack and layer
 _ATTENTION_KINDS = ("q", "k", "pattern")
+_BRANCHES = ("attn", "mlp")
 
 
 @dataclass
@@ -40,7 +43,7 @@ class CaptureLog:
         required = dict.fromkeys(whole(Site.parse(site) if isinstance(site, str) else site) for site in sites)
         if not self.forwards:
             raise CaptureError(
-                "No forward was seen. Inside the `with`, call the model that was passed to capture, not a part of it."
+                "No forward was seen. Inside the `with`, call the model that is captured, not a part of it."
             )
         missing = [site for site in required if self.counts.get(site, 0) < self.forwards]
         if missing:
@@ -71,8 +74,14 @@ class CaptureLog:
 
 
 @contextmanager
-def capture(
-    model: nn.Module, sites: Sequence[Site | str], sink: Sink, *, layout: Layout | None = None
+def observe_sites(
+    model: nn.Module,
+    sites: Sequence[Site | str],
+    sink: Sink,
+    *,
+    layout: Layout | None = None,
+    grad: bool = False,
+    branches: bool = False,
 ) -> Iterator[CaptureLog]:
     """Pass the tensors at the given sites to `sink` during every forward of the model inside the `with`.
 
@@ -84,9 +93,12 @@ def capture(
         sites: Sites, or names that `expand` turns into sites.
         sink: Called as `sink(site, x)`. x is detached but not copied, so use it at once. It is (batch, positions,
             width) for the stream, with image grids flattened; (batch, heads, positions, head width) for `q`, `k`,
-            `q.pre` and `k.pre`, under the site of the whole layer; and for `pattern.i` a `Heads`, or `Scores` if the
-            model shows only logits, which `Attention.of` takes.
+            `q.pre` and `k.pre`, under the site of the whole layer; for `pattern.i` a `Heads`, or `Scores` if the
+            model shows only logits, which `Attention.of` takes; and for `router.i` a `Routing`.
         layout: The model's layout; found from its structure by default.
+        grad: Pass tensors that are still part of the graph.
+        branches: Pass a `Branch` for `attn.i` and `mlp.i`: their rows with what they add to the residual stream, and
+            the stream before that.
 
     Yields:
         A log of what has been seen; call its `require` at the end.
@@ -96,7 +108,7 @@ def capture(
 
     >>> model = nn.TransformerEncoder(nn.TransformerEncoderLayer(8, 2, 8, batch_first=True), 2)
     >>> import torch
-    >>> with capture(model, ["resid"], lambda site, x: None) as log:
+    >>> with observe_sites(model, ["resid"], lambda site, x: None) as log:
     ...     _ = model(torch.zeros(1, 3, 8))
     >>> log.require(["resid.0", "resid.1"])
     """
@@ -106,7 +118,7 @@ def capture(
     if not requested:
         raise CaptureError(f"{type(model).__name__} has none of the sites {', '.join(map(str, sites))}.")
     log = CaptureLog()
-    state = _CaptureState(requested, sink, log)
+    state = _CaptureState(requested, sink if grad else lambda site, x: sink(site, detached(x)), log, branches)
     with ExitStack() as cleanup:
         for stack in layout.stacks:
             _hook_stack(model, stack, state, cleanup)
@@ -123,10 +135,12 @@ def capture(
 class _CaptureState:
     """What runs at the moment, and the sink for the requested sites."""
 
-    def __init__(self, requested: set[Site], sink: Sink, log: CaptureLog) -> None:
+    def __init__(self, requested: set[Site], sink: Sink, log: CaptureLog, branches: bool) -> None:
         self.requested = requested
         self.sink = sink
         self.log = log
+        self.branches = branches
+        self.branch_calls: dict[str, BranchCalls] = {}  # of the block that runs, by stack
         self.calls = LayerCalls()
         self.thread = 0  # that runs the forward: other threads may run other models meanwhile
         self.attending: LayerAddress | None = None
@@ -151,7 +165,7 @@ class _CaptureState:
             return
         self.calls.meet(site)
         self.log.counts[site] = self.log.counts.get(site, 0) + 1
-        self.sink(site, x.detach() if isinstance(x, Tensor) else x)
+        self.sink(site, x)
 
     def report_part(self, kind: str, stack: str, x: Any) -> None:
         """The same for a part of the block that runs in this stack, if one does."""
@@ -209,8 +223,13 @@ def _hook_stack(model: nn.Module, stack: Stack, state: _CaptureState, cleanup: E
         return
     _hook_blocks(model, stack, state, cleanup)
     parts = {(site.kind, stack.blocks[site.layer]) for site in requested if site.layer is not None}
-    for kind, path in {(kind, block.part(kind)) for kind, block in parts if kind in ("attn", "mlp")}:
-        _hook_sublayer(model.get_submodule(path), kind, stack, state, cleanup)
+    if state.branches:
+        _hook_branches(model, stack, parts, state, cleanup)
+    for kind, path in {(kind, block.part(kind)) for kind, block in parts if kind in _BRANCHES}:
+        if not state.branches:
+            _hook_sublayer(model.get_submodule(path), kind, stack, state, cleanup)
+    for path in {block.part("router") for kind, block in parts if kind == "router"}:
+        _hook_router(model, path, stack, state, cleanup)
     for kind, path in {(kind, block.part("attention")) for kind, block in parts if kind in ("q.pre", "k.pre")}:
         _hook_projection(model, path, kind, stack, state, cleanup)
     for path in {block.part("attention") for kind, block in parts if kind in _ATTENTION_KINDS}:
@@ -225,12 +244,16 @@ def _hook_blocks(model: nn.Module, stack: Stack, state: _CaptureState, cleanup: 
     def on_input(call: LayerCall, x: Tensor) -> None:
         rows = rows_of(x, None, stack.batch_first)  # (b, T, d)
         state.shapes[stack.name] = rows.shape
+        if stack.name in state.branch_calls:
+            state.branch_calls[stack.name].begin(x)
         if call.is_first:
             state.report(Site("embed", stack=stack.name), rows)
 
     def on_output(call: LayerCall, x: Tensor) -> None:
         if not state.calls.in_forward:
             return  # gradient checkpointing runs the block again
+        if stack.name in state.branch_calls:
+            _report_branches(call, x, state)
         state.report(call.site, call.rows(x))
         if call.is_last_layer:
             state.last_output[stack.name] = x
@@ -240,12 +263,49 @@ def _hook_blocks(model: nn.Module, stack: Stack, state: _CaptureState, cleanup: 
 
 def _hook_sublayer(module: nn.Module, kind: str, stack: Stack, state: _CaptureState, cleanup: ExitStack) -> None:
     def leave(output: Any) -> None:
-        x = hidden_state(output)
-        if x.ndim == 2 and stack.name in state.shapes:  # tokens of all sequences in one dimension
-            x = x.reshape(*state.shapes[stack.name][:2], -1)
-        state.report_part(kind, stack.name, rows_of(x, None, stack.batch_first))
+        state.report_part(kind, stack.name, _sequences(hidden_state(output), stack, state))
 
     _after(module, cleanup, leave)
+
+
+def _sequences(x: Tensor, stack: Stack, state: _CaptureState) -> Tensor:
+    """Return (b, T, d) of hidden states, which may have the tokens of all sequences in one dimension."""
+    if x.ndim == 2 and stack.name in state.shapes:
+        x = x.reshape(*state.shapes[stack.name][:2], -1)
+    return rows_of(x, None, stack.batch_first)
+
+
+def _hook_branches(
+    model: nn.Module, stack: Stack, parts: set[tuple[str, LayerRef]], state: _CaptureState, cleanup: ExitStack
+) -> None:
+    """Note what the requested branches of each block write; the end of the block reports it."""
+    by_block: dict[LayerRef, set[str]] = {}
+    for kind, block in parts:
+        if kind in _BRANCHES:
+            block.part(kind)  # raises if the block does not have it
+            by_block.setdefault(block, set()).add(kind)
+    if by_block:
+        calls = state.branch_calls[stack.name] = BranchCalls()
+        for block, kinds in by_block.items():
+            hook_branches(model, block, kinds - {"attn"}, calls, cleanup)
+
+
+def _report_branches(call: LayerCall, x: Tensor, state: _CaptureState) -> None:
+    """Report the branches of a block that returned x."""
+    for kind, tensors in state.branch_calls[call.stack.name].end(x).items():
+        output, written, stream = (None if t is None else _sequences(t.detach(), call.stack, state) for t in tensors)
+        assert output is not None
+        assert written is not None
+        site = Site(kind, call.layer, stack=call.stack.name)
+        state.report(site, Branch(output, written, stream))
+
+
+def _hook_router(model: nn.Module, path: str, stack: Stack, state: _CaptureState, cleanup: ExitStack) -> None:
+    def leave(output: Any) -> None:
+        if stack.name in state.shapes:
+            state.report_part("router", stack.name, routing_of(model, path, output, state.shapes[stack.name][:2]))
+
+    _after(model.get_submodule(path), cleanup, leave)
 
 
 def _hook_projection(
@@ -254,7 +314,7 @@ def _hook_projection(
     source = projection(path, model.get_submodule(path), kind)
 
     def leave(output: Any) -> None:
-        x = rows_of(hidden_state(output).detach(), None, stack.batch_first)
+        x = rows_of(hidden_state(output), None, stack.batch_first)
         state.report_part(kind, stack.name, source.split(x))
 
     _after(model.get_submodule(source.path), cleanup, leave)

@@ -7,8 +7,8 @@ import math
 import pytest
 import torch
 
-from anisoscope.capture import find_layout
 from anisoscope.errors import CaptureError
+from anisoscope.hooks import find_layout
 from tests.captures import TWO_SIDED, captured
 from tests.tiny_models import HEADS, WIDTH, HomeMade, build, text
 

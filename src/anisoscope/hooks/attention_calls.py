@@ -16,6 +16,7 @@ import math
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any, Protocol
 
 import torch
@@ -95,7 +96,8 @@ def _observed(
     def attention(
         module: nn.Module, query: Tensor, key: Tensor, value: Tensor, mask: Any, *rest: Any, **options: Any
     ) -> Any:
-        observer.on_heads(*_heads(module, name, query, key, mask, _by_name(function, rest) | options))
+        heads, unknown = _heads(module, name, query, key, mask, _by_name(function, rest) | options)
+        observer.on_heads(_with_values(heads, value), unknown)
         interface_call.active = True
         try:
             return function(module, query, key, value, mask, *rest, **options)
@@ -125,8 +127,8 @@ def _heads(
         k, s = k[:, :, :t], t
     unknown = _unknown_pattern(mask, options)
     heads = Heads(
-        q.detach(),
-        k.detach(),
+        q,
+        k,
         q.shape[-1] ** -0.5 if scaling is None else float(scaling),
         mask=None if unknown else _mask(mask, s),
         causal=causal,
@@ -135,6 +137,11 @@ def _heads(
         bias=_detached(options.get("position_bias")),
     )
     return heads, unknown
+
+
+def _with_values(heads: Heads, value: Tensor) -> Heads:
+    """Add the values of the keys of these heads; a fresh static cache holds more positions."""
+    return replace(heads, v=value[:, :, : heads.k.shape[2]])
 
 
 def _unknown_pattern(mask: Any, options: dict[str, Any]) -> str | None:
@@ -199,7 +206,7 @@ def _heads_of_sdpa(
     if mask is not None:
         mask = mask[(None,) * (4 - mask.ndim)]  # (t, s) -> (1, 1, t, s)
     scaling = 1 / math.sqrt(query.shape[-1]) if scale is None else scale
-    return Heads(query.detach(), key.detach(), scaling, mask=mask, causal=is_causal)
+    return _with_values(Heads(query, key, scaling, mask=mask, causal=is_causal), value)
 
 
 # --- marked modules -----------------------------------------------------------------------------------------------
@@ -222,8 +229,8 @@ def weighted_heads(q: Tensor, k: Tensor, weights: Tensor) -> Heads:
         k: (b, key heads, s, d).
         weights: (b, h, t, s), not negative.
     """
-    q, k, weights = q.detach(), k.detach(), weights.detach()
+    weights = weights.detach()
     scaling = q.shape[-1] ** -0.5
-    logits = q @ k.repeat_interleave(q.shape[1] // k.shape[1], dim=1).mT * scaling  # (b, h, t, s)
+    logits = q.detach() @ k.detach().repeat_interleave(q.shape[1] // k.shape[1], dim=1).mT * scaling  # (b, h, t, s)
     attended = weights > 0  # (b, h, t, s)
     return Heads(q, k, scaling, mask=attended, bias=torch.where(attended, weights, 1.0).log() - logits)

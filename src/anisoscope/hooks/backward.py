@@ -10,13 +10,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from anisoscope.capture.layer_calls import LayerCall, LayerCalls
-from anisoscope.capture.layout import Layout, Stack
-from anisoscope.capture.parts import out_features
-from anisoscope.capture.tensors import eager, hidden_input, hidden_state, rows_of
 from anisoscope.data.inputs import device_of
 from anisoscope.distributed import unwrapped
 from anisoscope.errors import CaptureError
+from anisoscope.hooks.layer_calls import LayerCall, LayerCalls
+from anisoscope.hooks.layout import Layout, Stack
+from anisoscope.hooks.parts import out_features
+from anisoscope.hooks.tensors import eager, hidden_input, hidden_state, rows_of
 from anisoscope.records import Site
 
 

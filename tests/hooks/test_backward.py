@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from anisoscope.capture.backward import (
+from anisoscope.errors import CaptureError
+from anisoscope.hooks.backward import (
     TapeTargets,
     differentiable,
     input_embedding,
@@ -14,8 +15,7 @@ from anisoscope.capture.backward import (
     require_gradients,
     run_model,
 )
-from anisoscope.capture.find import find_layout
-from anisoscope.errors import CaptureError
+from anisoscope.hooks.find import find_layout
 from anisoscope.records import Site
 from tests.captures import captured
 from tests.tiny_models import LAYERS, build

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from anisoscope.capture import capture, expand, find_layout
 from anisoscope.errors import CaptureError, InputError
+from anisoscope.hooks import expand, find_layout, observe_sites
 from anisoscope.records import Site
 from tests.captures import captured
 from tests.tiny_models import build
@@ -32,7 +32,7 @@ from tests.tiny_models import build
 )
 def test_unknown_sites_are_errors_that_suggest_similar_names(name: str, site: str | Site, message: str) -> None:
     model, _ = build(name)
-    with pytest.raises((InputError, CaptureError), match=message), capture(model, [site], lambda site, x: None):
+    with pytest.raises((InputError, CaptureError), match=message), observe_sites(model, [site], lambda site, x: None):
         pass
 
 

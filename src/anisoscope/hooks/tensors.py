@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import fields, replace
 from typing import Any
 
 import torch
@@ -62,6 +63,24 @@ def rows_of(x: Tensor, width: int | None, batch_first: bool = True) -> Tensor:
 def same_tensor(a: Any, b: Tensor | None) -> bool:
     """Return whether two values are the same tensor: the same memory and the same shape."""
     return isinstance(a, Tensor) and b is not None and a.shape == b.shape and a.data_ptr() == b.data_ptr()
+
+
+def detached(x: Any) -> Any:
+    """Return a tensor, or the inputs of an attention layer, without their graph."""
+    return _changed(x, Tensor.detach)
+
+
+def copied(x: Any) -> Any:
+    """Return a copy of a tensor, or of the inputs of an attention layer."""
+    return _changed(x, Tensor.clone)
+
+
+def _changed(x: Any, change: Callable[[Tensor], Tensor]) -> Any:
+    """Apply a function to a tensor or to each tensor of a dataclass."""
+    if isinstance(x, Tensor):
+        return change(x)
+    values = {field.name: getattr(x, field.name) for field in fields(x)}
+    return replace(x, **{name: change(value) for name, value in values.items() if isinstance(value, Tensor)})
 
 
 @contextmanager

@@ -10,8 +10,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from anisoscope.capture import attention_calls, capture, expand, find_layout
 from anisoscope.errors import CaptureError
+from anisoscope.hooks import attention_calls, expand, find_layout, observe_sites
 from anisoscope.records import Site
 from anisoscope.stats.head_scores import Attention, Heads, Scores
 from tests.captures import BYPASS, STAGES, TWO_SIDED, captured
@@ -24,7 +24,7 @@ NO_SDPA = ("gemma2", "mamba", *BYPASS, *STAGES)
 @pytest.mark.parametrize("name", BYPASS)
 def test_models_without_visible_queries_are_errors_that_name_the_alternative(name: str) -> None:
     model, batch = build(name)
-    with torch.no_grad(), capture(model, ["q", "k", "pattern"], lambda site, x: None) as seen:
+    with torch.no_grad(), observe_sites(model, ["q", "k", "pattern"], lambda site, x: None) as seen:
         model(**batch)
     with pytest.raises(CaptureError, match=r"q\.0, .*Capture q\.pre"):
         seen.require(expand(find_layout(model), ["q"]))
@@ -123,7 +123,7 @@ def test_captures_that_end_in_any_order_restore_the_interface() -> None:
     first.__enter__()
     second.__enter__()
     first.__exit__(None, None, None)
-    with torch.no_grad(), capture(other, ["q"], lambda site, x: None) as seen:
+    with torch.no_grad(), observe_sites(other, ["q"], lambda site, x: None) as seen:
         other(**batch)
         model(**batch)
     seen.require(["q.0"])
@@ -143,7 +143,7 @@ def test_another_model_in_another_thread_is_not_captured() -> None:
         thread.start()
         thread.join()
 
-    with torch.no_grad(), capture(model, ["q"], sink) as seen:
+    with torch.no_grad(), observe_sites(model, ["q"], sink) as seen:
         model(**batch)
     assert seen.counts == {Site("q", layer): 1 for layer in range(LAYERS)}
 

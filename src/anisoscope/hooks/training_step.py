@@ -22,14 +22,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from anisoscope.capture.invisible import get_random_states, set_random_states, side_effect_free
-from anisoscope.capture.layer_calls import LayerCall, LayerCalls
-from anisoscope.capture.layout import Layout
-from anisoscope.capture.tensors import eager
 from anisoscope.data.inputs import device_of
 from anisoscope.data.token_table import Batch, table_of_length
 from anisoscope.data.windows import as_inputs, digests, windows_of
 from anisoscope.errors import CaptureError
+from anisoscope.hooks.invisible import get_random_states, set_random_states, side_effect_free
+from anisoscope.hooks.layer_calls import LayerCall, LayerCalls
+from anisoscope.hooks.layout import Layout
+from anisoscope.hooks.tensors import eager
 from anisoscope.records import Site
 from anisoscope.stats.moments import Moments
 from anisoscope.stats.rows import bare_rows
@@ -45,6 +45,11 @@ class TrainingForward:
     random_states: list[Tensor]  # when it began
     autocast: torch.dtype | None  # its precision if autocast was on
     output_gradients: dict[int, Tensor] = field(default_factory=dict)  # by index among `float_tensors` of the output
+
+    def keep_gradient(self, index: int, gradient: Tensor | None) -> None:
+        """Keep the gradient of an output; compiled code passes None for an output that the loss does not use."""
+        if gradient is not None:
+            self.output_gradients[index] = gradient
 
     def counted_tokens(self, stack: str, items: int, length: int) -> Tensor | None:
         """Return the flat indices of the tokens that count among items × length; None if all of them do."""
@@ -191,7 +196,7 @@ class GradientRecorder:
         elif forward is not None and not self._calls.any_finished and torch.is_grad_enabled():
             for index, x in enumerate(float_tensors(output)):
                 if x.requires_grad:
-                    x.register_hook(partial(forward.output_gradients.__setitem__, index))
+                    x.register_hook(partial(forward.keep_gradient, index))
             self._to_replay.append(forward)
 
     def _add(self, call: LayerCall, forward: TrainingForward, gradient: Tensor) -> None:
