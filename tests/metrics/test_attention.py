@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+from typing import Any, ClassVar
+
 import numpy as np
 import pytest
 import torch
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 
 from anisoscope import metrics
-from anisoscope.stats.head_scores import Heads
+from anisoscope.hooks import observe_sites
+from anisoscope.stats.head_scores import Attention, Heads
 from anisoscope.stats.head_sums import HeadSums
+from tests.tiny_models import build
 
 G = torch.Generator().manual_seed(0)
 Q = torch.randn(3, 4, 10, 6, generator=G, dtype=torch.float64) + torch.randn(1, 4, 1, 6, generator=G).double()
@@ -46,3 +52,49 @@ def test_the_logit_budget_is_the_variance_of_logits_due_to_the_mean_query() -> N
     by_mean = ((k @ q.mean(0)) ** 2).sum()
     by_rest = np.mean([((k @ (row - q.mean(0))) ** 2).sum() for row in q])
     assert budget == pytest.approx(by_mean / (by_mean + by_rest))
+
+
+def softmax_inputs(model: nn.Module, batch: dict[str, Any]) -> list[Tensor]:
+    """The logits of every attention softmax of a forward with eager attention, (b, h, t, s) each, hidden ones -inf."""
+
+    class Inputs(TorchFunctionMode):
+        seen: ClassVar[list[Tensor]] = []
+
+        def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            if func in (nn.functional.softmax, torch.softmax, Tensor.softmax) and args[0].ndim == 4:
+                self.seen.append(args[0].detach().double().masked_fill(args[0] < -1e6, -torch.inf))
+            return func(*args, **(kwargs or {}))
+
+    Inputs.seen.clear()
+    with torch.no_grad(), Inputs() as mode:
+        model(**batch)
+    return mode.seen
+
+
+@pytest.mark.parametrize("name", ["llama", "gemma2", "bloom", "mpt", "bert", "opt", "gpt2"])
+def test_logit_max_is_that_of_the_logits_that_enter_an_eager_softmax(name: str) -> None:
+    """Grouped keys, rotary embedding, a soft cap, ALiBi, and queries that are scaled early."""
+    model, batch = build(name)
+    expected = softmax_inputs(build(name, "eager")[0], batch)
+    found: list[Attention] = []
+    counts = batch["attention_mask"].bool()
+    with torch.no_grad(), observe_sites(model, ["pattern"], lambda _, x: found.append(Attention.of(x, counts))):
+        model(**batch)
+    assert len(found) == len(expected)
+    for attention, logits in zip(found, expected, strict=True):
+        top = logits.amax(-1).transpose(1, 2)[counts]  # (rows, heads)
+        by = {(v.index, v.variant["over"]): v.value for v in metrics.logit_max.function(attention)}
+        for head in range(top.shape[1]):
+            assert by[head, "mean"] == pytest.approx(float(top[:, head].mean()), rel=1e-4, abs=1e-4)
+            assert by[head, "max"] == pytest.approx(float(top[:, head].max()), rel=1e-4, abs=1e-4)
+
+
+def test_the_sink_rate_counts_heads_above_its_limit() -> None:
+    q, k = torch.zeros(1, 4, 20, 4), torch.zeros(1, 4, 20, 4)
+    q[:, :2, :, 0] = 10.0
+    k[:, :2, 0, 0] = 1.0  # two heads attend to the first key
+    counts = torch.ones(1, 20, dtype=torch.bool)
+    value = metrics.sink_rate.function(Attention.of(Heads(q, k, 1.0, causal=True), counts))
+    assert (value.value, value.null) == (0.5, 0.0)
+    short = metrics.sink_rate.function(Attention.of(Heads(q[:, :, :3], k[:, :, :3], 1.0, causal=True), counts[:, :3]))
+    assert short.null == 1.0  # uniform attention over two or three keys

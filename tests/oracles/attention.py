@@ -26,7 +26,9 @@ def logits_of(
     return logits if bias is None else logits + bias
 
 
-def head_numbers(q: Array, k: Array, scaling: float, *, causal: bool) -> dict[str, dict[tuple[Any, ...], float]]:
+def head_numbers(
+    q: Array, k: Array, scaling: float, *, causal: bool, v: Array
+) -> dict[str, dict[tuple[Any, ...], float]]:
     """Every metric of heads, by index (and variant), from whole rows of attention and from all tokens."""
     heads, length, d = q.shape[1:]
     visible = np.tril(np.ones((length, length), bool)) if causal else np.ones((length, length), bool)
@@ -44,6 +46,8 @@ def head_numbers(q: Array, k: Array, scaling: float, *, causal: bool) -> dict[st
         put("sink_mass", (head,), whole["sink"][head] / whole["rows"][head])
         put("attention_max", (head,), spread["largest"][head] / spread["rows"][head])
         put("logit_std", (head,), spread["logit_std"][head] / spread["rows"][head])
+        put("logit_max", (head, ("over", "mean")), whole["logit_max"][head] / whole["logit_rows"][head])
+        put("logit_max", (head, ("over", "max")), whole["logit_peak"][head])
         key_head = head // (heads // k.shape[1])
         own_q, own_k = q[:, head].reshape(-1, d), k[:, key_head].reshape(-1, d)
         mean_q, mean_k = own_q.mean(0), own_k.mean(0)
@@ -58,22 +62,35 @@ def head_numbers(q: Array, k: Array, scaling: float, *, causal: bool) -> dict[st
             mean = np.linalg.norm(rows.mean(0))
             put(name, (head, ("in", "units")), mean)
             put(name, (head, ("in", "rms")), mean / np.sqrt((rows**2).sum(1).mean()))
+    for name, x in (("q_norm", q), ("k_norm", k), ("v_norm", v)):
+        for head in range(x.shape[1]):
+            lengths = np.linalg.norm(x[:, head], axis=-1)
+            put(name, (head, ("over", "mean")), lengths.mean())
+            put(name, (head, ("over", "max")), lengths.max())
+    put("sink_rate", (None,), (whole["sink"] / whole["rows"] > 0.3).mean())
     return found
 
 
 def sums(logits: Array, visible: NDArray[np.bool_], counts: NDArray[np.bool_]) -> dict[str, Array]:
-    """Per head: rows, and the sums of entropy / ln(length), sink mass, largest weight and logit std."""
+    """Per head: rows, and the sums of entropy / ln(length), sink mass, largest weight, logit std and largest logit."""
     b, h, t, _ = logits.shape
     visible = np.broadcast_to(visible, logits.shape)
-    out = {name: np.zeros(h) for name in ("rows", "entropy", "sink", "largest", "logit_std")}
+    names = ("rows", "entropy", "sink", "largest", "logit_std", "logit_rows", "logit_max", "uniform")
+    out = {name: np.zeros(h) for name in names} | {"logit_peak": np.full(h, -np.inf)}
     for n in range(b):
         first = np.flatnonzero((visible[n] & counts[n][None, :, None]).any((0, 1)))[0]
         for head in range(h):
             for i in range(t):
                 keys = np.flatnonzero(visible[n, head, i])
-                if not counts[n, i] or len(keys) < 2:
+                if not counts[n, i] or not len(keys):
                     continue
                 row = logits[n, head, i, keys]
+                out["logit_rows"][head] += 1
+                out["logit_max"][head] += row.max()
+                out["logit_peak"][head] = max(out["logit_peak"][head], row.max())
+                if len(keys) < 2:
+                    continue
+                out["uniform"][head] += 1 / len(keys)
                 p = np.exp(row - row.max())
                 p /= p.sum()
                 out["rows"][head] += 1

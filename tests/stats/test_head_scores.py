@@ -8,11 +8,12 @@ import torch
 from torch import Tensor
 
 from anisoscope.stats import head_scores
+from anisoscope.stats.attention_kernels import Kernel, mean_key_fused, mean_key_public
 from anisoscope.stats.head_scores import Attention, Heads, Scores, attention_rows
 from anisoscope.stats.packing import pack, unpack
 from tests.oracles import attention as oracle
 
-NAMES = ("entropy", "sink", "largest", "logit_std")
+NAMES = ("entropy", "sink", "largest", "logit_std", "uniform", "logit_rows", "logit_max", "logit_peak")
 
 
 def make_heads(
@@ -46,16 +47,16 @@ def logits_of(heads: Heads) -> oracle.Array:
     return oracle.logits_of(q, k, heads.scaling, softcap=heads.softcap, bias=bias)
 
 
-PUBLIC_OR_FUSED = pytest.mark.parametrize("kernel", [head_scores._mean_key_fused, head_scores._mean_key_public])
+PUBLIC_OR_FUSED = pytest.mark.parametrize("kernel", [mean_key_fused, mean_key_public])
 
 
 @PUBLIC_OR_FUSED
 @pytest.mark.parametrize("groups", [4, 2, 1])
 @pytest.mark.parametrize("is_causal", [True, False])
 def test_attention_equals_a_softmax_over_every_row(
-    monkeypatch: pytest.MonkeyPatch, kernel: head_scores.Kernel, groups: int, is_causal: bool
+    monkeypatch: pytest.MonkeyPatch, kernel: Kernel, groups: int, is_causal: bool
 ) -> None:
-    monkeypatch.setattr(head_scores, "_kernel", lambda device: kernel)
+    monkeypatch.setattr(head_scores, "mean_key_kernel", lambda device: kernel)
     q, k = make_heads(g=groups)
     heads = Heads(q, k, 0.3, causal=is_causal)
     visible = causal(7) if is_causal else torch.ones(1, 1, 7, 7, dtype=torch.bool)
@@ -66,9 +67,9 @@ def test_attention_equals_a_softmax_over_every_row(
 @pytest.mark.parametrize("side", ["left", "right"])
 @pytest.mark.parametrize("dtype", [torch.bool, torch.float32])
 def test_padding_keys_are_invisible_and_padding_queries_never_count(
-    monkeypatch: pytest.MonkeyPatch, kernel: head_scores.Kernel, side: str, dtype: torch.dtype
+    monkeypatch: pytest.MonkeyPatch, kernel: Kernel, side: str, dtype: torch.dtype
 ) -> None:
-    monkeypatch.setattr(head_scores, "_kernel", lambda device: kernel)
+    monkeypatch.setattr(head_scores, "mean_key_kernel", lambda device: kernel)
     q, k = make_heads(g=2)
     counts = everyone(q)
     counts[0, slice(0, 3) if side == "left" else slice(4, 7)] = False
@@ -84,9 +85,9 @@ def test_padding_keys_are_invisible_and_padding_queries_never_count(
 @PUBLIC_OR_FUSED
 @pytest.mark.parametrize("is_causal", [True, False])
 def test_a_window_as_a_number_equals_a_window_as_a_mask(
-    monkeypatch: pytest.MonkeyPatch, kernel: head_scores.Kernel, is_causal: bool
+    monkeypatch: pytest.MonkeyPatch, kernel: Kernel, is_causal: bool
 ) -> None:
-    monkeypatch.setattr(head_scores, "_kernel", lambda device: kernel)
+    monkeypatch.setattr(head_scores, "mean_key_kernel", lambda device: kernel)
     q, k = make_heads(t=9)
     distance = torch.arange(9)[:, None] - torch.arange(9)
     visible = (distance < 3) & (distance >= (0 if is_causal else -2))
@@ -121,8 +122,8 @@ def test_a_bias_inside_a_float_mask_is_kept() -> None:
 
 
 @PUBLIC_OR_FUSED
-def test_huge_logits_keep_their_entropy(monkeypatch: pytest.MonkeyPatch, kernel: head_scores.Kernel) -> None:
-    monkeypatch.setattr(head_scores, "_kernel", lambda device: kernel)
+def test_huge_logits_keep_their_entropy(monkeypatch: pytest.MonkeyPatch, kernel: Kernel) -> None:
+    monkeypatch.setattr(head_scores, "mean_key_kernel", lambda device: kernel)
     q, k = make_heads(t=12, scale=8.0)
     heads = Heads(q, k + 40.0, 1.0, causal=True)
     assert_close(Attention.of(heads, everyone(q)), logits_of(heads), causal(12), everyone(q), 2e-4)
@@ -132,7 +133,9 @@ def test_probabilities_give_the_same_as_queries_and_keys() -> None:
     q, k = make_heads()
     heads = Heads(q, k, 0.3, causal=True)
     logits = torch.as_tensor(logits_of(heads)).masked_fill(~causal(7), -torch.inf)
-    assert_close(Attention.of_probabilities(logits.softmax(-1), everyone(q)), logits_of(heads), causal(7), everyone(q))
+    p = logits.softmax(-1)
+    of_p = torch.where(causal(7), p, 1.0).log().numpy()  # probabilities tell the logits of a row up to a constant
+    assert_close(Attention.of_probabilities(p, everyone(q)), of_p, causal(7), everyone(q))
     assert_close(Attention.of(Scores(logits), everyone(q)), logits_of(heads), causal(7), everyone(q))
 
 

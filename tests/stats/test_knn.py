@@ -13,7 +13,7 @@ from torch import Tensor
 
 from anisoscope.errors import InputError
 from anisoscope.stats import knn, knn_blocks, knn_exact, knn_space
-from anisoscope.stats.knn import Nearest, nearest, unique_rows
+from anisoscope.stats.knn import Nearest, nearest, nearest_to, unique_rows
 from tests.oracles.neighbours import first_occurrences, nearest_distances, pair_distances
 
 
@@ -349,9 +349,32 @@ def test_unique_rows_distinguish_rows_whose_keys_collide() -> None:
 
 def test_keys_differ_if_small_integer_rows_differ() -> None:
     x = torch.cartesian_prod(*[torch.arange(-4.0, 5.0, dtype=torch.float64)] * 4)
-    assert len(torch.unique(knn._row_keys(x))) == len(x) == 9**4
+    assert len(torch.unique(knn.row_keys(x))) == len(x) == 9**4
 
 
 def test_no_rows_have_no_unique_rows() -> None:
     index, removed = unique_rows(torch.zeros(0, 4))
     assert (index.tolist(), removed) == ([], 0)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32, torch.float64])
+@pytest.mark.parametrize("k", [1, 7])
+def test_rows_nearest_to_queries_are_those_of_brute_force(dtype: torch.dtype, k: int) -> None:
+    queries, x = gaussian(60, 9).to(dtype), gaussian(500, 9, seed=1).to(dtype)
+    found = nearest_to(queries, x, k)
+    truth = torch.cdist(queries.double(), x.double(), compute_mode="donot_use_mm_for_euclid_dist")
+    assert torch.allclose(found.distance, truth.topk(k, largest=False).values, rtol=1e-9)
+    assert torch.allclose(truth.gather(1, found.index), found.distance, rtol=1e-9)
+
+
+def test_queries_find_copies_of_themselves_and_ties_have_true_distances() -> None:
+    x = gaussian(300, 6).sign()
+    found = nearest_to(x[:40], x, 9)
+    truth = torch.cdist(x[:40].double(), x.double(), compute_mode="donot_use_mm_for_euclid_dist")
+    assert torch.equal(found.distance, truth.topk(9, largest=False).values)
+    assert all(len(set(row)) == 9 for row in found.index.tolist())
+
+
+def test_queries_of_another_width_are_refused() -> None:
+    with pytest.raises(InputError, match="same model"):
+        nearest_to(gaussian(3, 4), gaussian(9, 5), 1)

@@ -16,7 +16,22 @@ from types import ModuleType
 from typing import Any
 
 from anisoscope.errors import InputError, unknown
-from anisoscope.metrics import attention, context, dimension, drift, isotropy, layer_norm, local, outliers, spectra
+from anisoscope.metrics import (
+    attention,
+    branch_writes,
+    context,
+    dimension,
+    drift,
+    embedding,
+    health,
+    isotropy,
+    layer_norm,
+    local,
+    outliers,
+    router,
+    spectra,
+    token_sequences,
+)
 from anisoscope.metrics.metric import Metric, Undefined, Value, metric
 
 __all__ = ["FAMILIES", "Metric", "Undefined", "Value", "catalogue", "find", "metric"]
@@ -28,8 +43,13 @@ FAMILIES: tuple[ModuleType, ...] = (
     context,
     spectra,
     dimension,
+    embedding,
     attention,
+    branch_writes,
+    router,
     drift,
+    health,
+    token_sequences,
     layer_norm,
 )
 

@@ -15,6 +15,8 @@ from anisoscope.stats.pairs import Axes, Paired, PairedAxes, PairedHeads
 
 RANKS = (1, 8, 32)  # dimensions of the compared subspaces
 NEIGHBOURS = 10
+_STRIP = 1024  # rows whose distances to all rows are computed at once
+_TIE = 1e-12
 
 
 @metric(
@@ -133,6 +135,26 @@ def neighbour_overlap(pair: Paired) -> Value:
 
 
 @metric(
+    Paired, low=0, high=2, keeps={"rotation", "scale", "shift"}, paper="glielmo2022", requires={"reference"},
+    bars=False,
+    notable="high", headline={"from": "now"},
+)  # fmt: skip
+def information_imbalance(pair: Paired) -> Iterator[Value]:
+    """How badly the nearest rows now predict the nearest rows at the reference, and the other way round.
+
+    `from=now` is 2/n times the average rank, by distance at the reference, of each row's nearest row now;
+    `from=reference` swaps the two. 2/n if all nearest rows agree (0 in the limit), 1 if the two are unrelated. If only
+    one of them is small, that side has all the information of the other and more.
+    """
+    n = len(pair.now)
+    if n < 3:
+        raise Undefined(f"{n} rows are in both clouds", "three are needed")
+    for name, first, second in (("now", pair.now, pair.then), ("reference", pair.then, pair.now)):
+        rank = _rank_of(second, nearest(first, 1).index[:, 0])
+        yield Value(min(2.0, 2 * rank / n), variant={"from": name}, n=n, null=1.0)
+
+
+@metric(
     PairedHeads, low=-1, high=1, keeps=set(), paper="godey2024", requires={"heads", "reference"}, bars=False,
     notable="low",
 )  # fmt: skip
@@ -148,6 +170,23 @@ def q_direction_drift(heads: PairedHeads) -> Iterator[Value]:
 def k_direction_drift(heads: PairedHeads) -> Iterator[Value]:
     """Cosine between a head's mean key and its mean key at the reference; index is the key head."""
     yield from _turned(heads.now.k, heads.then.k, int(heads.now.tokens))
+
+
+def _rank_of(x: Tensor, other: Tensor) -> float:
+    """Return the average rank of row other[i] among the rows nearest to row i, from 1; ties get their middle rank."""
+    y = _centred(x)  # (n, d)
+    square, total = y.square().sum(1), 0.0
+    other = other.to(y.device)
+    for first in range(0, len(y), _STRIP):
+        own = torch.arange(first, min(first + _STRIP, len(y)), device=y.device)
+        distance = square - 2 * y[own] @ y.T  # (strip, n), without the row's own square
+        limit = distance.gather(1, other[own, None])  # (strip, 1)
+        slack = _TIE * (square[own] + square[other[own]] + square.mean())[:, None]  # rounding of equal distances
+        is_other = (torch.arange(len(y), device=y.device) != own[:, None]).double()
+        closer = ((distance < limit - slack) * is_other).sum()
+        equal = (((distance - limit).abs() <= slack) * is_other).sum()
+        total += float(closer + (equal + len(own)) / 2)
+    return total / len(y)
 
 
 def _turned(now: Tensor, then: Tensor, n: int) -> Iterator[Value]:

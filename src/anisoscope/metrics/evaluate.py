@@ -115,12 +115,13 @@ def _replicates(cloud: Cloud, metrics: Sequence[Metric], whole: Mapping[str, _Ou
     made = {kind for kind in needs if not leaves_blocks_out(kind) or cloud.derived(kind) is None}
     sample = any("Sample" in sources(kind) for kind in made)
     keys = {name: [v.key for v in values] for name, values in whole.items() if not isinstance(values, MetricError)}
+    metrics = [metric for metric in metrics if metric.name in keys]  # of no value there is no error bar
 
     def without(index: int) -> _Without:
         part = cloud.without_block(index, exact_extremes=peel, sample=sample)
         values = {}
         for metric in metrics:
-            outcome = _attempt(metric, part, keys.get(metric.name))
+            outcome = _attempt(metric, part, keys[metric.name])
             values[metric.name] = {} if isinstance(outcome, MetricError) else {v.key: v.value for v in outcome}
         return _Without(cloud.n - part.n, values)
 
@@ -137,7 +138,7 @@ def _attempt(metric: Metric, cloud: Cloud, only: Collection[tuple[object, ...]] 
 def _error(
     metric: Metric, value: Value, without: Sequence[_Without], cloud: Cloud, unit: str, wanted: bool
 ) -> tuple[float | None, str | None, tuple[float, ...]]:
-    if value.value is None or not wanted:
+    if value.value is None or not wanted or not value.bars:
         return None, None, ()
     if not without and not metric.bars:
         return None, None, ()

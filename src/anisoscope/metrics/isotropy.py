@@ -26,7 +26,7 @@ _ROWS_PER_DIMENSION = 10  # with fewer, a sample covariance is visibly flatter t
 @metric(
     Directions, low=-1, high=1, keeps={"rotation", "scale", "row-scale"}, paper="ethayarajh2019",
     knows={"sphere": (0, 0.01), "one direction": 1, "cone": (0.8, 0.02)}, null=lambda iso, _: 0.0,
-    notable="high", row_effect="none",
+    isotropic="zero", row_effect="none",
 )  # fmt: skip
 def mean_cosine(directions: Directions) -> Value:
     """Average cosine between two different rows, over all pairs.
@@ -42,7 +42,7 @@ def mean_cosine(directions: Directions) -> Value:
 @metric(
     CentredDirections, low=-1, high=1, keeps={"rotation", "scale", "shift"}, paper="ethayarajh2019",
     knows={"sphere": (0, 0.01), "cone": (0, 0.02)}, null=lambda _, v: -1 / ((v.n or 2) - 1),
-    notable="high", row_effect="null",
+    isotropic="zero", row_effect="null",
 )  # fmt: skip
 def mean_cosine_centred(directions: CentredDirections) -> Value:
     """Average cosine between two different rows after the mean row is subtracted.
@@ -56,7 +56,7 @@ def mean_cosine_centred(directions: CentredDirections) -> Value:
 @metric(
     AcrossDocuments, low=-1, high=1, keeps={"rotation", "scale", "row-scale"}, paper="anisoscope",
     requires={"documents"}, null=lambda iso, _: 0.0,
-    notable="high", row_effect="none",
+    isotropic="zero", row_effect="none",
 )  # fmt: skip
 def mean_cosine_across_documents(across: AcrossDocuments) -> Value:
     """Average cosine between two rows of different documents.
@@ -78,7 +78,7 @@ def mean_cosine_across_documents(across: AcrossDocuments) -> Value:
 @metric(
     Directions, low=0, high=_INF, keeps={"rotation"}, paper="godey2024",
     knows={"sphere": (0, 0.3), "one direction": 2},
-    notable="high",
+    isotropic="low",
 )  # fmt: skip
 def drift_norm(directions: Directions) -> float:
     """Length of the mean row.
@@ -91,7 +91,7 @@ def drift_norm(directions: Directions) -> float:
 @metric(
     Directions, low=0, high=1, keeps={"rotation", "scale"}, paper="godey2024",
     knows={"one direction": (0.894, 0.001), "sphere": (0, 0.05)}, null=lambda iso, _: 1 / math.sqrt(iso.rows),
-    notable="high", row_effect="null",
+    isotropic="low", row_effect="null",
 )  # fmt: skip
 def relative_drift(directions: Directions) -> float:
     """Length of the mean row divided by the root mean square length of the rows.
@@ -107,7 +107,7 @@ def relative_drift(directions: Directions) -> float:
 @metric(
     Moments, low=0, high=1, keeps={"rotation", "scale", "shift"}, paper="razzhigaev2023",
     knows={"line": 1, "sphere": (1 / 16, 0.01), "outlier dimension": (0.862, 0.02)}, null=lambda iso, _: iso.top_share,
-    notable="high", row_effect="null",
+    isotropic="low", row_effect="null",
 )  # fmt: skip
 def spectral_anisotropy(moments: Moments) -> float:
     """Share of the variance that the top direction carries.
@@ -120,7 +120,7 @@ def spectral_anisotropy(moments: Moments) -> float:
 @metric(
     Moments, low=0, high=1, keeps={"rotation", "scale"}, paper="razzhigaev2023",
     knows={"one direction": 1, "sphere": (1 / 16, 0.01)}, null=lambda iso, _: iso.top_share,
-    notable="high", row_effect="null",
+    isotropic="low", row_effect="null",
 )  # fmt: skip
 def spectral_anisotropy_uncentred(moments: Moments) -> float:
     """Share of the squared length that the top direction carries, without subtracting the mean.
@@ -134,7 +134,7 @@ def spectral_anisotropy_uncentred(moments: Moments) -> float:
     Moments, low=0, high=1, keeps={"rotation", "scale"}, paper="razzhigaev2023",
     knows={"one direction": (1, 1e-6), "sphere": (1 / 16, 0.005)},
     null=lambda iso, _: float(iso.eigenvalues[0].sqrt() / iso.eigenvalues.sqrt().sum()),
-    notable="high", null_rows=4,
+    isotropic="low", null_rows=4,
 )  # fmt: skip
 def singular_anisotropy(moments: Moments) -> float:
     """Share of the top singular value in the sum of singular values, uncentred.
@@ -148,7 +148,7 @@ def singular_anisotropy(moments: Moments) -> float:
 @metric(
     Moments, low=1, high=_INF, keeps={"rotation", "scale", "shift"}, paper="rudman2022",
     knows={"line": 1, "sphere": (16, 0.2), "plane": (3, 0.05)}, null=lambda iso, _: iso.participation_ratio,
-    notable="low", row_effect="null",
+    isotropic="high", row_effect="null",
 )  # fmt: skip
 def participation_ratio(moments: Moments) -> Value:
     """Number of directions that share the variance.
@@ -162,7 +162,7 @@ def participation_ratio(moments: Moments) -> Value:
 @metric(
     Groups, low=-_INF, high=_INF, keeps={"rotation", "scale", "shift"}, paper="anisoscope",
     knows={"sphere": (16, 0.3), "plane": (3, 0.05)}, null=None,
-    notable="low", row_effect="none",
+    isotropic="high", row_effect="none",
 )  # fmt: skip
 def participation_ratio_unbiased(groups: Groups) -> Value:
     """Participation ratio from pairs of different blocks of documents, without finite-sample bias.
@@ -184,7 +184,7 @@ def participation_ratio_unbiased(groups: Groups) -> Value:
 @metric(
     Moments, low=0, high=1, keeps={"rotation", "scale", "shift"}, paper="rudman2022",
     knows={"sphere": (1, 0.01), "line": 0}, null=lambda iso, _: iso.isoscore,
-    notable="low", row_effect="null",
+    isotropic="high", row_effect="null",
 )  # fmt: skip
 def isoscore(moments: Moments) -> Value:
     """Evenness of the variance over directions: 1 for a sphere, 0 for a line.
@@ -198,7 +198,7 @@ def isoscore(moments: Moments) -> Value:
     Moments, low=0, high=1, keeps={"rotation", "scale", "shift"}, paper="rudman2024",
     knows={"sphere": (1, 0.01), "line": (1 / (0.64 + 0.36 / 16) - 1) / 15},
     null=lambda iso, _: isoscore_of(iso.participation_ratio, iso.dim, ZETA),
-    notable="low", row_effect="null",
+    isotropic="high", row_effect="null",
 )  # fmt: skip
 def isoscore_star(moments: Moments) -> Value:
     """IsoScore of the covariance after shrinking it towards a sphere of the same trace.
@@ -210,7 +210,7 @@ def isoscore_star(moments: Moments) -> Value:
 
 @metric(
     Partition, low=0, high=1, keeps={"rotation"}, paper="mu2018", knows={"sphere": (0.9, 0.1)},
-    notable="low", headline={"rows": "unit-rms", "signs": "both"},
+    isotropic="high", headline={"rows": "unit-rms", "signs": "both"},
 )  # fmt: skip
 def partition_isotropy(partition: Partition) -> Iterator[Value]:
     """Smallest value of the partition function divided by the largest, over the principal axes: 1 is isotropic.

@@ -13,11 +13,9 @@ from torch import Tensor
 from anisoscope.errors import InputError, MetricError
 from anisoscope.metrics.nulls import Isotropic
 from anisoscope.stats.cloud import Cloud
-from anisoscope.stats.collect import cloud_of
-from anisoscope.stats.directions import Directions
-from anisoscope.stats.moments import Moments
-from anisoscope.stats.registry import sources
-from anisoscope.stats.sample import Sample
+from anisoscope.stats.collect import BLOCKS, cloud_of
+from anisoscope.stats.registry import leaves_blocks_out, sources
+from anisoscope.stats.unusable import unusable_rows
 
 INVARIANCES = {
     "rotation": "any rotation or reflection of the space",
@@ -31,6 +29,7 @@ ROW_EFFECTS = {
     "null": "the number of rows changes its value by no more than its null value",
     "any": "its values from different numbers of rows cannot be compared",
 }
+_OPPOSITE: Mapping[str, Literal["high", "low"]] = {"high": "low", "low": "high", "zero": "high"}
 _SLACK = 1e-9  # rounding allowed beyond a declared range
 
 
@@ -60,6 +59,7 @@ class Value:
         null: The value expected without structure, if the metric computes it itself.
         note: A caveat.
         stretch: Factor for the error bar, for dependence that leaving out blocks misses or counts twice.
+        bars: Whether this number has an error bar; a maximum has none.
     """
 
     value: float | None
@@ -69,6 +69,7 @@ class Value:
     null: float | None = None
     note: str | None = None
     stretch: float = 1.0
+    bars: bool = True
 
     @property
     def key(self) -> tuple[Any, ...]:
@@ -109,11 +110,12 @@ class Metric:
     paper: str
     version: int
     null: Callable[[Isotropic, Value], float | None] | None
-    requires: frozenset[str]  # what the rows must come with: "documents", "tokens", "heads", "reference", "norm"
+    requires: frozenset[str]  # what the rows must come with, such as "documents": see `metric`
     slow: bool
     bars: bool  # computed again without each block, for an error bar
     top: int | None  # number of largest numbers that are recorded; None: all
     notable: Literal["high", "low"] | None  # the end of its range that shows anisotropy or another finding
+    isotropic: Literal["high", "low", "zero"] | None  # where isotropic rows are; None if it does not measure isotropy
     row_effect: str  # how its value depends on the number of rows, a key of `ROW_EFFECTS`
     headline: Mapping[str, Any]  # the variant that represents it if only one number is shown
     null_rows: float  # independent rows per dimension that its null needs
@@ -159,6 +161,7 @@ class Metric:
             "paper": self.paper,
             "version": self.version,
             "notable": self.notable,
+            "isotropic": self.isotropic,
             "row_effect": self.row_effect,
             "headline": dict(self.headline),
         }
@@ -213,12 +216,12 @@ class Metric:
         Example:
             >>> import torch
             >>> from anisoscope import metrics
+            >>> from anisoscope.stats.directions import Directions
             >>> from anisoscope.stats.rows import bare_rows
             >>> metrics.drift_norm.of(Directions.of(bare_rows(torch.tensor([[3.0], [5.0]])))).value
             4.0
         """
-        fits = len(statistics) == len(self.needs) and all(map(isinstance, statistics, self.needs))
-        if not fits:
+        if len(statistics) != len(self.needs) or not all(map(isinstance, statistics, self.needs)):
             expected, got = (", ".join(names) for names in (self._need_names, [type(s).__name__ for s in statistics]))
             raise InputError(f"{self.name} takes the statistics ({expected}), not ({got}).")
         values = self._computed(statistics, None)
@@ -261,7 +264,9 @@ class Metric:
         if len(arrays) != expected:
             plural = "two arrays" if expected > 1 else "one array"
             raise InputError(f"{self.name} takes {plural} of rows, not {len(arrays)}.")
-        clouds = [cloud_of(rows, self.sources, documents=documents) for rows in arrays]
+        # blocks serve error bars, which are not computed here, and statistics that leave blocks out by themselves
+        blocks = BLOCKS if any(map(leaves_blocks_out, self.needs)) else 1
+        clouds = [cloud_of(rows, self.sources, documents=documents, blocks=blocks) for rows in arrays]
         return clouds[0].with_reference(clouds[1]) if expected > 1 else clouds[0]
 
     @property
@@ -299,6 +304,7 @@ def metric(
     bars: bool = True,
     top: int | None = None,
     notable: Literal["high", "low"] | None = None,
+    isotropic: Literal["high", "low", "zero"] | None = None,
     row_effect: str = "any",
     headline: Mapping[str, Any] | None = None,
     null_rows: float = 0.0,
@@ -317,22 +323,25 @@ def metric(
         knows: Known answers by name of a cloud in `anisoscope.synthetic`: a number, or (number, tolerance).
         version: Raise it if the formula changes: records of both versions are then stored separately.
         null: Function (isotropic rows, value) -> the value expected without structure.
-        requires: What the rows must come with: "documents", "tokens", "heads", "reference", "norm".
+        requires: What the rows must come with: "documents", "tokens", "heads", "branch", "router", "reference", "norm".
         slow: Leave it out unless it is named.
         bars: Compute it again without each block, for an error bar.
         top: Record only this many of its largest numbers.
-        notable: The end of the range that is the finding: "high" if large values show anisotropy, "low" if small ones
-            do, None if neither. Sentences describe the layers at that end.
-        row_effect: How the value depends on the number of rows, a key of `ROW_EFFECTS`. `compare` refuses numbers
-            that differ only because one run measured more tokens.
+        notable: The end of the range that is the finding and that sentences describe; follows from `isotropic`.
+        isotropic: Where isotropic rows are: "high", "low" or near "zero"; None if the metric does not measure isotropy.
+        row_effect: How the value depends on the number of rows, a key of `ROW_EFFECTS`; `compare` uses it.
         headline: The variant that represents the metric if only one number is shown. None: the first.
         null_rows: Independent rows per dimension that the null needs, if small eigenvalues matter. With fewer, there is
             no null, unless the rows are independent and of similar length.
+
+    Returns:
+        A decorator that makes a `Metric` of the function.
 
     Raises:
         ValueError: `keeps` names an unknown invariance, or `row_effect` is unknown.
 
     Example:
+        >>> from anisoscope.stats.moments import Moments
         >>> @metric(Moments, low=0, high=math.inf, keeps={"rotation", "shift"}, paper="anisoscope")
         ... def total_variance(moments):
         ...     "Sum of the variances of all dimensions."
@@ -362,7 +371,8 @@ def metric(
             slow=slow,
             bars=bars,
             top=top,
-            notable=notable,
+            notable=notable or _OPPOSITE.get(isotropic or ""),
+            isotropic=isotropic,
             row_effect=row_effect,
             headline=headline or {},
             null_rows=null_rows,
@@ -373,17 +383,9 @@ def metric(
 
 def _check_rows(cloud: Cloud) -> None:
     """Raise Undefined if rows hold NaN or Inf: these make every sum useless."""
-    bad = 0
-    if cloud.has(Directions):
-        bad = int(cloud.get(Directions).bad)
-    elif cloud.has(Moments) and not bool(cloud.get(Moments).fourth.isfinite()):
-        bad = -1
-    elif cloud.has(Sample):
-        bad = int((~cloud.get(Sample).x.isfinite()).any(1).sum())
-    if bad:
-        subject = f"{bad} rows hold" if bad > 0 else "some rows hold"
+    if (bad := unusable_rows(cloud)) is not None:
         raise Undefined(
-            f"{subject} NaN or Inf (or numbers whose square overflows)",
+            f"{bad} rows hold NaN or Inf (or numbers whose square overflows)",
             "drop those rows, or rescale them, or pass float64",
         )
 

@@ -136,7 +136,7 @@ def top_coordinate(moments: Moments) -> Value:
 @metric(
     Sample, low=0, high=1, keeps={"rotation", "scale", "shift"}, paper="tyler1987", slow=True,
     knows={"sphere": (1 / 16, 0.01)},
-    notable="high", row_effect="null",
+    isotropic="low", row_effect="null",
 )  # fmt: skip
 def tyler_share(sample: Sample) -> Value:
     """Share of the top direction in Tyler's shape matrix, which does not depend on the lengths of rows.

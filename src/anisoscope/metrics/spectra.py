@@ -12,6 +12,10 @@ from anisoscope.metrics.metric import Undefined, Value, metric
 from anisoscope.stats.moments import Moments
 
 _INF = math.inf
+_SHARES = {"90 %": 0.90, "99 %": 0.99}
+_ROUNDING = 1e-12  # of a share of the variance
+_TAIL = 8  # eigenvalues that a tail has at least
+_FLAT = 1e-9  # eigenvalues whose logarithms differ by less are equal
 _FLOOR = 1e-14  # eigenvalues below this share of the largest are rounding
 
 
@@ -19,7 +23,7 @@ _FLOOR = 1e-14  # eigenvalues below this share of the largest are rounding
     Moments, low=1, high=_INF, keeps={"rotation", "scale", "shift"}, paper="roy2007",
     knows={"line": 1, "sphere": (16, 0.1), "plane": (3, 0.03)},
     null=lambda iso, v: _entropy_rank(iso.eigenvalues.sqrt() if v.variant["of"] != "eigenvalues" else iso.eigenvalues),
-    notable="low", headline={"of": "singular values"}, null_rows=4,
+    isotropic="high", headline={"of": "singular values"}, null_rows=4,
 )  # fmt: skip
 def effective_rank(moments: Moments) -> Iterator[Value]:
     """Number of equally strong directions with the same spectral entropy, of centred rows.
@@ -34,7 +38,7 @@ def effective_rank(moments: Moments) -> Iterator[Value]:
 @metric(
     Moments, low=1, high=_INF, keeps={"rotation", "scale"}, paper="garrido2023",
     knows={"one direction": (1, 1e-6), "sphere": (16, 0.1)}, null=lambda iso, _: _entropy_rank(iso.eigenvalues.sqrt()),
-    notable="low", null_rows=4,
+    isotropic="high", null_rows=4,
 )  # fmt: skip
 def rankme(moments: Moments) -> float:
     """Effective rank of uncentred rows.
@@ -47,7 +51,7 @@ def rankme(moments: Moments) -> float:
 @metric(
     Moments, low=1, high=_INF, keeps={"rotation", "scale"}, paper="rudelson2007",
     knows={"one direction": 1, "sphere": (14.2, 0.4)}, null=lambda iso, _: 1 / iso.top_share,
-    notable="low", row_effect="null",
+    isotropic="high", row_effect="null",
 )  # fmt: skip
 def stable_rank(moments: Moments) -> float:
     """Squared Frobenius norm divided by squared spectral norm, of uncentred rows.
@@ -72,6 +76,39 @@ def power_law_alpha(moments: Moments) -> Value:
     eigenvalues = _spectrum(moments.eigenvalues)
     alpha, last = _power_law(eigenvalues[: min(moments.n - 1, moments.dim)])
     return Value(alpha, variant={"ranks": f"1-{last}"})
+
+
+@metric(
+    Moments, low=1, high=_INF, keeps={"rotation", "scale", "shift"}, paper="martin2021",
+    null=lambda iso, _: _tail_exponent(iso.eigenvalues)[0],
+    notable="low", null_rows=10,
+)  # fmt: skip
+def tail_alpha(moments: Moments) -> Value:
+    """Exponent α of the density of large eigenvalues, p(λ) ∝ λ^−α: small if the spectrum has a heavy tail.
+
+    The maximum likelihood 1 + k/Σ ln(λ_j/λ_k) over the k largest eigenvalues, with the k of at least 8 that a power law
+    describes best (smallest Kolmogorov–Smirnov distance). `power_law_alpha` fits the same spectrum the other way round,
+    by the decay over ranks: λ_j ∝ j^−a is p(λ) ∝ λ^−(1 + 1/a), so α = 1 + 1/a where both fit. It describes the first
+    half of all ranks, while this one chooses its range. The note holds k.
+    """
+    eigenvalues = _spectrum(moments.eigenvalues)[: min(moments.n - 1, moments.dim)]
+    alpha, k = _tail_exponent(eigenvalues)
+    return Value(alpha, note=f"{k} eigenvalues")
+
+
+@metric(
+    Moments, low=1, high=_INF, keeps={"rotation", "scale", "shift"}, paper="jolliffe2002", bars=False,
+    knows={"line": 1, "plane": 3}, null=lambda iso, v: float(_dimensions_for(iso.eigenvalues, v.variant["share"])),
+    notable="low", headline={"share": "90 %"}, null_rows=4,
+)  # fmt: skip
+def dimensions_for(moments: Moments) -> Iterator[Value]:
+    """Number of principal directions that carry 90 % and 99 % of the variance.
+
+    The smallest k with Σ_{j≤k} λ_j ≥ share·Σλ. A whole number, so there is no error bar.
+    """
+    eigenvalues = _spectrum(moments.eigenvalues)
+    for share in _SHARES:
+        yield Value(float(_dimensions_for(eigenvalues, share)), variant={"share": share})
 
 
 @metric(
@@ -144,6 +181,31 @@ def _power_law(eigenvalues: Tensor) -> tuple[float, int]:
         raise Undefined("fewer than 4 directions vary", "a power law needs more")
     x, y = x - (w @ x) / w.sum(), y - (w @ y) / w.sum()
     return float(-((w * x) @ y) / ((w * x) @ x)), last
+
+
+def _dimensions_for(eigenvalues: Tensor, share: str) -> int:
+    reached = eigenvalues.cumsum(0) / eigenvalues.sum()
+    return min(int((reached < _SHARES[share] - _ROUNDING).sum()) + 1, len(eigenvalues))
+
+
+def _tail_exponent(eigenvalues: Tensor) -> tuple[float, int]:
+    """Return the exponent of the density of the k largest eigenvalues, and the k that fits best."""
+    logs = eigenvalues[eigenvalues > 0].cpu().double().log()  # descending
+    if len(logs) < _TAIL:
+        raise Undefined(f"{len(logs)} directions vary", f"a tail needs at least {_TAIL}")
+    best = (math.inf, math.inf, 0)  # distance, exponent, k
+    for k in sorted({round(_TAIL * (len(logs) / _TAIL) ** (i / 63)) for i in range(64)}):
+        above = logs[:k] - logs[k - 1]  # (k,) descending, the last is 0
+        mean = float(above.mean())
+        if mean <= _FLAT:
+            continue
+        below = -torch.expm1(-above.flip(0) / mean)  # the law's share below each eigenvalue, ascending
+        steps = torch.arange(k + 1, dtype=torch.float64) / k
+        distance = float(torch.maximum((below - steps[:-1]).abs(), (below - steps[1:]).abs()).max())
+        best = min(best, (distance, 1 + 1 / mean, k))
+    if not best[2]:
+        raise Undefined("the eigenvalues are all equal", "a sphere has no tail")
+    return best[1], best[2]
 
 
 def _octaves(d: int) -> list[int]:

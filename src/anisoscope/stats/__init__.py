@@ -5,8 +5,9 @@ Rows and collecting
     (`Cloud`: the collected statistics of one site), `registry` (the kinds of statistics), `packing` (statistics as
     named arrays).
 Collected statistics
-    `moments`, `directions`, `row_norms`, `documents`, `partition`, `sample` (kept rows), `head_scores` and `head_sums`
-    (attention).
+    `moments`, `directions`, `row_norms`, `entries`, `documents`, `token_steps` and `sequence_spectra` (sequences),
+    `partition`, `sample` (kept rows), `head_scores`, `head_sums` and `head_norms` (attention), `writes` (branches),
+    `router_sums` (mixtures of experts).
 Derived statistics, made from collected ones
     `derived`, `neighbours`, `words`, `pairs` (two clouds of the same tokens).
 Algorithms

@@ -15,12 +15,13 @@ from torch import Tensor
 
 from anisoscope.errors import InputError
 from anisoscope.stats.directions import Directions
+from anisoscope.stats.head_norms import HeadNorms
 from anisoscope.stats.head_scores import Attention
 from anisoscope.stats.head_sums import HeadSums
 from anisoscope.stats.moments import Moments
 from anisoscope.stats.packing import pack, unpack
-from anisoscope.stats.registry import COLLECTED, SUMS, is_derived, leaves_blocks_out
-from anisoscope.stats.row_norms import Norms
+from anisoscope.stats.registry import COLLECTED, SUMS, UNFORGETTING, is_derived, leaves_blocks_out
+from anisoscope.stats.router_sums import RouterSums
 from anisoscope.stats.sample import Extremes, Sample, merge_extremes
 from anisoscope.stats.scratch import Scratch
 
@@ -94,6 +95,10 @@ class Cloud:
         """Number of rows; for attention, the number of rows per head."""
         if self.has(Attention):
             return int(self.get(Attention).rows.max())
+        if self.has(RouterSums):
+            return int(self.get(RouterSums).tokens)
+        if self.has(HeadNorms):
+            return int(self.get(HeadNorms).tokens)
         if self.has(HeadSums):
             return int(self.get(HeadSums).tokens)
         return self.get(Moments).n if self.has(Moments) else self.get(Directions).n
@@ -148,7 +153,7 @@ class Cloud:
     def without_tokens(self, keys: Tensor, *, first: bool) -> Cloud:
         """Return the cloud without some tokens.
 
-        Norms are dropped, because a histogram cannot forget single rows.
+        Statistics that cannot forget single rows, such as histograms, are dropped (`UNFORGETTING`).
 
         Args:
             keys: Keys of the tokens to leave out, all of them extremes.
@@ -210,7 +215,7 @@ class TokenFilter:
                 out[name] = Sample(value.size, value.seen, value.x[keep.to(value.x.device)], value.table[keep])
             elif isinstance(value, Extremes):
                 out[name] = value.keeping(~torch.isin(value.table[:, 0].cpu(), self.keys))
-            elif not isinstance(value, Norms) and not (self.first and name.startswith("first.")):
+            elif name not in UNFORGETTING and not (self.first and name.startswith("first.")):
                 out[name] = value
         return out
 
@@ -293,7 +298,7 @@ def on_device(stats: Stats, device: torch.device) -> Stats:
     moved = {}
     for name, stat in stats.items():
         arrays = {f.name: getattr(stat, f.name) for f in fields(stat)}
-        cpu = {"table", "open_id"}
+        cpu = {"table", "open_id", "head_table", "tail_table", "lengths"}
         moved[name] = type(stat)(
             **{key: x.to(device) if isinstance(x, Tensor) and key not in cpu else x for key, x in arrays.items()}
         )

@@ -66,13 +66,14 @@ def second_pass_on_sample(cloud: Cloud, names: Iterable[str]) -> Cloud:
     return second_pass(cloud, [by_block], names)
 
 
-def cloud_of(x: Any, names: Iterable[str], *, documents: Any = None, **options: Any) -> Cloud:
+def cloud_of(x: Any, names: Iterable[str], *, documents: Any = None, blocks: int = BLOCKS, **options: Any) -> Cloud:
     """Collect statistics of an array of rows in memory.
 
     Args:
         x: Rows (n, d): a tensor, an array or nested lists.
         names: Names of the statistics.
         documents: A document number for each row.
+        blocks: Number of blocks.
         precise: Multiply rows in float64.
         **options: Options of `Collector`.
 
@@ -81,7 +82,8 @@ def cloud_of(x: Any, names: Iterable[str], *, documents: Any = None, **options: 
     """
     rows = as_rows(x)
     document = None if documents is None else torch.as_tensor(documents)
-    return collect(lambda: batches_of(rows, document), with_documents(names, document), **options)
+    names = with_documents(names, document)
+    return collect(lambda: batches_of(rows, document, blocks=blocks), names, blocks=blocks, **options)
 
 
 def with_documents(names: Iterable[str], document: Tensor | None) -> set[str]:

@@ -1,26 +1,24 @@
-"""Attention per head: entropy, largest weight, sink mass and spread of the logits, exactly and in O(T) memory.
+"""Attention per head: entropy, largest weight, sink mass and size of the logits, exactly and in O(T) memory.
 
 With V = K, one more attention call gives the mean key k̄ = Σ p k, and so the entropy of a row, H = lse − s·q·k̄, and the
-weight of any key, exp(s·q·k − lse), without storing probabilities. The largest weight, the spread of the logits,
-additive biases and soft caps need the logits, which are computed again for one block of queries at a time.
+weight of any key, exp(s·q·k − lse), without storing probabilities. The largest logit and weight, the spread of the
+logits, additive biases and soft caps need the logits, which are computed again for one block of queries at a time.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, fields, replace
-from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn import functional
 
 from anisoscope.stats.arithmetic import double, full_precision, plain
+from anisoscope.stats.attention_kernels import mean_key_kernel
 
 _BLOCK = 1 << 22  # logits per block: 16 MB of float32
 _HIDDEN = -1e6  # an additive mask below this hides its key; no position bias reaches it
-_ALIGN = 8  # fused kernels are fast for multiples of this head width
 
 
 @dataclass(frozen=True)
@@ -40,6 +38,7 @@ class Heads:
     window: int | None = None
     softcap: float | None = None
     bias: Tensor | None = None  # broadcasts to (b, h, t, s)
+    v: Tensor | None = None  # (b, g, s, e), if the model shows them
 
 
 @dataclass(frozen=True)
@@ -56,6 +55,7 @@ class AttentionRows:
     length: Tensor  # (b, h or 1, t): visible keys
     entropy: Tensor  # (b, h, t): divided by ln(length)
     sink: Tensor  # (b, h, t): weight of the first visible key of the sequence
+    logit_max: Tensor  # (b, h, t): largest logit of the visible keys, as it enters the softmax
     at: Tensor  # (r,): query positions of the next two fields
     largest: Tensor  # (b, h, r)
     logit_std: Tensor  # (b, h, r): over the visible keys, population form
@@ -66,7 +66,8 @@ class Attention:
     """Sums per head over query rows with at least two visible keys, all (heads,) float64.
 
     `rows` counts the rows in the sums of entropy and sink mass, `spread_rows` those of largest weight and logit std
-    (fewer if only some positions were computed). `*_square` are sums of squares.
+    (fewer if only some positions were computed), `logit_rows` those of the largest logit (one visible key is enough).
+    `*_square` are sums of squares, `logit_peak` is a maximum, which `without` keeps, `uniform` is Σ 1/length.
 
     >>> q, k = torch.zeros(1, 1, 3, 2), torch.zeros(1, 1, 3, 2)
     >>> a = Attention.of(Heads(q, k, 1.0, causal=True), torch.ones(1, 3, dtype=torch.bool))
@@ -84,6 +85,11 @@ class Attention:
     largest_square: Tensor
     logit_std: Tensor
     logit_std_square: Tensor
+    uniform: Tensor
+    logit_rows: Tensor
+    logit_max: Tensor
+    logit_max_square: Tensor
+    logit_peak: Tensor
 
     @classmethod
     def of(cls, pattern: Heads | Scores, counts: Tensor, at: Tensor | None = None) -> Attention:
@@ -99,12 +105,15 @@ class Attention:
     @classmethod
     def of_rows(cls, rows: AttentionRows, counts: Tensor) -> Attention:
         """Sum over the rows that count, (b, t) bool."""
-        counted = counts.to(rows.length.device)[:, None, :] & (rows.length > 1)  # (b, h or 1, t)
-        counted = counted.expand_as(rows.entropy)
+        real = counts.to(rows.length.device)[:, None, :].expand_as(rows.entropy)  # (b, h, t)
+        counted, sees = real & (rows.length > 1), real & (rows.length > 0)
         spread = counted.index_select(2, rows.at)  # (b, h, r)
         return cls(
             *(double(counted.sum((0, 2))), *_sums(rows.entropy, counted), *_sums(rows.sink, counted)),
             *(double(spread.sum((0, 2))), *_sums(rows.largest, spread), *_sums(rows.logit_std, spread)),
+            _sums(1 / rows.length.clamp(min=1), counted)[0],
+            *(double(sees.sum((0, 2))), *_sums(rows.logit_max, sees)),
+            double(torch.where(sees, rows.logit_max, -math.inf).amax((0, 2))),
         )
 
     @classmethod
@@ -113,11 +122,13 @@ class Attention:
         return cls.of(Scores(plain(p).log()), counts)
 
     def __add__(self, other: Attention) -> Attention:
-        return Attention(*(getattr(self, f.name) + getattr(other, f.name) for f in fields(self)))
+        total = Attention(*(getattr(self, f.name) + getattr(other, f.name) for f in fields(self)))
+        return replace(total, logit_peak=torch.maximum(self.logit_peak, other.logit_peak))
 
     def without(self, part: Attention) -> Attention:
         """Return the sums without the rows of `part`."""
-        return Attention(*(getattr(self, f.name) - getattr(part, f.name) for f in fields(self)))
+        rest = Attention(*(getattr(self, f.name) - getattr(part, f.name) for f in fields(self)))
+        return replace(rest, logit_peak=self.logit_peak)
 
 
 def attention_rows(pattern: Heads | Scores, counts: Tensor, at: Tensor | None = None) -> AttentionRows:
@@ -133,8 +144,21 @@ def attention_rows(pattern: Heads | Scores, counts: Tensor, at: Tensor | None = 
     with full_precision(x.device):
         seen = _seen(pattern, counts, every)
         if isinstance(pattern, Heads) and _has_plain_logits(pattern):
-            return _by_mean_key(pattern, seen, at)
+            return _by_mean_key(pattern, seen, every, at)
         return _by_logits(pattern, seen, every, at)
+
+
+def attention_weights(pattern: Heads | Scores) -> Tensor:
+    """Return the weights of all queries, (b, h, t, s); a query that sees no key has weights of 0.
+
+    Takes b·h·t·s numbers of memory; the statistics of this module never do.
+    """
+    queries = pattern.logits if isinstance(pattern, Scores) else pattern.q  # (b, h, t, …)
+    rows = torch.arange(queries.shape[2], device=queries.device)
+    visible = _visible(pattern, rows)  # (b or 1, h or 1, t, s)
+    with full_precision(queries.device):
+        logits = _logits(pattern, rows).masked_fill(~visible, torch.finfo(torch.float32).min)  # (b, h, t, s)
+    return logits.softmax(-1) * visible
 
 
 def _sums(x: Tensor, counted: Tensor) -> tuple[Tensor, Tensor]:
@@ -230,33 +254,39 @@ def _blocks(pattern: Heads | Scores, rows: Tensor) -> Iterator[Tensor]:
 def _by_logits(pattern: Heads | Scores, seen: _VisibleKeys, every: Tensor, at: Tensor) -> AttentionRows:
     """Compute all values of every query from blocks of logits."""
     parts = [_block_values(pattern, seen, rows) for rows in _blocks(pattern, every)]
-    entropy, sink, largest, logit_std = (torch.cat(column, 2) for column in zip(*parts, strict=True))
-    return AttentionRows(seen.length, entropy, sink, at, largest.index_select(2, at), logit_std.index_select(2, at))
+    entropy, sink, top, largest, logit_std = (torch.cat(column, 2) for column in zip(*parts, strict=True))
+    return AttentionRows(seen.length, entropy, sink, top, at, *(x.index_select(2, at) for x in (largest, logit_std)))
 
 
-def _block_values(pattern: Heads | Scores, seen: _VisibleKeys, rows: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Return entropy / ln(length), sink mass, largest weight and logit std of these queries, (b, h, r) each."""
+def _block_values(pattern: Heads | Scores, seen: _VisibleKeys, rows: Tensor) -> tuple[Tensor, ...]:
+    """Return entropy / ln(length), sink mass, largest logit and weight and logit std of these queries, (b, h, r)."""
     logits, hidden = _logits(pattern, rows), ~_visible(pattern, rows)  # (b, h, r, s)
     length = seen.length.index_select(2, rows)
     hiding = logits.masked_fill(hidden, -math.inf)
+    top = hiding.amax(-1)  # (b, h, r)
     lse = hiding.logsumexp(-1)  # (b, h, r)
     p = hiding.sub_(lse[..., None]).exp_()  # (b, h, r, s)
     logits = logits.masked_fill_(hidden, 0.0)
     entropy = ((lse - (p * logits).sum(-1)) / _log_length(length)).clamp(0, 1)
     index = seen.first[:, None, None, None].expand(*p.shape[:3], 1)
-    return entropy, p.gather(3, index)[..., 0], p.amax(-1), _std(logits, hidden, length)
+    return entropy, p.gather(3, index)[..., 0], top, p.amax(-1), _std(logits, hidden, length)
 
 
 def _spread(heads: Heads, lse: Tensor, seen: _VisibleKeys, at: Tensor) -> tuple[Tensor, Tensor]:
     """Return largest weight and logit std of the queries `at`, (b, h, r) each, given the log-sum-exp."""
-    empty = lse[:, :, :0]  # if there are no positions
-    parts = [(empty, empty)]
+    parts = [(lse[:, :, :0], lse[:, :, :0])]  # there may be no positions
     for rows in _blocks(heads, at):
         logits, hidden = _logits(heads, rows), ~_visible(heads, rows)  # (b, h, r, s)
         largest = (logits.masked_fill_(hidden, -math.inf).amax(-1) - lse.index_select(2, rows)).exp().clamp(max=1)
         logits = logits.masked_fill_(hidden, 0.0)
         parts.append((largest, _std(logits, hidden, seen.length.index_select(2, rows))))
     return torch.cat([largest for largest, _ in parts], 2), torch.cat([std for _, std in parts], 2)
+
+
+def _largest_logits(heads: Heads, every: Tensor) -> Tensor:
+    """Return the largest visible logit of every query, (b, h, t)."""
+    tops = (_logits(heads, r).masked_fill_(~_visible(heads, r), -math.inf).amax(-1) for r in _blocks(heads, every))
+    return torch.cat(tuple(tops), 2)
 
 
 def _std(logits: Tensor, hidden: Tensor, length: Tensor) -> Tensor:
@@ -291,8 +321,9 @@ def _log_length(length: Tensor) -> Tensor:
 # --- from the mean key ------------------------------------------------------------------------------------------
 
 
-def _by_mean_key(heads: Heads, seen: _VisibleKeys, at: Tensor) -> AttentionRows:
+def _by_mean_key(heads: Heads, seen: _VisibleKeys, every: Tensor, at: Tensor) -> AttentionRows:
     """Compute entropy and sink mass of every query from attention calls with V = K, and the spread at `at`."""
+    top = _largest_logits(heads, every)
     heads = replace(heads, k=_centred(plain(heads.k), seen.keys))
     mean, lse = _mean_key_grouped(heads)  # (b, h, t), (b, h, t)
     first = heads.k.gather(2, seen.first[:, None, None, None].expand(*heads.k.shape[:2], 1, heads.k.shape[3]))
@@ -302,7 +333,7 @@ def _by_mean_key(heads: Heads, seen: _VisibleKeys, at: Tensor) -> AttentionRows:
     # if one key gets all the weight, large numbers cancel: rounding must not leave the range
     sink = torch.where(seen.sees_first, (to_first - lse).exp().clamp(max=1), 0.0)
     entropy = ((lse - mean) / _log_length(seen.length)).clamp(0, 1)
-    return AttentionRows(seen.length, entropy, sink, at, *_spread(heads, lse, seen, at))
+    return AttentionRows(seen.length, entropy, sink, top, at, *_spread(heads, lse, seen, at))
 
 
 def _mean_key_grouped(heads: Heads) -> tuple[Tensor, Tensor]:
@@ -327,7 +358,7 @@ def _centred(k: Tensor, real: Tensor) -> Tensor:
 def _mean_key(heads: Heads) -> tuple[Tensor, Tensor]:
     """Return the mean key Σ p k and the log-sum-exp of every query; there are as many key heads as query heads."""
     t, s = heads.q.shape[2], heads.k.shape[2]
-    call = _kernel(heads.q.device)
+    call = mean_key_kernel(heads.q.device)
     if heads.mask is None and heads.window is None and (t == s or not heads.causal):
         return call(heads.q, heads.k, heads.scaling, None, heads.causal)
     every = torch.arange(t, device=heads.q.device)
@@ -336,45 +367,3 @@ def _mean_key(heads: Heads) -> tuple[Tensor, Tensor]:
         for rows in _blocks(heads, every)
     ]
     return torch.cat([mean for mean, _ in parts], 2), torch.cat([lse for _, lse in parts], 2)
-
-
-Kernel = Callable[[Tensor, Tensor, float, Tensor | None, bool], tuple[Tensor, Tensor]]
-
-
-def _kernel(device: torch.device) -> Kernel:
-    """Return the CPU's fused operator, which gives the log-sum-exp but is private, or two public calls instead."""
-    fused = getattr(torch.ops.aten, "_scaled_dot_product_flash_attention_for_cpu", None)
-    return _mean_key_fused if device.type == "cpu" and fused is not None else _mean_key_public
-
-
-def _mean_key_fused(
-    q: Tensor, k: Tensor, scaling: float, visible: Tensor | None, causal: bool
-) -> tuple[Tensor, Tensor]:
-    mask = None if visible is None else torch.zeros_like(visible, dtype=q.dtype).masked_fill_(~visible, -math.inf)
-    fused: Any = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
-    mean, lse = fused(q, k, k, 0.0, causal, attn_mask=mask, scale=scaling)
-    return mean, lse
-
-
-def _mean_key_public(
-    q: Tensor, k: Tensor, scaling: float, visible: Tensor | None, causal: bool
-) -> tuple[Tensor, Tensor]:
-    """Use public calls: a dummy key whose logit is the mean logit m of the row gets the weight 1 / (1 + eᴴ).
-
-    H = lse − m lies between 0 and ln s, so that weight is always well away from 0 and 1 and lse = m + ln(1/weight − 1)
-    loses no digits, however large the logits are.
-    """
-    mean = functional.scaled_dot_product_attention(q, k, k, attn_mask=visible, is_causal=causal, scale=scaling)
-    level = scaling * (q * mean).sum(-1, keepdim=True)  # (b, h, t, 1)
-    width = -(q.shape[-1] + 1) % _ALIGN
-    # The dummy is key 0; a dummy query 0 keeps causality aligned.
-    asking = functional.pad(torch.cat([q * scaling, level], -1), (0, width, 1, 0))  # (b, h, t + 1, d + 1 + width)
-    keys = functional.pad(k, (0, 1 + width, 1, 0))  # (b, h, s + 1, d + 1 + width)
-    keys[:, :, 0, q.shape[-1]] = 1.0
-    indicator = torch.zeros_like(keys)
-    indicator[:, :, 0] = 1.0
-    seen = None if visible is None else functional.pad(visible, (1, 0, 1, 0), value=True)
-    weight = functional.scaled_dot_product_attention(
-        asking, keys, indicator, attn_mask=seen, is_causal=causal, scale=1.0
-    )
-    return mean, level[..., 0] - torch.logit(weight[:, :, 1:, 0])

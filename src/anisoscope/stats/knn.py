@@ -69,6 +69,43 @@ def nearest(x: Tensor, k: int, *, group: Tensor | None = None) -> Nearest:
     return _nearest(x, k, group, dense=x.device.type != "cpu")
 
 
+@torch.no_grad()
+def nearest_to(queries: Tensor, x: Tensor, k: int) -> Nearest:
+    """Find the k nearest rows of each query, exactly as float64 brute force would.
+
+    Rows that do not fit into memory can be searched in parts: merge the answers by distance.
+
+    Args:
+        queries: Queries (m, d), of any float dtype, on any device.
+        x: Rows (n, d) to search, on the same device.
+        k: Number of neighbours. With fewer rows, the missing ones have distance inf and index -1.
+
+    Returns:
+        Distances and indices into x, (m, k).
+
+    Raises:
+        InputError: Widths differ, or rows hold NaN or Inf.
+
+    >>> nearest_to(torch.tensor([[0.4]]), torch.tensor([[0.0], [1.0], [3.0]]), 2).index.tolist()
+    [[0, 1]]
+    """
+    if queries.shape[1:] != x.shape[1:]:
+        raise InputError(f"Queries have {queries.shape[1]:,} numbers, rows {x.shape[1]:,}. Use the same model.")
+    m = len(queries)
+    both = torch.cat([queries, x.to(queries.dtype)]).detach()
+    both = both.cpu() if both.device.type == "mps" else both
+    _check(both, 1, None)
+    both, unit = _ordinary(both)
+    low = torch.zeros(len(both), dtype=torch.int64, device=both.device)
+    space = SearchSpace(both, robust_centre(both), low, low + m)  # queries are not neighbours of each other
+    distance = torch.empty(m, k, dtype=torch.float64, device=both.device)
+    index = torch.empty(m, k, dtype=torch.int64, device=both.device)
+    with _plain_float32(both.device):
+        for row in torch.arange(m, device=both.device).split(_AT_ONCE):
+            distance[row], index[row] = _search_some(space, row, k, dense=both.device.type != "cpu")
+    return Nearest((distance * unit).cpu(), torch.where(index < 0, -1, index - m).cpu())
+
+
 def unique_rows(x: Tensor) -> tuple[Tensor, int]:
     """Find the first occurrence of each distinct row.
 
@@ -83,7 +120,7 @@ def unique_rows(x: Tensor) -> tuple[Tensor, int]:
     x = x.detach()
     key = torch.empty(len(x), dtype=torch.int64, device=x.device)  # (n,)
     for part in chunks(len(x), x.shape[1]):
-        key[part] = _row_keys(x[part])
+        key[part] = row_keys(x[part])
     index = _first_occurrences(x, key).nonzero().squeeze(1).cpu()
     return index, len(x) - len(index)
 
@@ -173,6 +210,18 @@ def _search(space: SearchSpace, k: int, *, dense: bool) -> tuple[Tensor, Tensor]
     return distance, index
 
 
+def _search_some(space: SearchSpace, row: Tensor, k: int, *, dense: bool) -> tuple[Tensor, Tensor]:
+    """Search some rows in float32; those without a certificate in float64, then by brute force."""
+    distance, index, sure = _search_again(space, row, k, torch.float32, dense=dense)
+    unsure = (~sure).nonzero().squeeze(1)
+    if len(unsure):
+        distance[unsure], index[unsure], sure[unsure] = _search_again(space, row[unsure], k, torch.float64, dense=dense)
+        unsure = (~sure).nonzero().squeeze(1)
+    if len(unsure):
+        distance[unsure], index[unsure] = brute_force(space, row[unsure], k)
+    return distance, index
+
+
 def _search_all(space: SearchSpace, e: Embedding, k: int, *, dense: bool) -> tuple[Tensor, Tensor, Tensor]:
     """Return distances, indices and certificates of all rows."""
     candidates = search_all(space, e, k + _spare(k, e.width), dense=dense).rows(slice(0, len(space)))
@@ -233,8 +282,8 @@ def _settle(
     return distance[:, :k], index[:, :k], certified(candidates, norm, distance[:, k - 1], width)
 
 
-def _row_keys(rows: Tensor) -> Tensor:
-    """Return a 64-bit hash of each row: the wrapping sum of the folded bits of its entries times odd numbers."""
+def row_keys(rows: Tensor) -> Tensor:
+    """Return a 64-bit hash of each row, (n,): the wrapping sum of the folded bits of its entries times odd numbers."""
     bits = _bits(rows).long()
     bits = bits ^ (bits >> 32)  # float64 entries of few digits differ in high bits only, which products would lose
     column = torch.arange(rows.shape[1])

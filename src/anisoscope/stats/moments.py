@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, reduce
+from operator import add
 
 import torch
 from torch import Tensor
@@ -47,11 +48,10 @@ class Moments:
         """
         x = rows.plain  # (n, d)
         wide = precise or x.dtype == torch.float64 or narrow(x)
-        total = _empty(x)
+        if not len(x):
+            return _empty(x)
         with full_precision(x.device):
-            for chunk in x.split(CHUNK) if len(x) else ():
-                total = total + (_in_float64(chunk) if wide else _in_float32(chunk))
-        return total
+            return reduce(add, (_in_float64(chunk) if wide else _in_float32(chunk) for chunk in x.split(CHUNK)))
 
     @property
     def dim(self) -> int:
@@ -102,6 +102,13 @@ class Moments:
         """`third` and `fourth` of deviations from another centre."""
         delta = centre - self.mean
         return _higher(self.n, self.third, self.fourth, self.scatter @ delta, self.trace, delta)
+
+    def about(self, centre: Tensor) -> Tensor:
+        """Return scatter, third and fourth sums of the deviations from another centre, as one vector: these add."""
+        delta = self.mean - centre
+        scatter = torch.addr(self.scatter, delta, delta, alpha=self.n)
+        third, fourth = self._higher_about(centre)
+        return torch.cat((scatter.flatten(), third, fourth[None]))
 
     @property
     def trace(self) -> Tensor:

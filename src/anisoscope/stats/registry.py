@@ -17,18 +17,25 @@ from typing import Any
 
 from anisoscope.stats.directions import CentredDirections, Directions, UnitSquares
 from anisoscope.stats.documents import Documents
+from anisoscope.stats.entries import Entries
+from anisoscope.stats.head_norms import HeadNorms
 from anisoscope.stats.head_scores import Attention
 from anisoscope.stats.head_sums import HeadSums
 from anisoscope.stats.moments import Moments
 from anisoscope.stats.partition import Partition
+from anisoscope.stats.router_sums import RouterSums
 from anisoscope.stats.row_norms import Norms
 from anisoscope.stats.sample import Extremes, Sample
+from anisoscope.stats.sequence_spectra import SequenceSpectra
+from anisoscope.stats.token_steps import TokenSteps
+from anisoscope.stats.writes import Writes
 
 _KINDS: tuple[type, ...] = (
     Moments,
     Directions,
     UnitSquares,
     Norms,
+    Entries,
     Documents,
     CentredDirections,
     Partition,
@@ -36,9 +43,16 @@ _KINDS: tuple[type, ...] = (
     Extremes,
     Attention,
     HeadSums,
+    HeadNorms,
+    RouterSums,
+    Writes,
+    TokenSteps,
+    SequenceSpectra,
 )
 COLLECTED: dict[str, Any] = {kind.__name__: kind for kind in _KINDS}  # by the name that files use
 SUMS = ("Moments", "Directions", "UnitSquares")  # the extremes are added to these last, so that they can be left out
+# cannot leave out single tokens: clouds without some tokens have none of these
+UNFORGETTING = ("Norms", "Entries", "Writes", "TokenSteps", "SequenceSpectra")
 SECOND_PASS = ("CentredDirections", "Partition")  # need the Moments of all rows before they read the first one
 
 

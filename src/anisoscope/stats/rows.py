@@ -43,10 +43,14 @@ class Tokens:
 
 @dataclass(frozen=True)
 class Rows:
-    """The vectors of n tokens at one site: x is (n, d), any float dtype, any device."""
+    """The vectors of n tokens at one site: x is (n, d), any float dtype, any device.
+
+    The output of a branch comes with `write`: what is added to the residual stream, and the stream before it.
+    """
 
     x: Tensor  # (n, d)
     tokens: Tokens
+    write: tuple[Tensor, Tensor] | None = None  # (n, d) each
 
     @cached_property
     def plain(self) -> Tensor:
@@ -68,14 +72,15 @@ class Rows:
     def take(self, index: Tensor | slice) -> Rows:
         """Return the rows at an index, a mask or a slice."""
         on_device = index.to(self.x.device) if isinstance(index, Tensor) else index
-        taken = Rows(self.x[on_device], self.tokens.take(index))
+        write = None if self.write is None else (self.write[0][on_device], self.write[1][on_device])
+        taken = Rows(self.x[on_device], self.tokens.take(index), write)
         if "norm" in self.__dict__:
             taken.__dict__["norm"] = self.norm[on_device]
         return taken
 
 
 def join_rows(parts: Sequence[Rows]) -> Rows:
-    """Concatenate rows; at least one part is needed."""
+    """Concatenate rows, without their `write`; at least one part is needed."""
     if len(parts) == 1:
         return parts[0]
     columns = zip(*(part.tokens.columns() for part in parts), strict=True)
