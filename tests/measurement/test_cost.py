@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 
 import anisoscope
-from anisoscope.capture import find_layout
 from anisoscope.data.inputs import device_of, first_item, peek
+from anisoscope.hooks import find_layout
 from anisoscope.measurement.cost import _holdings, estimate_cost
 from anisoscope.measurement.engine import Engine
-from anisoscope.measurement.measure_model import open_for, read_data
+from anisoscope.measurement.model_data import open_for, read_data
 from anisoscope.measurement.request import Request
 from anisoscope.stats.cloud import to_arrays
 from anisoscope.stats.scratch import Room, bytes_of

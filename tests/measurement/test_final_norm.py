@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import anisoscope
-from anisoscope.capture import find_layout
+from anisoscope.hooks import find_layout
 from anisoscope.measurement.final_norm import gain_and_bias, norm_variants
 from tests.tiny_models import build
 

@@ -33,7 +33,7 @@ def test_a_complete_run_is_returned_without_opening_the_model(
     def refuse(*_: Any, **__: Any) -> None:
         raise AssertionError("the model was opened")
 
-    monkeypatch.setattr("anisoscope.measurement.measure_model.open_model", refuse)
+    monkeypatch.setattr("anisoscope.measurement.model_data.open_model", refuse)
     again = anisoscope.measure(folder, **options(text), out=run)
     assert [record.metric for record in again.records()]
     with pytest.raises(StoreError, match="different: seed"):

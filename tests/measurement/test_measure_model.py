@@ -110,7 +110,7 @@ def test_batch_size_does_not_matter_and_errors_come_from_sequences() -> None:
         assert a.value == pytest.approx(b.value, rel=1e-5), (a.site, a.metric)
         if a.error is not None:
             assert a.error == pytest.approx(b.error, rel=1e-3, abs=1e-9), (a.site, a.metric)
-    assert next(one.records()).error_kind == "jackknife-6-sequences"
+    assert one.records()[0].error_kind == "jackknife-6-sequences"
 
 
 def test_attention_of_every_head_equals_that_of_eager_probabilities() -> None:
@@ -167,10 +167,14 @@ def test_errors_explain_what_to_do() -> None:
         anisoscope.measure(model, [inputs], sites=["residd"])
     with pytest.raises(InputError, match="Did you mean 'isoscore"):
         anisoscope.measure(model, [inputs], metrics=["isoscor"])
-    with pytest.raises(InputError, match="nothing to measure"):
+    with pytest.raises(InputError, match="The data is empty"):
         anisoscope.measure(model, [])
-    with pytest.raises(InputError, match="A batch is a dict of tensors"):
+    with pytest.raises(InputError, match="The model has no tokenizer"):
         anisoscope.measure(model, ["text"])
+    with pytest.raises(InputError, match="their columns are content, label"):
+        anisoscope.measure(model, [{"content": "a text", "label": 1}])
+    with pytest.raises(InputError, match="A batch is a dict of tensors"):
+        anisoscope.measure(model, [1.5])
 
 
 def test_evaluation_reports_how_many_sites_are_done(folder: Path, text: Path) -> None:
@@ -179,3 +183,21 @@ def test_evaluation_reports_how_many_sites_are_done(folder: Path, text: Path) ->
     run = anisoscope.measure(folder, **request, on_evaluated=lambda done, total: calls.append((done, total)))
     sites = len(run.sites())
     assert calls == [(done, sites) for done in range(sites + 1)]
+
+
+@pytest.mark.parametrize("rows", ["tokens", "mean"])
+def test_provisional_numbers_come_once_and_change_nothing(
+    folder: Path, text: Path, rows: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("anisoscope.measurement.measure_model.PROVISIONAL_TOKENS", 256)
+    request: dict[str, Any] = {"text": text, "window": 32, "rows": rows, "metrics": ["isoscore", "two_nn"]}
+    shown: list[tuple[int, list[anisoscope.Record]]] = []
+    run = anisoscope.measure(folder, **request, tokens=1024, on_provisional=lambda *each: shown.append(each))
+    [(tokens, records)] = shown
+    assert tokens == 256
+    alone = anisoscope.measure(folder, **request, tokens=256)
+    first = {(r.site, r.tokens): r.value for r in alone if r.metric == "isoscore"}
+    # sums in other blocks, since the number of tokens is another one: only rounding differs
+    assert {(r.site, r.tokens): r.value for r in records} == pytest.approx(first, rel=1e-6)
+    plain = anisoscope.measure(folder, **request, tokens=1024)
+    assert [(r.value, r.error) for r in run] == [(r.value, r.error) for r in plain]

@@ -82,6 +82,7 @@ def test_a_new_option_reaches_a_function_without_further_work() -> None:
 OWN_DEFAULTS = {
     **{("tangent_test", name): "declared in TANGENT_DEFAULTS" for name in TANGENT_DEFAULTS},
     **{("fit_frames", name): "declared in TANGENT_DEFAULTS" for name in ("sites", "sample")},
+    ("measure_rows", "rows"): "the rows themselves",
     ("Tracker", "sites"): "attention patterns too, if the model shows them",
     ("Tracker", "sample"): "a probe must be fast",
     ("Tracker", "weights"): "names of parameters whose gradients are measured",

@@ -58,7 +58,7 @@ def test_an_interrupted_pass_resumes_to_the_same_numbers(
     monkeypatch.setattr("anisoscope.measurement.resume.SAVED_EVERY", -1.0)  # keep after every batch
     monkeypatch.setattr("anisoscope.measurement.resume._PRICE", 0.0)
     with monkeypatch.context() as patched:
-        patched.setattr("anisoscope.measurement.measure_model.model_batches", _stopping(model_batches, 4, how))
+        patched.setattr("anisoscope.measurement.model_data.model_batches", _stopping(model_batches, 4, how))
         if isinstance(how, Stop):
             with pytest.raises(Stop):
                 anisoscope.measure(folder, **request, out=tmp_path / "stopped")

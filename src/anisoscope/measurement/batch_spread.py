@@ -10,8 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from anisoscope.measurement.site_collectors import SiteCollectors
-from anisoscope.measurement.site_evaluation import EvaluationOptions, SiteEvaluator
-from anisoscope.measurement.site_result import SiteResult
+from anisoscope.measurement.site_evaluation import EvaluationOptions, SiteEvaluator, SiteResult
 from anisoscope.metrics.evaluate import MetricResult
 from anisoscope.records import Record, Site
 

@@ -288,5 +288,5 @@ def _facts(request: Request, first: Opened, second: Opened, own: dict[str, Any])
         "token_policy": {"first token": own["sinks"], "massive": None if own["sinks"] else f"> {MASSIVE:g} medians"},
         "seed": request.statistics.seed,
         "complete": False,
-        "settings": {**named, "data": source, **own, **request.settings()},
+        "settings": {**request.settings(), **named, "data": source, **own},
     }

@@ -13,21 +13,19 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from anisoscope.capture import find_layout
 from anisoscope.data.inputs import device_of, first_item, peek
 from anisoscope.errors import InputError
+from anisoscope.hooks import find_layout
 from anisoscope.measurement.engine import Engine
-from anisoscope.measurement.freed_memory import return_freed_memory
-from anisoscope.measurement.holdings import Holdings, holdings_of
-from anisoscope.measurement.kept_statistics import KEPT, small_statistics
-from anisoscope.measurement.measure_model import MEASURE_OPTIONS, open_for, read_data
+from anisoscope.measurement.holdings import Holdings, holdings_of, return_freed_memory
+from anisoscope.measurement.measure_model import MEASURE_OPTIONS
+from anisoscope.measurement.model_data import open_for, read_data
 from anisoscope.measurement.request import Request, accepts
 from anisoscope.measurement.resume import SAVED_EVERY
-from anisoscope.measurement.run_output import run_info
-from anisoscope.measurement.site_evaluation import EvaluationOptions
-from anisoscope.measurement.site_result import SiteResult
+from anisoscope.measurement.run_output import KEPT, run_info, small_statistics
+from anisoscope.measurement.site_evaluation import EvaluationOptions, SiteResult
 from anisoscope.models.open import Opened
-from anisoscope.records import Replicates
+from anisoscope.records import SUMMED_KINDS, Replicates
 from anisoscope.stats.cloud import Cloud, Stats, to_arrays
 from anisoscope.stats.collect import BLOCKS
 from anisoscope.stats.knn import nearest
@@ -86,7 +84,6 @@ def estimate_cost(model: str | Path | Opened, **options: Any) -> Cost:
     if request.source() is None:
         raise InputError("a cost is estimated for data; measuring weights alone takes seconds")
     opened = open_for(model, request)
-    assert opened is not None
     module = opened.model
     libraries = _other_bytes(module)
     first, batches = peek(read_data(opened, request))
@@ -157,11 +154,11 @@ def _activations(engine: Engine) -> int:
 def _folder_bytes(engine: Engine, request: Request, holdings: Holdings) -> int:
     """Bytes of records, replicates, statistics and run.json, from the results of one site of each kind."""
     sites, total = engine.collected_sites, 0
-    heads = sum(site.kind == "pattern" for site in engine.sites)
+    heads = sum(site.kind in SUMMED_KINDS for site in engine.sites)
     for result in engine.one_of_each(EvaluationOptions(errors=False)):
-        times = heads if result.site.kind == "pattern" else sites - heads
+        times = heads if result.site.kind in SUMMED_KINDS else sites - heads
         total += times * _line_bytes(result, min(holdings.blocks, BLOCKS) if request.statistics.errors else 0)
-        if result.site.kind != "pattern":
+        if result.site.kind not in SUMMED_KINDS:
             total += times * sum(_kept_bytes(cloud, request, sites, holdings.rows) for cloud in result.clouds.values())
     return total + len(json.dumps(run_info({}, engine.metrics), indent=2))
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
+import math
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -12,20 +13,21 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from anisoscope.capture import Layout, capture, expand
 from anisoscope.data.inputs import as_batch, call
 from anisoscope.data.token_table import Batch
 from anisoscope.distributed import Ranks
 from anisoscope.errors import CaptureError, InputError
+from anisoscope.hooks import Layout, expand, observe_sites
+from anisoscope.hooks.branches import Branch
 from anisoscope.measurement.batch_spread import BatchSpread
 from anisoscope.measurement.current_batch import CurrentBatch, counted
 from anisoscope.measurement.document_shares import Share, blocks_of, take_items, take_rows
-from anisoscope.measurement.request import MODEL_SAMPLE, Request
+from anisoscope.measurement.policies import OUTSIZED
+from anisoscope.measurement.request import MODEL_SAMPLE, Request, require_rows
 from anisoscope.measurement.run_output import choose_metrics
-from anisoscope.measurement.site_collectors import CollectorOptions, SiteCollectors, collected_names
-from anisoscope.measurement.site_evaluation import EvaluationOptions, SiteEvaluator
-from anisoscope.measurement.site_result import SiteResult
-from anisoscope.records import Site
+from anisoscope.measurement.site_collectors import CollectorOptions, CopiedWhenTaken, SiteCollectors, collected_names
+from anisoscope.measurement.site_evaluation import EvaluationOptions, SiteEvaluator, SiteResult
+from anisoscope.records import SUMMED_KINDS, Record, Site
 from anisoscope.stats.block_numbers import BlockNumbers
 from anisoscope.stats.collect import BLOCKS
 from anisoscope.stats.registry import SECOND_PASS
@@ -34,6 +36,12 @@ from anisoscope.stats.scratch import Room
 _UNIT = 256  # tokens of the smallest block if the total is not known
 _UNITS = 64  # smallest blocks if it is: a text of a quarter of that length still has enough
 _EXTREMES = 256  # rows of largest norm that a block keeps, at least
+_COMES_WITH = {
+    "pattern": "heads",
+    "router": "router",
+    "attn": "branch",
+    "mlp": "branch",
+}  # what a site has besides rows
 OnProgress = Callable[[int], None]  # called with the number of tokens since the last call
 
 
@@ -75,6 +83,7 @@ class Engine:
         ranks: Ranks | None = None,
         scratch: Path | None = None,
     ) -> None:
+        require_rows(request)
         self.model = model
         self.layout = layout
         self.request = request
@@ -83,13 +92,14 @@ class Engine:
         self.unit = "documents"
         self.metrics = self._chosen_metrics()
         ranks = ranks or Ranks()
-        self._evaluator = SiteEvaluator(self.metrics, layout.grid, ranks)
+        self._evaluator = SiteEvaluator(self.metrics, layout.grid, ranks, tokens=request.statistics.rows == "tokens")
         self._alone = ranks.world == 1
         self.room = Room(parent=scratch)
         self.shapes: dict[Site, SiteShape] = {}  # of the sites that have rows
         self._share = share or Share(ranks.rank, ranks.world)
         # a block of documents holds at least this many tokens; without blocks all documents are one
-        self._block_tokens = sys.maxsize if not blocks else _UNIT if expected is None else max(1, expected // _UNITS)
+        least = _UNIT if request.statistics.rows == "tokens" else 1  # a sequence has one row, so few tokens are many
+        self._block_tokens = sys.maxsize if not blocks else least if expected is None else max(1, expected // _UNITS)
         self.extremes = max(_EXTREMES, (expected or 0) // 2048)  # 1.6 % of a block's rows and more
         level = 1 if expected is not None and blocks else 0  # of 64 smallest blocks, 32 pairs are kept
         self._collectors = SiteCollectors(self._collector_options(self.extremes), level)
@@ -159,6 +169,15 @@ class Engine:
             level += 1
         return tokens, len({number >> level for number in seen})
 
+    def provisional(self, names: Collection[str]) -> list[Record]:
+        """Return those of some metrics that need sums only, of all tokens so far and without errors; then continue."""
+        cheap = [m for m in self.metrics if m.name in names and m.sources <= {"Moments", "Directions", "Norms"}]
+        here = self._collectors
+        clouds, without = CopiedWhenTaken(here.clouds), CopiedWhenTaken(here.without_sinks)
+        so_far, options = SiteCollectors(here.options, here.level, clouds, without), EvaluationOptions(errors=False)
+        results = replace(self._evaluator, metrics=cheap).results(so_far, options)
+        return [measured.record for result in results for measured in result.measured]
+
     def one_of_each(self, options: EvaluationOptions) -> Iterator[SiteResult]:
         """Yield the result of the first site with rows, and of the first attention layer, to see what they cost."""
         of_rows, of_heads = self._collectors.clouds, self._collectors.heads
@@ -222,19 +241,24 @@ class Engine:
 
     def _forward(self, batch: Batch, inputs: Any, block: Tensor) -> None:
         statistics = self.request.statistics
-        current = CurrentBatch(batch, block, self._share.owns(block), statistics.special, statistics.seed)
+        rows, sinks = statistics.rows, not self.layout.grid
+        current = CurrentBatch(batch, block, self._share.owns(block), statistics.special, statistics.seed, rows, sinks)
 
         def collect(site: Site, x: Any) -> None:
-            if site.kind != "pattern" and site not in self.shapes:
+            if site.kind not in SUMMED_KINDS and site not in self.shapes:
                 heads = x.shape[1] if site.kind in ("q", "k", "q.pre", "k.pre") else 1
-                self.shapes[site] = SiteShape(heads, x.shape[-1], x.element_size())
+                clouds = 2 * heads if statistics.rows == "mean" and sinks else heads
+                of_rows = x.rows if isinstance(x, Branch) else x
+                self.shapes[site] = SiteShape(clouds, of_rows.shape[-1], of_rows.element_size())
             if self._spread is not None:
                 self._spread.collectors.add(current, site, x)
             self._collectors.add(current, site, x)
 
         # only this forward is captured: creating the batches may run the model too, as generation does
         # no_grad, not inference_mode: what a model caches in there could not take part in training afterwards
-        with torch.no_grad(), capture(self.model, self.sites, collect, layout=self.layout) as log:
+        branches = any("branch" in metric.requires for metric in self.metrics)
+        watch = observe_sites(self.model, self.sites, collect, layout=self.layout, branches=branches)
+        with torch.no_grad(), watch as log:
             call(self.model, batch, inputs)
         log.require(self.sites)
 
@@ -250,17 +274,29 @@ class Engine:
     # --- what is collected ----------------------------------------------------------------------------------------
 
     def _chosen_metrics(self) -> list[Any]:
-        known = {"documents", "tokens"} | ({"heads"} if any(site.kind == "pattern" for site in self.sites) else set())
+        pooled = self.request.statistics.rows != "tokens"
+        known = known_facts(self.sites) - ({"tokens", "branch"} if pooled else set())
         names = self.request.statistics.metrics
         return [m for m in choose_metrics(names, known) if names is not None or not m.slow]
 
     def _collector_options(self, extremes: int) -> CollectorOptions:
-        names = collected_names([m.sources for m in self.metrics if "heads" not in m.requires], SECOND_PASS)
+        names = collected_names([m.sources for m in self.metrics if not m.requires & {"heads", "router"}], SECOND_PASS)
         sample = self.request.statistics.sample or MODEL_SAMPLE
-        return CollectorOptions(names, sample, extremes, not self.layout.grid, len(self.sites), self.room)
+        tokens = self.request.statistics.rows == "tokens"
+        sinks, outsized = tokens and not self.layout.grid, OUTSIZED if tokens else math.inf
+        return CollectorOptions(names, sample, extremes, sinks, outsized, len(self.sites), self.room)
 
     def _empty_collectors(self) -> SiteCollectors:
         return SiteCollectors(self._collector_options(_EXTREMES))
+
+
+def known_facts(sites: Iterable[Site]) -> set[str]:
+    """Return what rows at these sites come with, for `Metric.requires`.
+
+    >>> sorted(known_facts([Site("resid", 0), Site("pattern", 0)]))
+    ['documents', 'heads', 'tokens']
+    """
+    return {"documents", "tokens"} | {_COMES_WITH[site.kind] for site in sites if site.kind in _COMES_WITH}
 
 
 def _first(by_site: dict[Site, Any]) -> dict[Site, Any]:

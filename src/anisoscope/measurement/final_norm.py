@@ -10,9 +10,9 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from anisoscope.capture import Layout
 from anisoscope.distributed import unwrapped
 from anisoscope.errors import InputError
+from anisoscope.hooks import Layout
 from anisoscope.metrics import find
 from anisoscope.metrics.evaluate import MetricResult, evaluate
 from anisoscope.records import Record

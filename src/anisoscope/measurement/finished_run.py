@@ -36,9 +36,7 @@ def finished_run(source: str | Path, request: Request) -> Run | None:
     before = info.get("settings")
     if info.get("kind") != "model" or not isinstance(before, dict) or not isinstance(before.get("model"), list):
         return None
-    data = request.source()
-    named = str(data[1]) if data is not None and isinstance(data[1], str | Path) else before.get("data")
-    now = {"model": [str(source), request.model.revision], "data": named, **request.settings()}
+    now = {"model": [str(source), request.model.revision], "data": request.data_name(), **request.settings()}
     different = differences({**before, "model": before["model"][:2]}, now)
     if different:
         raise another_request(out, different)

@@ -4,27 +4,22 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Iterable, Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any
 
-import torch
 from safetensors.torch import load_file, save_file
 
 from anisoscope.distributed import host_ranks, joined_ranks
 from anisoscope.errors import InputError
 from anisoscope.measurement.request import VECTOR_SAMPLE, differences
-from anisoscope.measurement.row_stream import RowStream, flat_rows
+from anisoscope.measurement.row_engine import RowEngine, RowOptions
+from anisoscope.measurement.row_stream import flat_rows
 from anisoscope.measurement.run_output import choose_metrics, open_run, run_info, save_cloud, save_measured
-from anisoscope.metrics.evaluate import MetricResult, evaluate
 from anisoscope.metrics.metric import Metric
-from anisoscope.stats.cloud import Cloud
-from anisoscope.stats.collect import second_pass_on_sample, with_documents
-from anisoscope.stats.collector import Collector, Part
-from anisoscope.stats.moments import Moments
-from anisoscope.stats.registry import SECOND_PASS
-from anisoscope.stats.rows import Rows
+from anisoscope.stats.collector import Part
 from anisoscope.store.run import Run
+
+State = tuple[dict[str, Any], tuple[int, ...], dict[str, Any], Part | None]  # options, workers, stream, statistics
 
 
 class Geometry:
@@ -69,31 +64,25 @@ class Geometry:
         worker: int | None = None,
     ) -> None:
         if metrics is not None:
-            choose_metrics(metrics, {"documents"})
-        self._names = metrics
-        self._sample = sample or VECTOR_SAMPLE
-        self._seed = seed
-        self._errors = errors
-        self._precise = precise
-        self._expected = expected
-        self._worker = joined_ranks().rank if worker is None else worker
+            metrics = choose_metrics(metrics, {"documents"})
+        number = joined_ranks().rank if worker is None else worker
+        self._options = RowOptions(metrics, sample or VECTOR_SAMPLE, seed, errors, precise, expected, number)
         self.reset()
 
     def reset(self) -> None:
         """Forget all rows."""
-        self._stream = RowStream(self._worker, self._seed, self._expected)
-        self._collector: Collector | None = None
+        self._engine = RowEngine(self._options)
         self._merged: tuple[int, ...] = ()  # the workers that this is the sum of; none if it is one worker's
 
     @property
     def n(self) -> int:
         """Number of rows so far."""
-        return self._stream.rows
+        return self._engine.stream.rows
 
     @property
     def errors(self) -> bool:
         """Whether error bars are computed."""
-        return self._errors
+        return self._options.errors
 
     def __repr__(self) -> str:
         return f"Geometry({self.n:,} rows)"
@@ -114,10 +103,9 @@ class Geometry:
         """
         if self._merged:
             raise InputError("This is the sum of several workers. Update the workers, and add them again.")
-        x, document = flat_rows(rows, mask, documents, self._stream.next_sequence)
+        x, document = flat_rows(rows, mask, documents, self._engine.stream.next_sequence)
         if len(x):
-            for piece in self._stream.add(x, document):
-                self._collect(piece)
+            self._engine.add(x, document)
 
     def compute(self, out: str | Path | None = None, *, overwrite: bool = False) -> Run:
         """Evaluate the metrics of all rows so far. More rows can be added afterwards.
@@ -133,12 +121,13 @@ class Geometry:
             InputError: There are no rows yet.
             StoreError: The folder holds a run already.
         """
-        cloud, metrics = self._cloud()
-        known = {"kind": "vectors", "data": {"rows": self.n}, "unit": self._stream.unit, "seed": self._seed}
-        settings = {name: value for name, value in self._settings().items() if name != "worker"}
-        facts = {**known, "sample": self._sample, "complete": False, "settings": settings}
-        with open_run(out, run_info(facts, metrics), overwrite=overwrite, resumable=False) as run:
-            measured = self._measured(cloud, metrics, run.name)
+        engine, options = self._engine, self._options
+        cloud = engine.cloud()
+        known = {"kind": "vectors", "data": {"rows": self.n}, "unit": engine.stream.unit, "seed": options.seed}
+        settings = {name: value for name, value in options.plain().items() if name != "worker"}
+        facts = {**known, "sample": options.sample, "complete": False, "settings": settings}
+        with open_run(out, run_info(facts, engine.metrics), overwrite=overwrite, resumable=False) as run:
+            measured = engine.results(cloud, site="vectors", run=run.name)
             if out is not None:
                 save_cloud(run, cloud, site="vectors")
             save_measured(run, measured)
@@ -166,10 +155,11 @@ class Geometry:
         """Return everything as tensors, numbers and texts, for `torch.save`. After loading, results are equal."""
         if self._merged:
             raise InputError("This is the sum of several workers. Save the states of the workers.")
-        state: dict[str, Any] = {"settings": self._settings(), "stream": self._stream.state(), "collector": None}
-        if self._collector is not None:
+        stream, collector = self._engine.stream, self._engine.collector
+        state: dict[str, Any] = {"settings": self._options.plain(), "stream": stream.state(), "collector": None}
+        if collector is not None:
             with tempfile.TemporaryDirectory(prefix="anisoscope-") as folder:
-                self._collector.save(Path(folder) / "state")
+                collector.save(Path(folder) / "state")
                 files = sorted((Path(folder) / "state").iterdir())
                 arrays = {path.name: load_file(path) for path in files if path.suffix == ".safetensors"}
                 state["collector"] = {"arrays": arrays, "json": (Path(folder) / "state" / "state.json").read_text()}
@@ -181,86 +171,31 @@ class Geometry:
         Raises:
             InputError: The options differ; the message names them.
         """
-        ours, theirs = self._settings(), state["settings"]
+        ours, theirs = self._options.plain(), state["settings"]
         if ours != theirs:
             different = "; ".join(differences(theirs, ours))
             raise InputError(f"The state is of another Geometry (different: {different}). Use the same options.")
         self.reset()
-        self._stream.load(state["stream"])
+        self._engine.stream.load(state["stream"])
         if state["collector"] is not None:
-            self._collector = self._new_collector()
+            self._engine.collector = collector = self._engine.new_collector()
             with tempfile.TemporaryDirectory(prefix="anisoscope-") as folder:
                 for name, arrays in state["collector"]["arrays"].items():
                     save_file(arrays, Path(folder) / name)
                 (Path(folder) / "state.json").write_text(state["collector"]["json"])
-                self._collector.load(Path(folder))
+                collector.load(Path(folder))
 
-    # --- inside -----------------------------------------------------------------------------------------------------
-
-    def _settings(self) -> dict[str, Any]:
-        names = None if self._names is None else [m.name if isinstance(m, Metric) else m for m in self._names]
-        return {
-            "metrics": names,
-            "sample": self._sample,
-            "seed": self._seed,
-            "errors": self._errors,
-            "precise": self._precise,
-            "expected": self._expected,
-            "worker": self._worker,
-        }
-
-    def _metrics(self) -> list[Metric]:
-        return choose_metrics(self._names, {"documents"} if self._stream.documented else set())
-
-    def _new_collector(self) -> Collector:
-        names = collected_statistics(self._metrics(), documented=self._stream.documented)
-        make = {"Moments": partial(Moments.of, precise=True)} if self._precise else None
-        names |= {"Sample"} if names & set(SECOND_PASS) else set()  # which stands in for a second pass
-        return Collector(sorted(names - set(SECOND_PASS)), make=make, sample=self._sample)
-
-    def _collect(self, rows: Rows) -> None:
-        if self._collector is None:
-            self._collector = self._new_collector()
-        self._collector.add(rows)
-
-    def _whole(self) -> Collector:
-        """A collector of all rows so far, also of those that wait for a full piece; this one stays as it is."""
-        collector = self._new_collector() if self._collector is None else self._collector.copy()
-        for rows in self._stream.rest():
-            collector.add(rows)
-        return collector
-
-    def _cloud(self) -> tuple[Cloud, list[Metric]]:
-        if not self.n:
-            raise InputError("There are no rows yet. Call update(rows) first.")
-        cloud, metrics = self._whole().finish(), self._metrics()
-        needed = {name for metric in metrics for name in metric.sources}
-        second = [name for name in SECOND_PASS if name in needed]
-        return (second_pass_on_sample(cloud, second) if second else cloud), metrics
-
-    def _measured(self, cloud: Cloud, metrics: Sequence[Metric], run: str) -> list[MetricResult]:
-        errors: Any = "fast" if self._errors and self._names is None else self._errors
-        return evaluate(cloud, metrics, errors=errors, site="vectors", run=run, unit=self._stream.unit)
-
-    def _state_of_worker(self) -> tuple[dict[str, Any], tuple[int, ...], dict[str, Any], Part | None]:
+    def _state_of_worker(self) -> State:
         """What adding needs: options, workers, what the stream has seen, and the statistics."""
-        part = self._whole().part() if self.n else None
-        return self._settings(), self._merged or (self._worker,), self._stream.seen(), part
+        part = self._engine.whole().part() if self.n else None
+        return self._options.plain(), self._merged or (self._options.worker,), self._engine.stream.seen(), part
 
-    def _sum(self, states: Iterable[tuple[dict[str, Any], tuple[int, ...], dict[str, Any], Part | None]]) -> Geometry:
-        total = Geometry(
-            self._names,
-            sample=self._sample,
-            seed=self._seed,
-            errors=self._errors,
-            precise=self._precise,
-            expected=self._expected,
-            worker=self._worker,
-        )
+    def _sum(self, states: Iterable[State]) -> Geometry:
+        total, ours = Geometry(**vars(self._options)), self._options.plain()
         for settings, workers, seen, part in states:
-            own = {**settings, "worker": self._worker, "expected": self._expected}  # these may differ
-            if own != self._settings():
-                different = "; ".join(differences(own, self._settings()))
+            theirs = {**settings, "worker": ours["worker"], "expected": ours["expected"]}  # these may differ
+            if theirs != ours:
+                different = "; ".join(differences(theirs, ours))
                 raise InputError(f"These geometries have different options ({different}). Use the same.")
             twice = set(total._merged) & set(workers)
             if twice:
@@ -270,14 +205,5 @@ class Geometry:
                 )
             total._merged += workers
             if part is not None:
-                total._stream.absorb(seen)
-                if total._collector is None:
-                    total._collector = total._new_collector()
-                total._collector.absorb(part)
+                total._engine.absorb(seen, part)
         return total
-
-
-def collected_statistics(metrics: Iterable[Metric], *, documented: bool) -> set[str]:
-    """Return the names of the statistics that rows are collected into for these metrics."""
-    names = {name for metric in metrics for name in metric.sources} | {"Directions", "Moments"}
-    return with_documents(names, torch.empty(0) if documented else None)

@@ -1,4 +1,4 @@
-"""Statistics of the heads of one attention layer, by block of documents; small, so they stay in memory."""
+"""Statistics of the heads or the router of one layer, by block of documents; small, so they stay in memory."""
 
 from __future__ import annotations
 
@@ -12,8 +12,10 @@ from torch import Tensor
 from anisoscope.stats.cloud import Block, Cloud, Stats, from_arrays, join, on_device, to_arrays
 from anisoscope.stats.collect import BLOCKS
 from anisoscope.stats.collector import Part
+from anisoscope.stats.head_norms import HeadNorms
 from anisoscope.stats.head_scores import Attention, Heads, Scores, attention_rows
 from anisoscope.stats.head_sums import HeadSums
+from anisoscope.stats.router_sums import RouterSums, Routing
 
 _QUERIES = 16  # query positions whose largest weight and logit spread are computed: they need the whole row
 
@@ -26,20 +28,35 @@ class HeadBlocks:
         self.blocks: dict[int, Stats] = dict(blocks or {})
         self._on_host = blocks is not None  # loaded from files
 
-    def add(self, pattern: Heads | Scores, counts: Tensor, block: Tensor) -> None:
-        """Add one batch: `counts` (b, t) marks the queries that count, `block` (b,) is the block of each sequence."""
+    def add(self, pattern: Heads | Scores | Routing, counts: Tensor, block: Tensor) -> None:
+        """Add one batch: `counts` (b, t) marks the tokens that count, `block` (b,) is the block of each sequence."""
+        if isinstance(pattern, Routing):
+            self._move_to(pattern.logits.device)
+            for number in block.unique().tolist():
+                sums = RouterSums.of(pattern, counts & (block == number)[:, None])
+                self._join(number, {"RouterSums": sums})
+        else:
+            self._add_heads(pattern, counts, block)
+
+    def _add_heads(self, pattern: Heads | Scores, counts: Tensor, block: Tensor) -> None:
         length = counts.shape[1]
         queries = torch.linspace(1, max(1, length - 1), min(_QUERIES, length)).long().unique()
         rows = attention_rows(pattern, counts, queries)
-        if self._on_host:  # layers of one model may be on several devices: move to that of the rows
-            self.blocks = {number: on_device(stats, rows.entropy.device) for number, stats in self.blocks.items()}
-            self._on_host = False
+        self._move_to(rows.entropy.device)
         for number in block.unique().tolist():
             chosen = block == number
             stats: Stats = {"Attention": Attention.of_rows(rows, counts & chosen[:, None])}
             if isinstance(pattern, Heads):
-                stats["HeadSums"] = HeadSums.of(_sequences(pattern, chosen), counts[chosen])
+                sequences = _sequences(pattern, chosen)
+                stats["HeadSums"] = HeadSums.of(sequences, counts[chosen])
+                stats["HeadNorms"] = HeadNorms.of(sequences, counts[chosen])
             self._join(number, stats)
+
+    def _move_to(self, device: torch.device) -> None:
+        """Move what was loaded from files to the device of the rows: layers of one model may be on several."""
+        if self._on_host:
+            self.blocks = {number: on_device(stats, device) for number, stats in self.blocks.items()}
+            self._on_host = False
 
     def part(self) -> Part:
         """Return everything collected, as a value that another process can absorb."""
@@ -73,8 +90,9 @@ class HeadBlocks:
 
 
 def _sequences(heads: Heads, chosen: Tensor) -> Heads:
-    """The queries and keys of some sequences of a batch, (b,) bool."""
+    """The queries, keys and values of some sequences of a batch, (b,) bool."""
     if bool(chosen.all()):
         return heads
     index = chosen.nonzero()[:, 0].to(heads.q.device)
-    return replace(heads, q=heads.q[index], k=heads.k[index], mask=None, bias=None)
+    v = None if heads.v is None else heads.v[index]
+    return replace(heads, q=heads.q[index], k=heads.k[index], v=v, mask=None, bias=None)

@@ -8,17 +8,16 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from anisoscope.capture import capture, expand, find_layout
 from anisoscope.data.batches import model_batches
 from anisoscope.data.inputs import call, device_of, first_item, peek
 from anisoscope.data.token_table import Batch
 from anisoscope.errors import CaptureError, InputError
-from anisoscope.measurement.current_batch import STREAM
-from anisoscope.measurement.policies import massive_norm
+from anisoscope.hooks import expand, find_layout, observe_sites
 from anisoscope.measurement.request import Request
+from anisoscope.measurement.sequences import SequenceSinks, sequence_means
 from anisoscope.models.open import Opened
 from anisoscope.records import Site
-from anisoscope.stats.arithmetic import double, plain
+from anisoscope.stats.arithmetic import plain
 
 ROW_KINDS = ("mean", "last", "cls", "words")
 OnDocuments = Callable[[int], None]  # called with the number of documents since the last call
@@ -89,7 +88,7 @@ def layer_rows(
         _require_next(batch, done, name)
         taken = _TakenRows(batch, choice, choice.words[done : done + len(batch.document)])
         # no_grad, not inference_mode: what a model caches in there could not take part in training afterwards
-        with torch.no_grad(), capture(model, sites, taken.take, layout=layout) as log:
+        with torch.no_grad(), observe_sites(model, sites, taken.take, layout=layout) as log:
             call(model, batch, batch)
         log.require(sites)
         for site in sites:
@@ -107,21 +106,24 @@ def layer_rows(
 
 @dataclass
 class _TakenRows:
-    """The rows of one batch while it runs through the model; `massive` tokens stay flagged at later sites."""
+    """The rows of one batch while it runs through the model; a sink stays one at later sites."""
 
     batch: Batch
     choice: RowChoice
     words: Sequence[Sequence[int]]
     rows: dict[Site, Tensor] = field(default_factory=dict)
-    massive: Tensor | None = None  # (b, T) bool
+    sinks: Tensor | None = None  # (b, T) bool, at the last site
     empty: Tensor | None = None  # (b,) bool: documents without a token that counts, at any site so far
+
+    def __post_init__(self) -> None:
+        self._all_sinks = SequenceSinks(self.batch)
 
     def take(self, site: Site, x: Tensor) -> None:
         """Keep the rows of a site, given its tensor (b, T, d)."""
         if x.ndim != 3 or x.shape[1] != self.batch.counts.shape[1]:
             raise InputError(f"{site} has no position for every token. Compare other sites, such as resid.")
         x = plain(x)
-        self._flag(site, x)
+        self.sinks = self._all_sinks.at(site, x)
         if self.choice.kind == "mean":
             self.rows[site] = self._means(x)
         else:
@@ -133,26 +135,15 @@ class _TakenRows:
         if self.choice.kind == "mean":
             assert self.empty is not None
             return self.empty
-        return self._sinks()[self._tokens()]
-
-    def _flag(self, site: Site, x: Tensor) -> None:
-        """Flag tokens whose norm exceeds five medians of their document."""
-        if site.kind not in STREAM:
-            return
-        norm = x.norm(dim=2).cpu().masked_fill(~self.batch.counts, torch.nan)  # (b, T)
-        flagged = norm > massive_norm(1.0) * norm.nanmedian(dim=1, keepdim=True).values
-        self.massive = flagged if self.massive is None else self.massive | flagged
-
-    def _sinks(self) -> Tensor:
-        first = self.batch.offset == 0  # (b, T)
-        return first if self.massive is None else first | self.massive
+        assert self.sinks is not None
+        return self.sinks[self._tokens()]
 
     def _means(self, x: Tensor) -> Tensor:
-        counts = self.batch.counts if self.choice.sinks else self.batch.counts & ~self._sinks()  # (b, T)
-        n = counts.sum(1)  # (b,)
-        self.empty = n == 0 if self.empty is None else self.empty | (n == 0)
-        weight = double(counts.to(x.device)) / double(n.clamp(min=1).to(x.device))[:, None]
-        return torch.einsum("bt,btd->bd", weight.to(x.device), double(x)).cpu().float()  # (b, d)
+        assert self.sinks is not None
+        counts = self.batch.counts if self.choice.sinks else self.batch.counts & ~self.sinks  # (b, T)
+        empty = ~counts.any(1)  # (b,)
+        self.empty = empty if self.empty is None else self.empty | empty
+        return sequence_means(x, counts).cpu().float()  # (b, d)
 
     def _tokens(self) -> tuple[Tensor, Tensor]:
         """Return the document of each row in the batch, and the token in its window."""

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sized
-from contextlib import contextmanager
+import math
+from collections.abc import Callable, Iterable, Iterator, Sized
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -12,23 +13,24 @@ from typing import Any
 import torch
 from torch import nn
 
-from anisoscope.capture import Layout, find_layout
-from anisoscope.data.batches import WINDOW, model_batches
 from anisoscope.data.inputs import device_of, first_item, peek
-from anisoscope.data.text_sources import text_size
-from anisoscope.data.token_table import Batch
 from anisoscope.distributed import Ranks, host_ranks
-from anisoscope.errors import InputError
-from anisoscope.measurement.callbacks import Callbacks, OnEvaluated, OnNote, OnSite, OnStatus
+from anisoscope.errors import AnisoscopeError, InputError
+from anisoscope.hooks import Layout, find_layout
 from anisoscope.measurement.document_shares import Share
 from anisoscope.measurement.engine import Engine, OnProgress
 from anisoscope.measurement.final_norm import final_norm, norm_effect
 from anisoscope.measurement.finished_run import FILES, file_stamps, finished_run
-from anisoscope.measurement.freed_memory import return_freed_memory
 from anisoscope.measurement.generation import generated_batches
-from anisoscope.measurement.holdings import scratch_note
-from anisoscope.measurement.kept_statistics import KEPT, small_statistics
+from anisoscope.measurement.holdings import return_freed_memory, scratch_note
 from anisoscope.measurement.measure_weights import measure_weights, weight_metrics
+from anisoscope.measurement.model_data import (
+    expected_tokens,
+    in_words,
+    open_for,
+    read_data,
+    with_data,
+)
 from anisoscope.measurement.request import (
     MODEL_SAMPLE,
     DataOptions,
@@ -38,40 +40,62 @@ from anisoscope.measurement.request import (
     StatisticsOptions,
     accepts,
     names_of,
+    require_data,
+    require_rows,
+    require_shareable,
 )
-from anisoscope.measurement.request_checks import require_data, require_shareable
 from anisoscope.measurement.resume import Partial
-from anisoscope.measurement.run_output import open_run, run_info, save_cloud, save_measured
-from anisoscope.measurement.site_evaluation import EvaluationOptions
-from anisoscope.measurement.site_result import SiteResult
+from anisoscope.measurement.run_output import KEPT, open_run, run_info, save_cloud, save_measured, small_statistics
+from anisoscope.measurement.site_evaluation import EvaluationOptions, SiteResult
 from anisoscope.metrics.outliers import MASSIVE
-from anisoscope.models.open import Opened, open_model
+from anisoscope.models.open import Opened
+from anisoscope.records import SUMMED_KINDS, Record
 from anisoscope.stats.cloud import Cloud
 from anisoscope.stats.directions import Directions
 from anisoscope.stats.sample import Sample
 from anisoscope.store.run import Run
 
+PROVISIONAL = ("spectral_anisotropy", "top_coordinate", "mean_cosine", "isoscore", "participation_ratio")
+PROVISIONAL_TOKENS = 4096
 GENERATED = 16_384  # tokens that are generated at most: each costs a forward pass
-_BYTES = 3  # of text per token, or a few more: fewer blocks than hoped are worse than joining some
 MEASURE_OPTIONS = (
     *names_of(DataOptions, SiteOptions, StatisticsOptions, ModelOptions),
     "out",
     "keep_statistics",
     "overwrite",
 )
+OnStatus = Callable[[str], None]  # called with what is being done
+OnSite = Callable[[SiteResult], None]  # called with every site's clouds and numbers before they are released
+OnNote = Callable[[str], None]  # called with a sentence for the user
+OnProvisional = Callable[[int, list[Record]], None]  # called with a number of tokens and records without errors
+OnEvaluated = Callable[[int, int], None]  # called with the number of sites that are evaluated, and of all sites
+
+
+@dataclass(frozen=True)
+class Callbacks:
+    """Whom to inform while a measurement runs."""
+
+    progress: OnProgress | None = None
+    status: OnStatus = lambda _: None
+    site: OnSite = lambda _: None
+    evaluated: OnEvaluated = lambda _done, _total: None
+    note: OnNote = lambda _: None
+    provisional: OnProvisional | None = None
 
 
 @accepts(*MEASURE_OPTIONS)
 def measure(
     model: nn.Module | str | Path | Opened,
-    batches: Iterable[Any] | None = None,
+    data: Any = None,
     *,
+    processor: Any = None,
     command: str | None = None,
     progress: OnProgress | None = None,
     on_status: OnStatus | None = None,
     on_site: OnSite | None = None,
     on_evaluated: OnEvaluated | None = None,
     on_note: OnNote | None = None,
+    on_provisional: OnProvisional | None = None,
     distributed: bool = False,
     **options: Any,
 ) -> Run:
@@ -79,8 +103,10 @@ def measure(
 
     Args:
         model: A module, a folder, a hub id, or what `open_model` returned.
-        batches: What the module is called with: dicts of tensors, tensors, or `Batch`. Instead of `batches`, a model
-            that comes with its processor takes `text`, `images` or `audio`.
+        data: What the model reads: texts (a list or any iterable of strings), rows of a dataset with a column of text
+            or of `input_ids`, or batches: dicts of tensors, tensors or `Batch`, such as a `DataLoader` gives. Texts
+            need a model with its tokenizer. Instead of `data`, a model can read `text`, `images` or `audio` from files.
+        processor: The tokenizer, image processor or feature extractor of a module; another name for `tokenizer`.
         command: The command line, for the run's own record.
         progress: Called with the number of tokens since the last call.
         on_status: Called with what is being done.
@@ -88,6 +114,8 @@ def measure(
         on_evaluated: Called after the pass, and then after each site, with the number of sites that are evaluated and
             the number of all sites.
         on_note: Called with a sentence that the user should read, such as how large scratch files will be.
+        on_provisional: Called once, after 4,096 of at least twice as many tokens, with the number of tokens and with
+            records of a few metrics without error bars, for a first impression.
         distributed: All ranks of `torch.distributed` call this with the same arguments. Each measures its share of the
             documents and the statistics add; rank 0 writes, every rank gets the records.
         {options}
@@ -100,41 +128,44 @@ def measure(
     Raises:
         InputError: The request cannot be met; the message says what to change.
         StoreError: `out` holds a run of another request. Pass `overwrite=True` to replace it.
+
+    Example: `measure("./model", text="corpus.jsonl", tokens=4096, out="runs/model").frame()`.
     """
-    request = Request.of(**options)
-    require_data(request, batches)
+    request, batches = with_data(_with_processor(Request.of(**options), processor), data)
+    require_data(request, batches=batches is not None)
+    require_rows(request)
     ranks = host_ranks() if distributed else Ranks()
-    require_shareable(request, ranks)
+    require_shareable(request, ranks.world)
+    repeatable = batches is None and not isinstance(model, nn.Module) and request.is_repeatable
     stamps = None
     if isinstance(model, str | Path):
-        finished = finished_run(model, request) if batches is None and ranks.world == 1 else None
+        finished = finished_run(model, request) if repeatable and ranks.world == 1 else None
         if finished is not None:
             return finished
         stamps = file_stamps(model)
     opened = open_for(model, request)
-    module = opened.model if opened is not None else model
-    assert isinstance(module, nn.Module)
     return_freed_memory()  # opening a model may take twice its size
     listeners: dict[str, Any] = {"status": on_status, "site": on_site, "evaluated": on_evaluated, "note": on_note}
+    listeners["provisional"] = on_provisional if ranks.world == 1 else None
     callbacks = Callbacks(progress, **{name: call for name, call in listeners.items() if call is not None})
-    resumable = opened is not None and batches is None
     is_first = ranks.rank == 0
+    named = not isinstance(model, nn.Module)
     with (
         open_run(
             request.output.out if is_first else None,
-            run_info({**_facts(request, opened, module), FILES: stamps}, []),
+            run_info({**_facts(request, opened, named=named), FILES: stamps}, []),
             command=command,
             overwrite=request.output.overwrite,
-            resumable=resumable,
+            resumable=repeatable,
         ) as run,
         _memory_explained(),
     ):
-        unfinished = Partial(_partial_folder(request.output.out, ranks) if resumable else None)
+        unfinished = Partial(_partial_folder(request.output.out, ranks) if repeatable else None)
         if ranks.agree(run.info["complete"]):
             unfinished.drop()  # the process may have been killed between the last record and this
             return _shared(run, ranks)
-        measurement = _Measurement(request, module, opened, run, unfinished, ranks, callbacks)
-        measurement.expected = None if batches is not None else _expected_tokens(request)
+        measurement = _Measurement(request, opened, run, unfinished, ranks, callbacks)
+        measurement.expected = None if batches is not None else expected_tokens(request)
         if batches is not None or request.source() is not None:
             measurement.data(batches if batches is not None else read_data(opened, request, ranks))
         if request.sites.weights and is_first:
@@ -150,8 +181,7 @@ class _Measurement:
     """One measurement while it is written into its run: data, weights, generated tokens."""
 
     request: Request
-    module: nn.Module
-    opened: Opened | None
+    opened: Opened
     run: Run
     partial: Partial
     ranks: Ranks
@@ -159,8 +189,13 @@ class _Measurement:
     expected: int | None = None  # tokens, by which blocks are sized
     layout: Layout | None = None
     announced: bool = False  # scratch files
+    shown: bool = False  # provisional numbers
     interrupted: bool = False
     removed: list[dict[str, Any]] = field(default_factory=list)
+
+    @property
+    def module(self) -> nn.Module:
+        return self.opened.model
 
     def data(self, batches: Iterable[Any]) -> None:
         """Run the model over the data, then evaluate every site under both token policies."""
@@ -208,6 +243,12 @@ class _Measurement:
             if note is not None:
                 self.callbacks.note(note)
         self.partial.keep(engine)
+        total = self.expected or self.request.statistics.tokens or math.inf
+        if self.callbacks.provisional is not None and not self.shown and engine.tokens >= PROVISIONAL_TOKENS:
+            self.shown = True
+            if total >= 2 * PROVISIONAL_TOKENS:
+                with suppress(AnisoscopeError):  # what is wrong with these tokens is reported at the end
+                    self.callbacks.provisional(engine.tokens, engine.provisional(PROVISIONAL))
         return_freed_memory()
 
     def _save_norm_effect(self, result: SiteResult, layout: Layout, unit: str) -> None:
@@ -221,7 +262,7 @@ class _Measurement:
         """Measure the vocabulary matrices and the final norm."""
         self.callbacks.status("weights")
         self.run.update_info(**run_info({}, weight_metrics()))
-        processor = self.opened.processor if self.opened is not None else None
+        processor = self.opened.processor
         for measured in measure_weights(
             self.module,
             self.request.statistics.metrics,
@@ -236,8 +277,8 @@ class _Measurement:
     def generated(self, batches: Iterable[Any]) -> None:
         """Measure the states of tokens that the model itself adds to the beginning of each window."""
         statistics, new = self.request.statistics, self.request.sites.generate
-        if self.opened is None or self.layout is None or new is None:
-            raise InputError("generate needs a language model by name, and text for its prompts")
+        if self.layout is None or new is None:
+            raise InputError("generate needs text for its prompts")
         self.callbacks.status("generated tokens")
         limit = GENERATED if statistics.tokens is None else min(statistics.tokens, GENERATED)
         request, scratch = self.request.having(batch_tokens=None), self.partial.scratch
@@ -266,7 +307,7 @@ class _Measurement:
         self.callbacks.site(result)
         save_measured(self.run, result.measured)
         for policy, cloud in result.clouds.items():
-            if result.site.kind != "pattern":
+            if result.site.kind not in SUMMED_KINDS:
                 self._save_statistics(cloud, str(result.site), policy, sites)
             return_freed_memory()
             bad = int(cloud.get(Directions).bad) if cloud.has(Directions) else 0
@@ -282,67 +323,38 @@ class _Measurement:
             save_cloud(self.run, cloud, site=site, tokens=policy)
 
 
-def open_for(model: nn.Module | str | Path | Opened, request: Request) -> Opened | None:
-    """Open a model by name for a request; an opened model is returned as it is, a bare module is None."""
-    if not isinstance(model, str | Path):
-        return model if isinstance(model, Opened) else None
-    source = request.source()
-    modality = None if source is None or source[0] == "text" else source[0]
-    head = request.sites.weights or request.sites.generate is not None
-    return open_model(model, modality=modality, head=head, **request.opening())
+def _with_processor(request: Request, processor: Any) -> Request:
+    if processor is None:
+        return request
+    if request.model.tokenizer is not None:
+        raise InputError("tokenizer and processor are two names for one thing; give one of them")
+    return request.having(tokenizer=processor)
 
 
-def read_data(opened: Opened | None, request: Request, ranks: Ranks | None = None) -> Iterable[Batch]:
-    """Return the batches of the one source of a request, which must be of the model's modality."""
-    modality, source = request.source() or ("nothing", ())
-    if opened is None:
-        raise InputError("a bare module needs batches: measure(model, batches)")
-    if modality != opened.modality:
-        raise InputError(f"{opened.info['source']} takes {opened.modality}, got {modality}; give it {opened.modality}")
-    size, batch_tokens = request.data.batch, request.statistics.batch_tokens
-    if batch_tokens is not None:
-        size = max(1, min(size, batch_tokens // (request.data.window or WINDOW)))  # no forward may hold two batches
-    if ranks is not None and not request.model.tensor_parallel:
-        size *= ranks.world  # each rank runs its share of every batch
-    return model_batches(opened, source, batch=size, **request.reading())
-
-
-def in_words(removed: list[dict[str, Any]], opened: Opened | None) -> list[dict[str, Any]]:
-    """Return the removed tokens with their texts."""
-    if opened is None or opened.modality != "text" or opened.processor is None:
-        return [{**each, "text": None} for each in removed]
-    return [{**each, "text": opened.processor.decode([each["token"]])} for each in removed]
-
-
-def _facts(request: Request, opened: Opened | None, module: nn.Module) -> dict[str, Any]:
-    """What the run reports about its request."""
-    source = _source_name(request)
-    named = None if opened is None else [opened.info[key] for key in ("source", "revision", "digest")]
+def _facts(request: Request, opened: Opened, *, named: bool) -> dict[str, Any]:
+    """What the run reports about its request; a model that was opened by name is compared by it."""
+    source = request.data_name()
+    name = [opened.info[key] for key in ("source", "revision", "digest")] if named else None
     return {
         "kind": "model",
-        "model": opened.info if opened is not None else {"architecture": type(module).__name__},
+        "model": opened.info,
         "data": {"source": source, "window": request.data.window},
-        "token_policy": {
-            "special": request.statistics.special,
-            "first token": "position 0 of its window",
-            "massive": f"> {MASSIVE} medians",
-        },
+        "rows": request.statistics.rows,
+        "token_policy": _token_policy(request),
         "seed": request.statistics.seed,
         "sample": request.statistics.sample or MODEL_SAMPLE,
         "complete": False,
-        "settings": {"model": named, "data": source, **request.settings()},
+        "settings": {"model": name, "data": source, **request.settings()},
     }
 
 
-def _expected_tokens(request: Request) -> int | None:
-    """How many tokens the data will hold at most: a short text has as many blocks of documents as a long one."""
-    limit, text = request.statistics.tokens, request.data.text
-    if text is None:
-        return limit
-    size = text_size(text)
-    if size is None:
-        return None  # of unknown length: small blocks are joined as it streams by
-    return min(limit or size, max(1, size // _BYTES))
+def _token_policy(request: Request) -> dict[str, Any]:
+    """What the token policy `no-sink` means for these rows."""
+    rows, special = request.statistics.rows, request.statistics.special
+    if rows in ("last", "cls"):
+        return {"special": special, "no-sink": "not applicable: a row is one token of its sequence"}
+    median = "medians" if rows == "tokens" else "medians of its sequence; left out of the mean"
+    return {"special": special, "first token": "position 0 of its window", "massive": f"> {MASSIVE} {median}"}
 
 
 def _partial_folder(out: str | Path | None, ranks: Ranks) -> Path | None:
@@ -375,10 +387,3 @@ def _memory_explained() -> Iterator[None]:
         if "allocate memory" not in str(why):
             raise
         raise InputError(f"out of memory; {remedy}") from why
-
-
-def _source_name(request: Request) -> str | None:
-    if request.source() is None:
-        return None
-    source = request.source()[1]  # type: ignore[index]
-    return str(source) if isinstance(source, str | Path) else type(source).__name__

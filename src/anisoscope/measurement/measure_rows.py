@@ -1,8 +1,9 @@
-"""Measuring vectors: arrays in memory and files on disk."""
+"""Measuring vectors: arrays in memory, files on disk, and batches that arrive one after the other."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -10,15 +11,16 @@ import torch
 from torch import Tensor
 
 from anisoscope.data.vectors import Vectors, open_vectors
+from anisoscope.errors import InputError
 from anisoscope.measurement.engine import OnProgress
-from anisoscope.measurement.geometry import collected_statistics
 from anisoscope.measurement.request import VECTOR_SAMPLE, Request, VectorOptions, accepts, names_of
+from anisoscope.measurement.row_engine import Batches, RowEngine, RowOptions
+from anisoscope.measurement.row_stream import flat_rows
 from anisoscope.measurement.run_output import choose_metrics, open_run, run_info, save_cloud, save_measured
-from anisoscope.metrics.evaluate import MetricResult, evaluate
-from anisoscope.records import Record
+from anisoscope.metrics.evaluate import MetricResult
 from anisoscope.stats.cloud import Cloud
-from anisoscope.stats.collect import as_rows, batches_of, block_numbers, collect
-from anisoscope.stats.rows import Rows, bare_rows
+from anisoscope.stats.collect import as_rows, block_numbers
+from anisoscope.store.run import Run
 
 READ_ROWS = 8192  # of a file, at once
 ROW_OPTIONS = (*names_of(VectorOptions), "sample", "seed", "errors", "out", "keep_blocks", "overwrite")
@@ -33,11 +35,13 @@ def measure_rows(
     command: str | None = None,
     progress: OnProgress | None = None,
     **options: Any,
-) -> list[Record]:
+) -> Run:
     """Measure a cloud of vectors: every metric, or those named, with error bars and nulls.
 
     Args:
-        rows: An array (n, d), the path of a file of vectors, or what `open_vectors` returned.
+        rows: An array (n, d): a tensor, an array, a data frame or nested lists; the path of a file of vectors, or what
+            `open_vectors` returned; or an iterable of batches (n, d) or (batch, time, d), where every sequence counts
+            as one document. Batches are read once, in constant memory; use `Geometry` if they come with masks.
         metrics: Metrics by name. Default: all.
         site: The name of the cloud in its records.
         command: The command line, for the run's own record.
@@ -45,90 +49,120 @@ def measure_rows(
         {options}
 
     Returns:
-        One record per metric. With `out` the records and the pooled statistics also go to a run folder, from which
-        `recompute` serves metrics that are requested later.
+        A run with one record per number. Without `out` it lives in a temporary folder, as long as the returned object.
+        With `out` the pooled statistics are kept too, from which `recompute` serves metrics that are requested later.
+
+    Raises:
+        InputError: The rows are not a matrix of numbers, or a metric does not exist.
+        StoreError: `out` holds a run of another request.
 
     >>> [round(r.value, 3) for r in measure_rows([[1.0, 0.0], [0.0, 1.0]], ["mean_cosine"], errors=False)]
     [0.0]
     """
     request = Request.of(**options, metrics=metrics)
-    statistics, vectors, out = request.statistics, request.vectors, request.output.out
+    vectors, out = request.vectors, request.output.out
     if isinstance(rows, str | Path):
         by_name = vectors.documents if isinstance(vectors.documents, str) else None  # an array of the file
         rows = open_vectors(rows, tensor=vectors.tensor, column=vectors.column, documents=by_name)
-    measurement = _RowMeasurement(rows, request, progress)
-    if out is None:
-        return [m.record for m in measurement.results(site, "")[1]]
+    source = _source_of(rows, None if isinstance(vectors.documents, str) else vectors.documents)
+    engine = _engine_for(source, request)
     is_file = isinstance(rows, Vectors)
-    data = rows.info if is_file else {"rows": len(as_rows(rows))}
-    facts = {"kind": "vectors", "data": data, "unit": measurement.unit, "seed": statistics.seed}
-    facts |= {"sample": measurement.sample, "complete": False, "settings": {"data": data, **request.settings()}}
-    info = run_info(facts, measurement.metrics)
-    overwrite = request.output.overwrite
+    data = rows.info if is_file else {"rows": source.n}
+    facts = {"kind": "vectors", "data": data, "seed": engine.options.seed, "sample": engine.options.sample}
+    facts |= {"complete": False, "settings": {"data": data, **request.settings()}}
+    info, overwrite = run_info(facts, []), request.output.overwrite
     with open_run(out, info, command=command, overwrite=overwrite, resumable=is_file) as run:
         if run.info.get("complete"):
-            return list(run.records())
+            return run
         if not run.is_empty:
             run.rewind(0)
-        cloud, measured = measurement.results(site, run.name)
-        save_cloud(run, cloud, site=site, blocks=request.output.keep_blocks)
+        cloud = _collected(engine, source, progress)
+        measured = engine.results(cloud, site=site, run=run.name)
+        if out is not None:
+            save_cloud(run, cloud, site=site, blocks=request.output.keep_blocks)
+        run.update_info(**run_info({"unit": engine.stream.unit}, engine.metrics), data={"rows": engine.stream.rows})
         save_measured(run, measured)
         run.update_info(complete=True)
-    return [m.record for m in measured]
-
-
-class _RowMeasurement:
-    """One pass or two over rows, and the metrics of their cloud."""
-
-    def __init__(self, rows: Any, request: Request, progress: OnProgress | None) -> None:
-        self.request = request
-        self.sample = request.statistics.sample or VECTOR_SAMPLE
-        documents = None if isinstance(request.vectors.documents, str) else request.vectors.documents
-        self._batches, self._document = _source(rows, documents, request.statistics.seed, progress)
-        known = {"documents"} if self._document is not None else set()
-        self.metrics = choose_metrics(request.statistics.metrics, known)
-        self.unit = "documents" if known else "rows"
-
-    def results(self, site: str, run: str) -> tuple[Cloud, list[MetricResult]]:
-        """Read the rows and evaluate the metrics."""
-        statistics = self.request.statistics
-        names = collected_statistics(self.metrics, documented=self._document is not None)
-        cloud = collect(self._batches, names, sample=self.sample, precise=self.request.vectors.precise)
-        errors: Any = "fast" if statistics.errors and statistics.metrics is None else statistics.errors
-        return cloud, evaluate(cloud, self.metrics, errors=errors, site=site, run=run, unit=self.unit)
+    return run
 
 
 def row_results(vectors: Vectors, metrics: Sequence[str] | None = None) -> list[MetricResult]:
     """Measure an open file of vectors as `measure_rows` does, and return the replicates as well."""
-    return _RowMeasurement(vectors, Request.of(metrics=metrics), None).results("vectors", "")[1]
+    source = _source_of(vectors, None)
+    engine = _engine_for(source, Request.of(metrics=metrics))
+    return engine.results(_collected(engine, source, None), site="vectors", run="")
 
 
-def _source(
-    rows: Any, documents: Any, seed: int, progress: OnProgress | None
-) -> tuple[Callable[[], Iterator[Rows]], Tensor | None]:
-    """A function that reads the rows from the start, and their documents."""
+@dataclass(frozen=True)
+class _RowSource:
+    """Rows to measure: how they are read, their number if it is known, and whether they can be read again."""
+
+    read: Callable[[RowEngine], Batches]
+    n: int | None = None
+    documented: bool | None = None  # None: known when the first batch comes
+    again: bool = True
+
+
+def _engine_for(source: _RowSource, request: Request) -> RowEngine:
+    statistics = request.statistics
+    metrics = statistics.metrics
+    if metrics is not None:  # of batches it is not known yet whether they have documents
+        metrics = choose_metrics(metrics, set() if source.documented is False else {"documents"})
+    sample, precise = statistics.sample or VECTOR_SAMPLE, request.vectors.precise
+    options = RowOptions(metrics, sample, statistics.seed, statistics.errors, precise, source.n)
+    return RowEngine(options, twice=source.again)
+
+
+def _collected(engine: RowEngine, source: _RowSource, progress: OnProgress | None) -> Cloud:
+    """Read the rows, once or twice, and return their statistics."""
+
+    def read() -> Iterator[tuple[Tensor, Tensor | None]]:
+        for x, document in source.read(engine):
+            yield x, document
+            if progress is not None:
+                progress(len(x))
+
+    for x, document in read():
+        engine.add(x, document)
+    if not engine.stream.rows:
+        raise InputError("The batches hold no rows. Give at least one batch with rows.")
+    return engine.cloud(again=read if source.again else None)
+
+
+def _source_of(rows: Any, documents: Any) -> _RowSource:
     if isinstance(rows, Vectors):
         known = rows.documents if documents is None else documents
         document = None if known is None else torch.as_tensor(known)
-        block = block_numbers(rows.n, document)
-        return lambda: _with_progress(_file_batches(rows, document, block, seed), progress), document
+        block_numbers(rows.n, document)  # refuses documents that do not match
+        return _RowSource(lambda _: _parts(rows.batches(READ_ROWS), document), rows.n, document is not None)
+    if _are_batches(rows):
+        if documents is not None:
+            raise InputError("Batches come with documents of their own. Use Geometry: update(rows, documents=…).")
+        return _RowSource(lambda engine: _flat(rows, engine), again=False)
     x = as_rows(rows)
     document = None if documents is None else torch.as_tensor(documents)
     block_numbers(len(x), document)
-    return lambda: _with_progress(batches_of(x, document, seed=seed), progress), document
+    return _RowSource(lambda _: _parts(x.split(READ_ROWS), document), len(x), document is not None)
 
 
-def _file_batches(source: Vectors, document: Tensor | None, block: Tensor, seed: int) -> Iterator[Rows]:
+def _are_batches(rows: Any) -> bool:
+    """Whether this is an iterable of batches: an iterator, a loader, or a list of matrices."""
+    if hasattr(rows, "__array__") or hasattr(rows, "select_dtypes") or not isinstance(rows, Iterable):
+        return False
+    if isinstance(rows, list | tuple):
+        return bool(rows) and getattr(rows[0], "ndim", 0) in (2, 3)
+    return True
+
+
+def _flat(batches: Iterable[Any], engine: RowEngine) -> Iterator[tuple[Tensor, Tensor | None]]:
+    for batch in batches:
+        x, document = flat_rows(batch, None, None, engine.stream.next_sequence)
+        if len(x):
+            yield x, document
+
+
+def _parts(batches: Iterable[Tensor], document: Tensor | None) -> Iterator[tuple[Tensor, Tensor | None]]:
     first = 0
-    for x in source.batches(READ_ROWS):
-        part = slice(first, first + len(x))
-        documents = None if document is None else document[part]
-        yield bare_rows(x, first=first, document=documents, block=block[part], seed=seed)
+    for x in batches:
+        yield x, None if document is None else document[first : first + len(x)]
         first += len(x)
-
-
-def _with_progress(batches: Iterator[Rows], progress: OnProgress | None) -> Iterator[Rows]:
-    for rows in batches:
-        yield rows
-        if progress is not None:
-            progress(len(rows.tokens))

@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from anisoscope.capture import Layout, find_layout
 from anisoscope.errors import AnisoscopeError, InputError
+from anisoscope.hooks import Layout, find_layout
 from anisoscope.measurement.final_norm import final_norm, gain_and_bias
 from anisoscope.measurement.run_output import choose_metrics
 from anisoscope.metrics import Metric

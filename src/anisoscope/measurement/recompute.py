@@ -12,13 +12,12 @@ from anisoscope.errors import InputError, MetricError, StoreError
 from anisoscope.measurement.run_output import save_measured
 from anisoscope.metrics import find
 from anisoscope.metrics.evaluate import MetricResult, evaluate
-from anisoscope.records import Record
 from anisoscope.stats.cloud import Block, Cloud, from_arrays
 from anisoscope.store.files import parse_errors
 from anisoscope.store.run import Run
 
 
-def recompute(run: str | Path | Run, metrics: Sequence[str]) -> list[Record]:
+def recompute(run: str | Path | Run, metrics: Sequence[str]) -> Run:
     """Compute metrics of an existing run from the statistics it keeps, and append the records to it.
 
     Args:
@@ -26,12 +25,15 @@ def recompute(run: str | Path | Run, metrics: Sequence[str]) -> list[Record]:
         metrics: Metrics by name.
 
     Returns:
-        The new records. They have error bars only if the run keeps block statistics (`keep_blocks`). A run of a large
-        model keeps only small statistics, unless it was measured with `keep_statistics`.
+        The run, with its earlier records and the new ones. The new ones have error bars only if the run keeps block
+        statistics (`keep_blocks`). A run of a large model keeps only small statistics, unless it was measured with
+        `keep_statistics`.
 
     Raises:
         InputError: The run keeps no statistics.
         MetricError: A metric needs a statistic that the run does not keep.
+
+    Example: `recompute("runs/model", ["rankme"])`.
     """
     path = run.path if isinstance(run, Run) else Path(run)
     chosen = find(metrics)
@@ -62,7 +64,7 @@ def recompute(run: str | Path | Run, metrics: Sequence[str]) -> list[Record]:
                 )
         writer.update_info(metrics={metric.name: metric.card() for metric in chosen})
         save_measured(writer, out)
-    return [m.record for m in out]
+    return Run.open(path)
 
 
 def _stored_cloud(run: Run, step: int, site: str, tokens: str, blocks: Sequence[int]) -> Cloud:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import hashlib
 import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
@@ -19,6 +20,7 @@ from anisoscope.errors import InputError, unknown
 F = TypeVar("F", bound=Callable[..., Any])
 TOKENS = 65_536
 SITES = ("embed", "resid", "final")
+ROWS = ("tokens", "last", "mean", "cls")
 MODEL_SAMPLE = 4096  # rows per site that are kept for metrics that need rows: neighbours, clusters, words
 VECTOR_SAMPLE = 8192
 
@@ -48,7 +50,7 @@ class ModelOptions:
     tensor_parallel: bool = option(False, "Split every layer over the processes of torchrun.", changes_numbers=False)
     trust_remote_code: bool = option(False, "Run the model's own Python code.", changes_numbers=False)
     allow_pickle: bool = option(False, "Load weights that are pickles, which can run code.", changes_numbers=False)
-    tokenizer: str | None = option(None, "bytes, for a model of raw bytes without a tokenizer.")
+    tokenizer: Any = option(None, "bytes, for a model of raw bytes without a tokenizer. In Python also a tokenizer.")
 
 
 @dataclass(frozen=True)
@@ -89,6 +91,10 @@ class StatisticsOptions:
         least=16,
     )
     seed: int = option(0, "Seed of the sample.")
+    rows: str = option(
+        "tokens",
+        "What a row is: tokens, or one per window: last (its last token), mean, or cls (its first token).",
+    )
     errors: bool = option(True, "Error bars, by a jackknife over blocks of documents.")
     special: bool = option(True, "Count special tokens.")
 
@@ -146,6 +152,10 @@ class Request:
                 raise unknown("option", name, GROUP_OF)
             if name == "sites" and isinstance(value, str):
                 raise InputError(f"sites must be a list of names, such as [{value!r}], not a text")
+            if name == "sites":  # a number is a layer
+                value = tuple(f"resid.{site}" if str(site).isdigit() else site for site in value)
+            if name == "rows" and value not in ROWS:
+                raise unknown("kind of rows", value, ROWS)
             groups.setdefault(GROUP_OF[name], {})[name] = value
         return replace(self, **{group: replace(getattr(self, group), **values) for group, values in groups.items()})
 
@@ -161,6 +171,21 @@ class Request:
         """Return the modality and the source of the data, or None if there is none."""
         sources = {"text": self.data.text, "image": self.data.images, "audio": self.data.audio}
         return next(((modality, source) for modality, source in sources.items() if source is not None), None)
+
+    def data_name(self) -> str | None:
+        """Return the name of the data in run.json; texts and files in a list are named by their content."""
+        modality, source = self.source() or (None, None)
+        if isinstance(source, list | tuple):
+            digest = hashlib.sha256("\0".join(map(str, source)).encode()).hexdigest()
+            return f"{len(source):,} {'texts' if modality == 'text' else 'files'} ({digest[:12]})"
+        if source is None or isinstance(source, str | Path):
+            return None if source is None else str(source)
+        return type(source).__name__
+
+    @property
+    def is_repeatable(self) -> bool:
+        """Whether the name of the data identifies it, so that a run of it can be resumed."""
+        return self.source() is None or isinstance(self.source()[1], str | Path | list | tuple)  # type: ignore[index]
 
     def opening(self) -> dict[str, Any]:
         """Return the keywords of `open_model`."""
@@ -265,6 +290,43 @@ def shared_options() -> tuple[str, ...]:
     own = ("seed", "revision", "tensor_parallel")
     names = names_of(DataOptions, SiteOptions, StatisticsOptions, ModelOptions)
     return (*(name for name in names if name not in own), "overwrite")
+
+
+def require_data(request: Request, *, batches: bool) -> None:
+    """Refuse a request without data, with two kinds of data, or with too little of it, before anything is opened.
+
+    Args:
+        request: The request.
+        batches: Whether batches are given besides.
+    """
+    sources = [x for x in (request.data.text, request.data.images, request.data.audio) if x is not None]
+    if not batches and not sources and not request.sites.weights:
+        raise InputError("nothing to measure: give text, images, audio or batches, or set weights=True")
+    if len(sources) > 1:
+        raise InputError("a model takes one kind of data; give one of text, images and audio")
+    tokens, size = request.statistics.tokens, request.statistics.batch_tokens
+    if size is not None and tokens is not None and tokens < 2 * size:
+        raise InputError(f"{tokens} tokens hold no two batches of {size}; measure at least {2 * size}")
+
+
+def require_rows(request: Request) -> None:
+    """Refuse the first token of each window as its row if that token does not count."""
+    if request.statistics.rows == "cls" and (not request.statistics.special or request.sites.generate is not None):
+        raise InputError("rows 'cls' are first tokens, which special=False and generate leave out; use last or mean")
+
+
+def require_shareable(request: Request, processes: int) -> None:
+    """Refuse what several processes cannot do, before anything is opened."""
+    split = request.model.tensor_parallel
+    if split and processes == 1:
+        raise InputError("tensor parallel needs several processes: start them with torchrun")
+    alone = request.sites.generate is not None or request.statistics.batch_tokens is not None
+    if processes > 1 and alone:
+        raise InputError("generated tokens and batches of tokens are measured by one process; run without torchrun")
+    heads = [site for site in request.sites.sites if str(site).split(".")[0] in ("q", "k", "pattern")]
+    if split and (request.sites.weights or heads):
+        what = heads[0] if heads else "a weight"
+        raise InputError(f"{what} is in pieces if layers are split over processes; leave it out, or use device_map")
 
 
 def differences(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[str]:

@@ -71,7 +71,7 @@ class RowStream:
         while start < len(x):
             if self._used == PIECE:  # not before more rows come: a total of one piece has smaller blocks
                 yield self._piece()
-            if self._buffer is None or not self._used:  # collectors keep parts of a piece: each has its own memory
+            if self._buffer is None or self._buffer.dtype != x.dtype:  # collectors copy what they keep of a piece
                 device = x.device if self._buffer is None else self._buffer.device
                 self._buffer = torch.empty(PIECE, x.shape[1], dtype=x.dtype, device=device)
             count = min(PIECE - self._used, len(x) - start)
@@ -215,5 +215,7 @@ def _ids(documents: Any) -> Tensor:
 
 
 def _array(rows: Any) -> Any:
+    if hasattr(rows, "select_dtypes"):  # a data frame
+        return as_rows(rows)
     array = np.asarray(rows)
     return array if array.flags.writeable else array.copy()

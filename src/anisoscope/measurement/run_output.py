@@ -20,9 +20,12 @@ from anisoscope.measurement.finished_run import another_request
 from anisoscope.measurement.request import differences
 from anisoscope.metrics import Metric, catalogue, find
 from anisoscope.metrics.evaluate import MetricResult
-from anisoscope.stats.cloud import Cloud, to_arrays
+from anisoscope.stats.cloud import Cloud, Stats, to_arrays
+from anisoscope.stats.registry import COLLECTED, SUMS
+from anisoscope.stats.scratch import bytes_of
 from anisoscope.store.run import Run
 
+KEPT = 8 << 20  # bytes of statistics that a run keeps unless all of them are requested
 _RUN_FILES = (
     "run.json",
     "records.jsonl",
@@ -52,7 +55,9 @@ def choose_metrics(names: Sequence[str | Metric] | None, known: set[str]) -> lis
             raise InputError(
                 f"{getattr(name, '__name__', name)} is a function; make it a metric with @anisoscope.metric"
             )
-    chosen = [name if isinstance(name, Metric) else find([name])[0] for name in names]
+    texts = [name for name in names if not isinstance(name, Metric)]
+    by_name = iter(find(texts) if texts else ())  # at once: finding metrics of other packages takes time
+    chosen = [name if isinstance(name, Metric) else next(by_name) for name in names]
     for metric in chosen:
         missing = sorted(metric.requires - known)
         if missing:
@@ -175,3 +180,25 @@ def save_cloud(run: Run, cloud: Cloud, *, site: str, step: int = 0, tokens: str 
 def _numpy(arrays: dict[str, Tensor]) -> dict[str, np.ndarray[Any, Any]]:
     """Tensors as numpy arrays; bfloat16, which numpy lacks, is widened."""
     return {name: (t.float() if t.dtype == torch.bfloat16 else t).numpy() for name, t in arrays.items()}
+
+
+def small_statistics(cloud: Cloud, limit: int) -> Stats:
+    """Return the statistics of a cloud that fit into `limit` bytes: all of them, or as many as possible.
+
+    Rows of largest norm and first tokens of windows are stored separately from the sums. If not everything fits, the
+    sums that remain include these rows, so that a metric of them has the same value.
+    """
+    if _size(cloud.stats) <= limit:
+        return cloud.stats
+    kinds = [name for name in cloud.stats if name != "Extremes" and not name.startswith("first.")]
+    whole: Stats = {name: cloud.get(COLLECTED[name]) if name in SUMS else cloud.stats[name] for name in kinds}
+    kept: Stats = {}
+    for name in sorted(whole, key=lambda name: _size({name: whole[name]})):
+        if _size({**kept, name: whole[name]}) > limit:
+            break
+        kept[name] = whole[name]
+    return kept
+
+
+def _size(stats: Stats) -> int:
+    return bytes_of(to_arrays(stats).values())

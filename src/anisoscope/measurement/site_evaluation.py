@@ -3,26 +3,35 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from anisoscope.distributed import Ranks
-from anisoscope.measurement.current_batch import STREAM
 from anisoscope.measurement.policies import FlaggedTokens, described, massive
+from anisoscope.measurement.sequences import STREAM
 from anisoscope.measurement.site_collectors import SiteCollectors
-from anisoscope.measurement.site_result import SiteResult
 from anisoscope.metrics import Metric
 from anisoscope.metrics.evaluate import MetricResult, evaluate
 from anisoscope.records import Site
 from anisoscope.stats.cloud import Cloud, from_arrays, to_arrays
 from anisoscope.stats.collect import second_pass_on_sample
 from anisoscope.stats.neighbours import LocalDimensions, Neighbours, TwoNeighbours
-from anisoscope.stats.registry import SECOND_PASS
+from anisoscope.stats.registry import SECOND_PASS, UNFORGETTING
 
 POLICIES = ("all", "no-sink")
+
+
+@dataclass(frozen=True)
+class SiteResult:
+    """One site's clouds by token policy, their metrics, and the tokens that were massive here for the first time."""
+
+    site: Site
+    clouds: dict[str, Cloud]
+    measured: list[MetricResult]
+    removed: list[dict[str, Any]] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
@@ -52,14 +61,15 @@ class SiteEvaluator:
     metrics: Sequence[Metric]
     grid: bool  # positions of an image: no first tokens
     ranks: Ranks
+    tokens: bool = True  # rows are tokens, which may be massive; not one row per sequence
 
     @property
     def of_heads(self) -> list[Metric]:
-        return [m for m in self.metrics if "heads" in m.requires]
+        return [m for m in self.metrics if m.requires & {"heads", "router"}]
 
     @property
     def of_clouds(self) -> list[Metric]:
-        return [m for m in self.metrics if "heads" not in m.requires]
+        return [m for m in self.metrics if not m.requires & {"heads", "router"}]
 
     def results(self, collectors: SiteCollectors, options: EvaluationOptions) -> Iterator[SiteResult]:
         """Yield every site's result, in order, on rank 0; a result's clouds are released when the next is requested."""
@@ -67,13 +77,15 @@ class SiteEvaluator:
         for turn in self._turns(collectors.clouds):
             site = self._exchange(collectors, turn)
             cloud = None if site is None else collectors.finish(site)
+            means = None if site is None else collectors.finish_without_sinks(site)
             new = self._raise_flags(flags, turn, site, cloud)
             result = None
             if site is not None and cloud is not None:
                 removed = described(cloud, new[site], site)
-                result = self._evaluate_cloud(cloud, site, flags.at(site), options)
-                result = replace(result, removed=removed)
-            del cloud
+                without = means if self.grid or not self.tokens else cloud.without_tokens(flags.at(site), first=True)
+                result = replace(self._evaluate_cloud(cloud, without, site, options), removed=removed)
+                del without
+            del cloud, means
             yield from self._sent_to_first(result)
             if result is not None:
                 result.clouds.clear()  # a caller that keeps results must not keep the rows of all sites
@@ -87,19 +99,22 @@ class SiteEvaluator:
     ) -> dict[Site, Tensor]:
         """The tokens of each site of a turn that are massive there and were not flagged before."""
         none = torch.zeros(0, dtype=torch.int64)
-        mine = massive(cloud) if site is not None and cloud is not None and site.kind in STREAM else none
+        watched = self.tokens and site is not None and site.kind in STREAM
+        mine = massive(cloud) if watched and cloud is not None else none
         return {each: flags.flag(each, keys) for each, keys in zip(turn, self.ranks.gather(mine), strict=False)}
 
-    def _evaluate_cloud(self, cloud: Cloud, site: Site, flagged: Tensor, options: EvaluationOptions) -> SiteResult:
-        metrics = self.of_clouds
+    def _evaluate_cloud(
+        self, cloud: Cloud, without: Cloud | None, site: Site, options: EvaluationOptions
+    ) -> SiteResult:
+        """The metrics of a site: of all rows, and of those without sinks, if there are any."""
+        metrics = [m for m in self.of_clouds if "branch" not in m.requires or "Writes" in cloud.stats]
         second = [name for name in SECOND_PASS if any(name in m.sources for m in metrics)]
-        searching = {Neighbours, TwoNeighbours, LocalDimensions} if options.sparing and not self.grid else set()
+        both = without is not None and bool(without.n)  # windows of one token leave nothing
+        searching = {Neighbours, TwoNeighbours, LocalDimensions} if options.sparing and both else set()
         views = [(options.policies[0], cloud, [m for m in metrics if searching.isdisjoint(m.needs)])]
-        if not self.grid:
-            without = cloud.without_tokens(flagged, first=True)
-            if without.n:  # windows of one token leave nothing
-                streaming = [m for m in metrics if not m.sources & {"Norms", "Extremes"}]
-                views.append((options.policies[1], without, streaming))
+        if both and without is not None:
+            streaming = [m for m in metrics if not m.sources & {"Extremes", *UNFORGETTING}]
+            views.append((options.policies[1], without, streaming))
         clouds: dict[str, Cloud] = {}
         measured: list[MetricResult] = []
         for tokens, view, chosen in views:
@@ -125,8 +140,8 @@ class SiteEvaluator:
     def _exchange(self, collectors: SiteCollectors, turn: Sequence[Site]) -> Site | None:
         """Send the statistics of a turn's sites to the ranks that evaluate them; return this rank's site."""
         for owner, site in enumerate(turn):
-            part = None if owner == self.ranks.rank else collectors.take_part(site)
-            for received in self.ranks.collect(part, owner):
+            parts = (None, None) if owner == self.ranks.rank else collectors.take_parts(site)
+            for received in self.ranks.collect(parts, owner):
                 collectors.absorb(site, received)
         return turn[self.ranks.rank] if self.ranks.rank < len(turn) else None
 
