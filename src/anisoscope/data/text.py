@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -33,6 +33,13 @@ class Window:
     start: int
     ids: list[int]
     special: list[bool]
+
+
+@dataclass(frozen=True)
+class TokenRows:
+    """Rows of a tokenised dataset: mappings with `input_ids`, and maybe `attention_mask`; each is one document."""
+
+    rows: Iterable[Mapping[str, Any]]
 
 
 def text_batches(
@@ -75,6 +82,47 @@ def text_batches(
         windows = _check_ids(windows, vocabulary, tokenizer)
     groups = group_consecutive(windows, batch, key=lambda w: 0 if padding else len(w.ids))
     return _require_tokens(_batch(group, encoder.pad, unit, decoder_start, mask=padding) for group in groups)
+
+
+def token_batches(
+    tokenizer: Any,
+    source: TokenRows,
+    *,
+    window: int,
+    batch: int = 8,
+    tokens: int | None = None,
+    decoder_start: int | None = None,
+    vocabulary: int | None = None,
+    padding: bool = True,
+) -> Iterator[Batch]:
+    """Batch rows of token ids, without what their masks leave out; the options are those of `text_batches`.
+
+    Raises:
+        InputError: A row is longer than the window, or an id is larger than the vocabulary.
+    """
+    require_positive(window=window, batch=batch, tokens=tokens)
+    specials = frozenset(getattr(tokenizer, "all_special_ids", ()))
+    pad = next((i for i in (getattr(tokenizer, n, None) for n in ("pad_token_id", "eos_token_id")) if i is not None), 0)
+    windows: Iterable[Window] = _row_windows(source, window, specials)
+    if tokens is not None:
+        windows = _first(windows, tokens, 0)
+    if vocabulary is not None:
+        windows = _check_ids(windows, vocabulary, "" if tokenizer is None else tokenizer)
+    groups = group_consecutive(windows, batch, key=lambda w: 0 if padding else len(w.ids))
+    return _require_tokens(_batch(group, pad, "documents", decoder_start, mask=padding) for group in groups)
+
+
+def _row_windows(source: TokenRows, window: int, specials: frozenset[int]) -> Iterator[Window]:
+    for number, row in enumerate(source.rows):
+        ids, mask = torch.as_tensor(row["input_ids"]), row.get("attention_mask")
+        kept = (ids if mask is None else ids[torch.as_tensor(mask).bool()]).tolist()
+        if len(kept) > window:
+            raise InputError(
+                f"Row {number + 1} has {len(kept):,} tokens; a window holds {window:,}. "
+                "Use a larger window, or truncate the rows when you tokenise them."
+            )
+        if kept:
+            yield Window(number, 0, kept, [token in specials for token in kept])
 
 
 def make_encoder(tokenizer: Any, special: bool) -> Encoder:

@@ -13,6 +13,7 @@ from typing import Any, TextIO
 
 from anisoscope.data.sample_text import SAMPLE, sample_documents
 from anisoscope.errors import InputError, first_line
+from anisoscope.extras import needs
 from anisoscope.models.sources import files_in
 from anisoscope.store.files import parse_errors, parse_json, similar_paths, user_path
 
@@ -237,10 +238,8 @@ def _is_text(kind: Any) -> bool:
 
 
 def _dataset_rows(source: str, field: str) -> Iterator[str]:
-    try:
+    with needs("datasets", f"reading {source}"):
         datasets = importlib.import_module("datasets")
-    except ImportError as error:
-        raise InputError(f"{source} needs the datasets package. Install it: pip install datasets") from error
     name, config, split = (*source.removeprefix("datasets:").split(":"), "", "")[:3]
     try:
         rows = datasets.load_dataset(name, config or None, split=split or "train", streaming=True)

@@ -102,6 +102,9 @@ def open_vectors(
         documents: name of the array or column, or path of another .npy file, that holds one document id per row.
             An array named `documents` or `document` is used without asking.
 
+    Returns:
+        The file's vectors: `len`, `width`, and `batches(size)`, which reads them.
+
     Raises:
         InputError: if the file is missing, damaged or unsafe, or if it is unclear which array to use.
 

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from anisoscope.data.inputs import as_batch
+from anisoscope.data.inputs import as_batch, flat_inputs
 from anisoscope.data.token_table import Batch, TokenTable, table_without_ids
 from anisoscope.errors import InputError
 
@@ -31,10 +31,16 @@ def probe_batches(model: nn.Module, data: Any) -> list[Batch]:
 
 
 def as_inputs(model: nn.Module, args: tuple[Any, ...], data: Any) -> dict[str, Any]:
-    """Name the arguments of a model: keywords as they are, positional ones by the parameters of its `forward`."""
-    keywords = dict(data) if isinstance(data, Mapping) else {}
-    positional = args if isinstance(data, Mapping) else (data, *args)
-    names = [name for name, p in inspect.signature(model.forward).parameters.items() if p.kind != p.VAR_KEYWORD]
+    """Name the arguments of a model: keywords as they are, positional ones by the parameters of its `forward`.
+
+    A dict with none of the names that `forward` takes is its first argument, as in sentence-transformers.
+    """
+    parameters = [p for p in inspect.signature(model.forward).parameters.values() if p.kind != p.VAR_KEYWORD]
+    names = [p.name for p in parameters if p.kind != p.VAR_POSITIONAL]
+    needs_first = bool(names) and parameters[0].default is parameters[0].empty and not args
+    is_first = isinstance(data, Mapping) and bool(data) and needs_first and not any(name in names for name in data)
+    keywords = dict(data) if isinstance(data, Mapping) and not is_first else {}
+    positional = args if isinstance(data, Mapping) and not is_first else (data, *args)
     return {**dict(zip(names, positional, strict=False)), **keywords}
 
 
@@ -44,8 +50,9 @@ def windows_of(inputs: dict[str, Any], first_document: int = 0) -> Batch:
     A part begins where the position ids do not increase: 0 1 2 0 1 are two windows, of three and two tokens.
     """
     batch = as_batch(inputs, first_document)
-    batch = replace(batch, decoder=_decoder_side(inputs, batch))
-    positions = inputs.get("position_ids")
+    named = flat_inputs(inputs)
+    batch = replace(batch, decoder=_decoder_side(named, batch))
+    positions = named.get("position_ids")
     if not isinstance(positions, Tensor) or positions.ndim != 2 or positions.shape[1] != batch.counts.shape[1]:
         return batch
     position = positions.expand(batch.counts.shape).cpu()  # (b, T)
@@ -79,7 +86,7 @@ def digests(batch: Batch) -> set[bytes]:
         document, token = batch.document[batch.counts], batch.token[batch.counts]
         parts = [token[document == each] for each in document.unique()]
     else:
-        main = next(x for x in batch.inputs.values() if isinstance(x, Tensor))
+        main = next(x for x in flat_inputs(batch.inputs).values() if isinstance(x, Tensor))
         parts = list(main.detach().cpu().contiguous())
     return {hashlib.blake2b(_bytes(part), digest_size=16).digest() for part in parts}
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from anisoscope.errors import InputError
+from anisoscope.extras import needs
 from anisoscope.models.adapter_config import lora_options
 from anisoscope.models.weight_files import pickle_refused, stored_tensors
 from anisoscope.store.files import parse_errors, read_json
@@ -70,7 +71,8 @@ def missing_modules(adapter: Adapter, model: Any) -> list[str]:
 
 def apply_adapter(adapter: Adapter, model: Any) -> Any:
     """Apply an adapter without merging it into the weights: y = Wx + s·B(Ax)."""
-    import peft
+    with needs("hf", "a LoRA adapter"):
+        import peft
 
     config = peft.LoraConfig(inference_mode=True, **adapter.options)
     return peft.PeftModel.from_pretrained(model, str(adapter.folder), config=config).get_base_model()

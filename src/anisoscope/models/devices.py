@@ -30,6 +30,8 @@ def choose_device(device: str | torch.device | None) -> torch.device:
         chosen = torch.device(device)
     except RuntimeError as error:
         raise InputError(f"{device!r} is not a device. Use cpu, cuda, cuda:1 or mps.") from error
+    if chosen.type == "meta":
+        raise InputError("Tensors on the device 'meta' have no values. Use cpu, cuda, cuda:1 or mps.")
     if chosen.type == "cuda" and (chosen.index or 0) >= torch.cuda.device_count():
         raise InputError(
             f"Device {device} does not exist: this machine has {torch.cuda.device_count()} CUDA devices. Use cpu."

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from anisoscope.errors import InputError
 from anisoscope.models.checkpoints import Checkpoint
-from anisoscope.models.sources import HUB_SECONDS, is_hub_id, locate
+from anisoscope.models.sources import HUB_SECONDS, hub_library, is_hub_id, locate
 from anisoscope.models.weight_files import weight_files, weights_digest
 from anisoscope.store.files import user_path
 
@@ -59,7 +59,7 @@ def fetch(source: str, revision: str | None, *, allow_pickle: bool = False, remo
 
 def forget(source: str, revision: str | None) -> None:
     """Delete a revision from the local cache; files shared with other revisions stay."""
-    import huggingface_hub as hub
+    hub = hub_library()
 
     commit = _cached_commit(source, revision)
     if commit is not None:
@@ -68,7 +68,7 @@ def forget(source: str, revision: str | None) -> None:
 
 def _commits(repository: str) -> dict[str, str]:
     """Return the commits of a repository's branches and tags; empty if the hub cannot be reached."""
-    import huggingface_hub as hub
+    hub = hub_library()
 
     try:
         hub.HfApi().model_info(repository, timeout=HUB_SECONDS)  # one request that is not retried
@@ -79,7 +79,7 @@ def _commits(repository: str) -> dict[str, str]:
 
 
 def _cached_commit(source: str, revision: str | None) -> str | None:
-    import huggingface_hub as hub
+    hub = hub_library()
 
     for name in ("config.json", "adapter_config.json"):
         try:

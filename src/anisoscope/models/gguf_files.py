@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from anisoscope.errors import InputError
+from anisoscope.extras import needs
 from anisoscope.store.files import wrong_content
 
 # Bytes of a value by its type number; 8 is a string, 9 an array.
@@ -29,7 +30,8 @@ def read_once(file: Path | None) -> Iterator[None]:
     if file is None or file.suffix != ".gguf":
         yield
         return
-    import gguf
+    with needs("hf", "a GGUF file"):
+        import gguf
 
     library: Any = gguf
     originals = {name: getattr(library, name) for name in ("GGUFReader", "get_tensor_name_map")}
@@ -53,13 +55,33 @@ def _plain_reader(reader: Any) -> Any:
     return PlainReader
 
 
+def tensors_in_gguf(file: Path) -> int:
+    """The number of tensors of a GGUF file, after a check that its header claims no more layers than that.
+
+    Call it inside `read_once`: the file is then read here and not again by transformers.
+
+    Raises:
+        InputError: If the header claims more layers than there are tensors, which would take hours to build.
+    """
+    import gguf
+
+    reader: Any = gguf.GGUFReader(str(file))
+    tensors = len(reader.tensors)
+    for name, entry in reader.fields.items():
+        if name.endswith("block_count") and entry.data and int(entry.parts[entry.data[0]][0]) > tensors:
+            layers = int(entry.parts[entry.data[0]][0])
+            raise InputError(f"{file} has {name} = {layers:,}, but {tensors:,} tensors. Copy or download it again.")
+    return tensors
+
+
 def gguf_quantization(file: Path) -> str | None:
     """Return how most weights of a GGUF file are stored, such as "Q4_1"; None if the file does not record it.
 
     `gguf.GGUFReader` is not used because it builds arrays for every word of the vocabulary first: 7 seconds and 500 MB
     for a file of 340 MB with 128,000 tokens, where this function takes less than a millisecond.
     """
-    from gguf import LlamaFileType
+    with needs("hf", "a GGUF file"):
+        from gguf import LlamaFileType
 
     with file.open("rb") as stream:
         if stream.read(4) != b"GGUF":

@@ -20,20 +20,30 @@ REMOTE_CODE_REMEDY = (
 @contextlib.contextmanager
 def quiet() -> Iterator[None]:
     """Suppress warnings, progress bars and printed text, because the standard output may carry JSON."""
-    import transformers
+    with (
+        _quiet_transformers(),
+        warnings.catch_warnings(),
+        contextlib.redirect_stdout(io.StringIO()),
+        contextlib.redirect_stderr(io.StringIO()),
+    ):
+        warnings.simplefilter("ignore")
+        yield
 
+
+@contextlib.contextmanager
+def _quiet_transformers() -> Iterator[None]:
+    """Set transformers' own level of messages; without it, formats of other packages still open."""
+    try:
+        import transformers
+    except ImportError:
+        yield
+        return
     logging: Any = transformers.utils.logging
     level, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
     logging.set_verbosity_error()
     logging.disable_progress_bar()
     try:
-        with (
-            warnings.catch_warnings(),
-            contextlib.redirect_stdout(io.StringIO()),
-            contextlib.redirect_stderr(io.StringIO()),
-        ):
-            warnings.simplefilter("ignore")
-            yield
+        yield
     finally:
         logging.set_verbosity(level)
         if bars:

@@ -11,10 +11,12 @@ from typing import Any
 import torch
 
 from anisoscope.errors import AnisoscopeError, InputError
+from anisoscope.extras import needs
 from anisoscope.models.adapters import Adapter, apply_adapter, is_adapter, missing_modules, read_adapter
 from anisoscope.models.configs import require_safe_config
+from anisoscope.models.construction import bounded_construction
 from anisoscope.models.devices import choose_device, choose_dtype
-from anisoscope.models.gguf_files import gguf_quantization, read_once
+from anisoscope.models.gguf_files import gguf_quantization, read_once, tensors_in_gguf
 from anisoscope.models.library_output import one_line_errors, quiet
 from anisoscope.models.loading import load_weights
 from anisoscope.models.processors import open_processor, processor_name, require_vocabulary
@@ -94,6 +96,9 @@ def open_model(
         modality: which part of a model that pairs two encoders: "text", "image" or "audio".
         tensor_parallel: split every layer over the ranks of `torch.distributed`.
 
+    Returns:
+        The model in eval mode, its processor, its modality, and what was opened and how (`info`).
+
     Raises:
         InputError: if the model cannot be found, is damaged, or is unsafe to open.
 
@@ -121,8 +126,29 @@ def open_model(
         return _open_with_transformers(options, located)
 
 
+def opened_module(model: torch.nn.Module, processor: Any | None = None) -> Opened:
+    """Return a module that was made elsewhere in the form of an opened model; the module itself is not changed.
+
+    Args:
+        model: any torch module. Without `main_input_name`, as models of transformers have, it is taken to read text.
+        processor: its tokenizer, image processor or feature extractor.
+    """
+    modality = _MODALITIES.get(getattr(model, "main_input_name", "input_ids"), "other")
+    config = getattr(model, "config", None)
+    info = {
+        "source": type(model).__name__,
+        "modality": modality,
+        "processor": None if processor is None else processor_name(processor, modality),
+        "embedding_rows": _embedding_rows(model) if hasattr(model, "get_input_embeddings") else _largest_table(model),
+        "max_positions": _max_positions(model, processor) if hasattr(config, "get_text_config") else None,
+        "decoder_start": _decoder_start(config),
+    }
+    return Opened(model, processor, modality, info | _module_info(model))
+
+
 def _open_with_transformers(options: OpenOptions, located: Located) -> Opened:
-    import transformers
+    with needs("hf", f"opening {options.source}"):
+        import transformers
 
     files = weight_files(located.file or located.folder, allow_pickle=options.allow_pickle)
     gguf = located.file if located.file is not None and located.file.suffix == ".gguf" else None
@@ -131,8 +157,15 @@ def _open_with_transformers(options: OpenOptions, located: Located) -> Opened:
         keywords["gguf_file"] = gguf.name
     quantization = gguf_quantization(gguf) if gguf is not None else None
     if gguf is None:
-        require_safe_config(located.folder, files, trusted=options.trust_remote_code)
+        tensors = require_safe_config(located.folder, files, trusted=options.trust_remote_code)
+    else:
+        tensors = tensors_in_gguf(gguf)
     config = transformers.AutoConfig.from_pretrained(located.folder, **keywords)
+    if not isinstance(config.get_text_config(), transformers.PreTrainedConfig):
+        raise InputError(
+            f"The config.json of {options.source} nests a configuration that {config.model_type} does not have. "
+            "Copy it again."
+        )
     stored = None if gguf is not None else stored_dtype(files) or getattr(config, "dtype", None)
     if gguf is None and (quantization := _quantization(config)) is not None:
         keywords["dtype"] = options.dtype or "auto"
@@ -144,7 +177,8 @@ def _open_with_transformers(options: OpenOptions, located: Located) -> Opened:
         keywords["device_map"] = options.device_map or {"": str(options.device)}
     if located.file is None and not any(file.suffix in PICKLES for file in files):
         keywords["use_safetensors"] = True  # otherwise transformers would fall back to a pickle in the same folder
-    whole, random = load_weights(options.source, located, config, keywords, head=options.head)
+    with bounded_construction(options.source, tensors):
+        whole, random = load_weights(options.source, located, config, keywords, head=options.head)
     model, modality = _part(whole, options.modality)
     processor = open_processor(modality, located.folder, gguf, options.trust_remote_code)
     rows = _embedding_rows(model)
@@ -292,6 +326,12 @@ def _embedding_rows(model: Any) -> int | None:
     except NotImplementedError:
         return None
     return embedding.num_embeddings if isinstance(embedding, torch.nn.Embedding) else None
+
+
+def _largest_table(model: torch.nn.Module) -> int | None:
+    """Number of rows of the largest embedding of a plain module; None if it has none."""
+    tables = [module.num_embeddings for module in model.modules() if isinstance(module, torch.nn.Embedding)]
+    return max(tables, default=None)
 
 
 def _max_positions(model: Any, tokenizer: Any) -> int | None:

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Any
 
 from anisoscope.errors import InputError, first_line
+from anisoscope.extras import needs
 from anisoscope.models.library_output import REMOTE_CODE_REMEDY
-from anisoscope.store.files import wrong_content
+from anisoscope.store.files import parse_errors, read_json, wrong_content
+
+_TOKENIZER_LIMIT = 256 << 20  # bytes; the largest published ones have about 35 MB
+_MAX_GROWTH = 64.0
 
 # If one of these files exists, a processor that cannot be opened is damaged, not absent.
 _FILES = {
@@ -25,6 +30,9 @@ def open_processor(modality: str, folder: Path, gguf: Path | None, trust_remote_
     """
     import transformers as tf
 
+    if modality == "image":
+        with needs("vision", "opening the processor of images"):
+            import PIL  # noqa: F401  # transformers would report a damaged processor
     # For audio, a processor holds the feature extractor and, if the decoder produces text, its tokenizer.
     kinds: dict[str, tuple[Any, ...]] = {
         "text": (tf.AutoTokenizer,),
@@ -34,6 +42,7 @@ def open_processor(modality: str, folder: Path, gguf: Path | None, trust_remote_
     options: dict[str, Any] = {"trust_remote_code": trust_remote_code, "local_files_only": True}
     if gguf is not None:
         options["gguf_file"] = gguf.name
+    require_bounded_normalizer(folder / "tokenizer.json")
     problem: Exception | None = None
     for kind in kinds.get(modality, ()):
         try:
@@ -47,6 +56,39 @@ def open_processor(modality: str, folder: Path, gguf: Path | None, trust_remote_
     if problem is not None and present and gguf is None:
         raise _open_error(folder / present[0], problem)
     return None
+
+
+def require_bounded_normalizer(file: Path) -> None:
+    """Refuse a tokenizer.json whose replacements could make a text more than 64 times longer, before it is opened.
+
+    The bound multiplies, over all replacements, the length of the new text by that of the shortest text it replaces.
+
+    Raises:
+        InputError: If the tokenizer could fill the memory.
+    """
+    if not file.is_file():
+        return
+    with parse_errors(file, "copy or save it again"):
+        growth = _growth(read_json(file, _TOKENIZER_LIMIT).get("normalizer"))
+    if growth > _MAX_GROWTH:
+        raise InputError(
+            f"{file}: its normalizer could make a text {growth:,.0f} times longer, which no tokenizer needs. "
+            "Copy it again."
+        )
+
+
+def _growth(step: Any) -> float:
+    """By how much a normalizer, or any step inside it, can lengthen a text at most."""
+    if isinstance(step, list):
+        return math.prod(map(_growth, step))
+    if not isinstance(step, dict):
+        return 1.0
+    if step.get("type") == "Replace":
+        pattern, content = step.get("pattern", {}), str(step.get("content", ""))
+        literal = pattern.get("String") if isinstance(pattern, dict) else None
+        # an expression can match at every position, even between two characters
+        return max(1.0, len(content) / len(literal)) if literal else 1.0 + len(content)
+    return math.prod(_growth(inner) for inner in step.values() if isinstance(inner, dict | list))
 
 
 def processor_name(processor: Any | None, modality: str) -> str | None:

@@ -6,8 +6,10 @@ import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from anisoscope.errors import InputError, first_line
+from anisoscope.extras import needs
 from anisoscope.models.weight_files import PICKLES, weight_names
 from anisoscope.store.files import similar_paths, user_path
 
@@ -91,9 +93,22 @@ def named_files(source: str | Path | Iterable[str | Path], suffixes: Sequence[st
     return paths
 
 
+def hub_library() -> Any:
+    """Return huggingface_hub.
+
+    Raises:
+        InputError: It is not installed.
+    """
+    with needs("hf", "a model on the hub"):
+        import huggingface_hub
+        import huggingface_hub.errors
+
+    return huggingface_hub
+
+
 def hub_refs(repository: str) -> list[str]:
     """List the branches and tags of a hub repository; without network, those in the local cache."""
-    import huggingface_hub as hub
+    hub = hub_library()
 
     try:
         hub.HfApi().model_info(repository, timeout=HUB_SECONDS)
@@ -107,9 +122,7 @@ def hub_refs(repository: str) -> list[str]:
 
 def cached_refs(repository: str) -> list[str]:
     """List the revisions of a hub repository that are in the local cache."""
-    from huggingface_hub import constants
-
-    folder = Path(constants.HF_HUB_CACHE) / f"models--{repository.replace('/', '--')}" / "refs"
+    folder = Path(hub_library().constants.HF_HUB_CACHE) / f"models--{repository.replace('/', '--')}" / "refs"
     return sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file())
 
 
@@ -144,7 +157,7 @@ def _located_folder(folder: Path) -> Located:
 def _from_hub(
     repository: str, revision: str | None, gguf: str | None, allow_pickle: bool, remote_code: bool
 ) -> Located:
-    import huggingface_hub as hub
+    hub = hub_library()
 
     try:
         info = hub.HfApi().model_info(repository, revision=revision, timeout=HUB_SECONDS)
@@ -178,7 +191,7 @@ def _files_to_download(
 
 def _from_cache(repository: str, revision: str | None, gguf: str | None) -> Located | None:
     """Locate a model that was downloaded before, by the one file that every model has."""
-    import huggingface_hub as hub
+    hub = hub_library()
 
     for name in (gguf,) if gguf else ("config.json", "adapter_config.json"):
         cached = hub.try_to_load_from_cache(repository, name, revision=revision)
@@ -190,7 +203,7 @@ def _from_cache(repository: str, revision: str | None, gguf: str | None) -> Loca
 
 def _hub_error(repository: str, revision: str | None, error: Exception) -> InputError:
     """Turn an error of the hub's client into one line."""
-    from huggingface_hub import errors
+    errors = hub_library().errors
 
     if isinstance(error, errors.GatedRepoError):
         return InputError(f"{repository} is gated. Request access on its page and log in (hf auth login).")
