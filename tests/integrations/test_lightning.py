@@ -14,11 +14,11 @@ from torch.utils.data import DataLoader, Dataset
 import anisoscope
 from anisoscope import InputError, Record
 from anisoscope.alerts import alert, stop
-from anisoscope.schedule import every
+from anisoscope.schedule import at, every
 from tests.training import held_out, hooks_of, records, small_model, words
 
 pl: Any = lightning.pytorch
-FEW: dict[str, Any] = {"metrics": ["mean_cosine"], "bars_every": None, "schedule": every(2)}
+FEW: dict[str, Any] = {"metrics": ["mean_cosine"], "bars_every": None, "schedule": every(2), "scalars": False}
 ITEMS, LENGTH = 4, 16
 
 
@@ -90,3 +90,14 @@ def test_an_alert_that_stops_ends_lightning(tmp_path: Path) -> None:
 def test_a_module_that_the_lightning_module_does_not_have_is_refused(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="Did you mean 'model"):
         pl_train(tmp_path, pl_callback(tmp_path, module="mode"), enable_checkpointing=False)
+
+
+@quietly
+def test_every_step_of_lightning_has_its_loss_and_learning_rate(tmp_path: Path) -> None:
+    callback = pl_callback(tmp_path, scalars=True, schedule=at(0), gradients=False)
+    pl_train(tmp_path, callback, accumulate_grad_batches=2, enable_checkpointing=False)
+    losses = [r.value for r in records(tmp_path, metric="train_loss")]
+    assert len(losses) == 4
+    assert all(loss is not None and 4 < loss < 5 for loss in losses)  # log 97 = 4.57, not twice or half as much
+    assert [r.value for r in records(tmp_path, metric="learning_rate")] == [1e-3] * 4
+    assert callback.tracker._bases._tangent.total_steps == 4

@@ -12,7 +12,7 @@ import pytest
 
 import anisoscope
 from anisoscope import InputError, Record, Run, Tracker
-from anisoscope.integrations.loggers import by_step, name_of
+from anisoscope.integrations.logged_values import by_step, heat_maps, name_of, summarised
 from anisoscope.schedule import every
 from tests.training import held_out, small_model, words
 
@@ -30,7 +30,44 @@ NAMES = {
 
 
 def test_records_become_named_values_by_step() -> None:
-    assert by_step(RECORDS) == [(7, NAMES)]
+    assert by_step(RECORDS, detail=True) == [(7, NAMES)]
+
+
+LAYERS = [Record(f"resid.{i}", "isoscore", value, step=7) for i, value in enumerate((0.1, 0.4, 0.2))]
+HEADS = [Record(f"pattern.{i}", "sink_mass", 0.1 * i + 0.01 * h, step=7, index=h) for i in range(2) for h in range(4)]
+RANKS = [Record("grad.resid.0", "gradient_energy", 0.5, step=7, index=rank) for rank in (8, 32)]
+LOOP = [Record("loop", "train_loss", 3.5, step=7)]
+
+
+def test_layers_and_heads_are_summarised_and_ranks_and_the_loop_are_not() -> None:
+    assert dict(summarised([*LAYERS, *HEADS, *RANKS, *LOOP])) == {
+        "geometry/isoscore/resid/min": 0.1,
+        "geometry/isoscore/resid/median": 0.2,
+        "geometry/isoscore/resid/max": 0.4,
+        "geometry/sink_mass/pattern/min": 0.0,
+        "geometry/sink_mass/pattern/median": pytest.approx(0.065),
+        "geometry/sink_mass/pattern/max": pytest.approx(0.13),
+        "geometry/gradient_energy/grad.resid.0/8": 0.5,
+        "geometry/gradient_energy/grad.resid.0/32": 0.5,
+        "geometry/train_loss/loop": 3.5,
+    }
+
+
+def test_a_step_logs_a_bounded_number_of_curves_whatever_the_number_of_layers() -> None:
+    def curves(layers: int) -> int:
+        metrics = ("isoscore", "mean_cosine")
+        return len(dict(summarised([Record(f"resid.{i}", m, 0.5) for i in range(layers) for m in metrics])))
+
+    assert curves(96) == curves(6) == 6
+
+
+def test_a_metric_of_heads_becomes_one_image_with_layers_from_the_bottom_up() -> None:
+    ((step, image),) = heat_maps([*LAYERS, *HEADS])
+    assert (step, image.name) == (7, "geometry/maps/sink_mass")
+    assert image.pixels.shape == (2 * 12, 4 * 12, 3)
+    assert image.pixels[-1, 0].tolist() == [68, 1, 84]  # the smallest value: layer 0, head 0
+    assert image.pixels[0, -1].tolist() == [253, 231, 37]  # the largest: layer 1, head 3
+    assert image.caption == "0 (dark) to 0.13 (light)"
 
 
 def test_no_two_records_of_a_step_share_a_name(tmp_path: Path) -> None:
@@ -38,14 +75,19 @@ def test_no_two_records_of_a_step_share_a_name(tmp_path: Path) -> None:
     with Tracker(model, held_out(), tmp_path / "run", schedule=every(1)) as tracker:
         tracker.probe(0)
         model(**words(0)).loss.backward()
-        tracker.watch(0)
+        tracker.watch(0, loss=1.0)
     found = list(Run.open(tmp_path / "run").records())
     assert len({name_of(record) for record in found}) == len(found)
 
 
-def test_tensorboard_receives_every_value(tmp_path: Path) -> None:
+def test_tensorboard_receives_every_value_and_heat_maps(tmp_path: Path) -> None:
     accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
-    anisoscope.integrations.to_tensorboard(tmp_path / "events")(RECORDS)
+    log = anisoscope.integrations.to_tensorboard(tmp_path / "events", detail=True)
+    log(RECORDS)
+    anisoscope.integrations.to_tensorboard(tmp_path / "maps")(HEADS)
+    maps = accumulator.EventAccumulator(str(tmp_path / "maps"))
+    maps.Reload()
+    assert maps.Tags()["images"] == ["geometry/maps/sink_mass"]
     events = accumulator.EventAccumulator(str(tmp_path / "events"))
     events.Reload()
     assert {name: events.Scalars(name)[0].value for name in events.Tags()["scalars"]} == NAMES
@@ -57,7 +99,7 @@ def test_mlflow_receives_every_value(tmp_path: Path, monkeypatch: pytest.MonkeyP
     monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")  # a database needs the full package
     mlflow.set_tracking_uri((tmp_path / "mlflow").as_uri())
     with mlflow.start_run() as run:
-        anisoscope.integrations.to_mlflow()(RECORDS)
+        anisoscope.integrations.to_mlflow(detail=True)(RECORDS)
     found = mlflow.get_run(run.info.run_id).data.metrics
     assert {name: found[name] for name in NAMES} == NAMES
 
@@ -66,7 +108,7 @@ def test_wandb_receives_every_value_against_its_own_step_metric() -> None:
     defined: list[tuple[str, ...]] = []
     logged: list[dict[str, float]] = []
     run = SimpleNamespace(log=logged.append, define_metric=lambda *names, **by: defined.append((*names, *by.values())))
-    log = anisoscope.integrations.to_wandb(run)
+    log = anisoscope.integrations.to_wandb(run, detail=True, images=False)
     log(RECORDS)
     log(RECORDS)
     assert defined == [("geometry/*", "geometry/step")]
@@ -84,7 +126,7 @@ def test_trackio_receives_every_value(monkeypatch: pytest.MonkeyPatch) -> None:
     stand_in: Any = ModuleType("trackio")
     stand_in.log = logged.append
     monkeypatch.setitem(sys.modules, "trackio", stand_in)
-    anisoscope.integrations.to_trackio()(RECORDS)
+    anisoscope.integrations.to_trackio(detail=True)(RECORDS)
     assert logged == [{**NAMES, "geometry/step": 7}]
 
 

@@ -16,11 +16,13 @@ from sklearn.base import clone
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 from sklearn.utils.estimator_checks import parametrize_with_checks
+from typer.testing import CliRunner
 
-from anisoscope.integrations.sklearn import AllButTheTop, TwoNN, Whitening
+from anisoscope.cli import app
+from anisoscope.integrations.sklearn import AllButTheTop, MeanCentring, TwoNN, Whitening
 
 
-@parametrize_with_checks([TwoNN(), Whitening(), AllButTheTop()])  # type: ignore[untyped-decorator]
+@parametrize_with_checks([TwoNN(), MeanCentring(), Whitening(), AllButTheTop()])  # type: ignore[untyped-decorator]
 def test_scikit_learns_own_checks_pass(estimator: Any, check: Any) -> None:
     check(estimator)
 
@@ -49,3 +51,26 @@ def test_maps_compose_keep_tables_and_can_be_saved(tmp_path: Any) -> None:
     frame = pd.DataFrame(rows, columns=list("abcde"))
     table = Whitening().set_output(transform="pandas").fit_transform(frame)
     assert list(table.columns) == list("abcde")
+
+
+@pytest.mark.parametrize("estimator", [MeanCentring(), Whitening(), AllButTheTop()], ids=lambda e: type(e).__name__)
+def test_a_map_saved_by_the_command_equals_the_estimator(estimator: Any, tmp_path: Any) -> None:
+    rows = np.random.default_rng(1).standard_normal((400, 6)).astype(np.float32) * np.linspace(3, 1, 6) + 1.0
+    rows = rows.astype(np.float32)
+    queries = rows[:50] + 0.1
+    np.save(tmp_path / "rows.npy", rows)
+    np.save(tmp_path / "queries.npy", queries)
+    options = {"MeanCentring": [], "Whitening": ["--whiten"], "AllButTheTop": ["--remove-top", "1"]}[
+        type(estimator).__name__
+    ]
+    saved, out = str(tmp_path / "map.safetensors"), str(tmp_path / "out.npy")
+    few = ["--metrics", "mean_cosine"]
+    for words in (
+        [str(tmp_path / "rows.npy"), "--centre", *options, "--save", saved, *few],
+        [str(tmp_path / "queries.npy"), "--apply", saved, "--out", out, *few],
+    ):
+        done = CliRunner().invoke(app, ["transform", *words])
+        assert done.exit_code == 0, done.output
+    fitted = estimator.fit(rows)
+    assert np.load(out) == pytest.approx(fitted.transform(queries), rel=1e-4, abs=1e-4)
+    assert list(fitted.get_feature_names_out()) == [f"x{i}" for i in range(6)]

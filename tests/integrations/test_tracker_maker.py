@@ -14,7 +14,7 @@ from tests.training import held_out, small_model
 
 def test_a_tracker_is_made_with_the_options(tmp_path: Path) -> None:
     make = tracker_maker(held_out(), tmp_path / "run", {"gradients": False})
-    with make(small_model(), None):
+    with make(small_model(), None, 100):
         assert (tmp_path / "run" / "run.json").is_file()
 
 

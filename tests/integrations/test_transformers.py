@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 import transformers
 from torch import Tensor, nn
@@ -13,11 +14,11 @@ from torch.utils.data import Dataset
 import anisoscope
 from anisoscope import Record
 from anisoscope.alerts import alert, stop
-from anisoscope.schedule import every
+from anisoscope.schedule import at, every
 from tests.training import held_out, hooks_of, records, small_model, value, words
 
 hf: Any = transformers
-FEW: dict[str, Any] = {"metrics": ["mean_cosine"], "bars_every": None, "schedule": every(2)}
+FEW: dict[str, Any] = {"metrics": ["mean_cosine"], "bars_every": None, "schedule": every(2), "scalars": False}
 ITEMS, LENGTH = 4, 16
 
 
@@ -36,10 +37,19 @@ def always(records: Any) -> list[Record]:
     return [alert(records[0], "always", "as it must")]
 
 
-def hf_train(folder: Path, model: nn.Module, *callbacks: Any, steps: int = 5, resume: bool = False, **more: Any) -> Any:
+def hf_train(
+    folder: Path,
+    model: nn.Module,
+    *callbacks: Any,
+    steps: int = 5,
+    resume: bool = False,
+    eval: bool = False,
+    **more: Any,
+) -> Any:
     options = {"per_device_train_batch_size": ITEMS, "use_cpu": True, "report_to": [], "disable_tqdm": True, "seed": 3}
     arguments = hf.TrainingArguments(str(folder / "hf"), max_steps=steps, **{**options, "save_steps": 2, **more})
-    trainer = hf.Trainer(model, arguments, train_dataset=Words(), callbacks=list(callbacks))
+    held = Words() if eval else None
+    trainer = hf.Trainer(model, arguments, train_dataset=Words(), eval_dataset=held, callbacks=list(callbacks))
     trainer.train(resume_from_checkpoint=resume)
     return trainer
 
@@ -76,3 +86,23 @@ def test_a_trainer_that_resumes_continues_the_run(tmp_path: Path) -> None:
 def test_an_alert_that_stops_ends_the_trainer(tmp_path: Path) -> None:
     trainer = hf_train(tmp_path, small_model(), hf_callback(tmp_path, alerts=[stop(always)]))
     assert trainer.state.global_step == 1
+
+
+def test_every_step_of_the_trainer_has_its_loss_and_learning_rate(tmp_path: Path) -> None:
+    callback = hf_callback(tmp_path, scalars=True, schedule=at(0), gradients=False)
+    options: dict[str, Any] = {
+        "logging_steps": 1,
+        "eval_strategy": "steps",
+        "eval_steps": 2,
+        "gradient_accumulation_steps": 2,
+    }
+    trainer = hf_train(tmp_path, small_model(), callback, steps=4, eval=True, **options)
+    losses = {r.step: r.value for r in records(tmp_path, metric="train_loss")}
+    logged = {e["step"] - 1: e["loss"] for e in trainer.state.log_history if "loss" in e}
+    assert losses == {step: pytest.approx(loss, abs=1e-3) for step, loss in logged.items()}  # the log is rounded
+    assert len(losses) == 4
+    assert [r.step for r in records(tmp_path, metric="learning_rate")] == [0, 1, 2, 3]
+    assert [r.step for r in records(tmp_path, metric="update_ratio", site="loop")] == [0, 1, 2, 3]
+    assert [r.step for r in records(tmp_path, metric="validation_loss")] == [2, 4]
+    assert [r.step for r in records(tmp_path, metric="gradient_norm_before_clipping")] == [1, 2, 3, 4]
+    assert callback.tracker._bases._tangent.total_steps == 4

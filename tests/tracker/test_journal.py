@@ -50,13 +50,15 @@ def test_alerts_are_recorded_and_logged_once_and_can_stop_training(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     model = small_model()
-    rules = [stop(high_cosine(above=-1)), *standard()]
+    rules = [stop(high_cosine(above=-1, after=0)), *standard()]
     with tracked(tmp_path, model, alerts=rules, gradients=False) as tracker:
         before = tracker.should_stop
         train(model, tracker, range(5))
         assert (before, tracker.should_stop) == (False, True)
     found = records(tmp_path, metric="alert")
-    assert [(r.step, r.site, dict(r.variant)) for r in found] == [(0, "resid.0", {"rule": "high_cosine", "stop": True})]
+    assert [(r.step, r.site, dict(r.variant)) for r in found] == [
+        (0, "resid.0", {"rule": "high_cosine", "since": 0, "stop": True})
+    ]
     assert caplog.text.count("mean cosine above -1") == 1
 
 
@@ -72,7 +74,7 @@ def test_a_rule_that_fails_does_not_end_the_training(tmp_path: Path, caplog: pyt
 
 def test_a_restarted_training_restores_the_memory_of_its_rules(tmp_path: Path) -> None:
     def options() -> dict[str, object]:
-        return {"alerts": [collapse(below=1.1, probes=3)], "gradients": False, "metrics": ["isoscore"]}
+        return {"alerts": [collapse(below=1.1, probes=3, after=0)], "gradients": False, "metrics": ["isoscore"]}
 
     model = small_model()
     with tracked(tmp_path, model, **options()) as tracker:

@@ -120,7 +120,7 @@ def test_a_due_step_has_layers_attention_drift_and_gradients(tmp_path: Path) -> 
 
 def test_watch_without_probe_is_an_error_that_names_the_missing_call(tmp_path: Path) -> None:
     tracker = tracked(tmp_path, small_model())
-    with pytest.raises(InputError, match=r"Call tracker\.probe\(3\) before the forward"):
+    with pytest.raises(InputError, match=r"Call tracker\.probe\(3\) before that step's forward"):
         tracker.watch(3)
     tracker.probe(2)
     with pytest.raises(InputError, match=r"after probe\(2\)"):
@@ -211,7 +211,7 @@ def test_a_held_out_window_is_recognised_inside_a_packed_sequence(tmp_path: Path
     assert "1 windows" in (found.note or "")
 
 
-OPTIONS: dict[str, Any] = {"metrics": ["mean_cosine"], "bars_every": None, "schedule": every(2)}
+OPTIONS: dict[str, Any] = {"metrics": ["mean_cosine"], "bars_every": None, "schedule": every(2), "scalars": False}
 ITEMS, LENGTH = 4, 16
 
 
@@ -337,7 +337,7 @@ def loop(model: nn.Module, tracker: Tracker | None, rank: int | None) -> None:
 
 
 def track_on_rank(model: nn.Module, folder: Path, rank: int | None = None, **options: Any) -> Tracker:
-    cheap = {"schedule": every(2), "weights": [WEIGHT], "bars_every": None, **options}
+    cheap = {"schedule": every(2), "weights": [WEIGHT], "bars_every": None, "scalars": False, **options}
     tracker = Tracker(model, held_out(), folder / "run", **cheap)
     loop(model, tracker, rank)
     tracker.close()
@@ -397,3 +397,14 @@ def test_two_ranks_record_the_same_as_one_process_and_train_as_without_a_tracker
         assert a.value == pytest.approx(b.value, rel=tolerance, abs=tolerance), (a.step, a.site, a.metric)
     if make is replicated:
         assert {r.step for r in records(tmp_path / "two" / "budget")} == {0, 2}
+
+
+def test_one_row_per_sequence_is_tracked_without_gradients(tmp_path: Path) -> None:
+    model = small_model()
+    with pytest.raises(InputError, match="Pass gradients=False"):
+        tracked(tmp_path / "refused", model, rows="last", **CHEAP)
+    with tracked(tmp_path / "run", model, rows="last", gradients=False, sites=["resid"], **CHEAP) as tracker:
+        train(model, tracker, range(2))
+    found = records(tmp_path / "run", metric="mean_cosine")
+    sequences = len(held_out()["input_ids"])
+    assert {(r.n, r.tokens) for r in found} == {(sequences, "all")}

@@ -1,6 +1,7 @@
 """Adapters for other training loops and loggers. None is required; each is imported when it is first used.
 
-`transformers.GeometryCallback` is for the Hugging Face Trainer, `lightning.GeometryCallback` for Lightning. A loop with
+`transformers.GeometryCallback` is for the Hugging Face Trainer and those of TRL and sentence-transformers,
+`lightning.GeometryCallback` for Lightning. A loop with
 accelerate needs only the tracker. `torchmetrics.GeometryMetric` and `sklearn.TwoNN`, `sklearn.Whitening` and
 `sklearn.AllButTheTop` have the interfaces of those libraries. Loggers take records:
 `Tracker(..., log=[to_wandb(), to_mlflow()])`.

@@ -5,15 +5,19 @@ lightning.Trainer(callbacks=[GeometryCallback(held_out_batch, "runs/exp1")])
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Any
 
-from lightning.pytorch import Callback
-from torch import nn
+from torch import Tensor, nn
 
 from anisoscope.errors import unknown
-from anisoscope.integrations.tracker_maker import tracker_maker
+from anisoscope.extras import needs
+from anisoscope.integrations.tracker_maker import MicroBatchLoss, tracker_maker
 from anisoscope.tracker import Tracker
+
+with needs("lightning", "the callback of Lightning"):
+    from lightning.pytorch import Callback
 
 
 class GeometryCallback(Callback):
@@ -38,9 +42,12 @@ class GeometryCallback(Callback):
         self._module = module
         self._make_tracker = tracker_maker(probe, out, options)
         self._step: int | None = None
+        self._loss = MicroBatchLoss()
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
-        self.tracker = self._make_tracker(model_inside(pl_module, self._module), trainer.global_step or None)
+        steps = trainer.estimated_stepping_batches
+        total = int(steps) if math.isfinite(steps) and steps > 0 else None
+        self.tracker = self._make_tracker(model_inside(pl_module, self._module), trainer.global_step or None, total)
 
     def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:
         # one step may have several batches; the hooks must be in place before the first of them
@@ -48,15 +55,29 @@ class GeometryCallback(Callback):
             self._step = trainer.global_step
             self.tracker.probe(self._step)
 
+    def on_before_backward(self, trainer: Any, pl_module: Any, loss: Any) -> None:
+        if isinstance(loss, Tensor):
+            self._loss.add(loss, is_share=True)  # Lightning has divided it by the number of micro-batches
+
+    def on_validation_end(self, trainer: Any, pl_module: Any) -> None:
+        loss = trainer.callback_metrics.get("val_loss")
+        if self.tracker is not None and loss is not None and not trainer.sanity_checking:
+            self.tracker.log(trainer.global_step, validation_loss=loss)
+
     def on_before_optimizer_step(self, trainer: Any, pl_module: Any, optimizer: Any) -> None:
         if self.tracker is not None and self._step is not None:
             scaler = getattr(trainer.precision_plugin, "scaler", None)
             scale = 1.0 if scaler is None else float(scaler.get_scale())
-            self.tracker.watch(self._step, scale=scale, weight_scale=1.0)  # weights' gradients are unscaled by now
+            # weights' gradients are unscaled by now
+            self.tracker.watch(self._step, loss=self._loss.take(), optimizer=optimizer, scale=scale, weight_scale=1.0)
 
     def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
         if self.tracker is not None and self.tracker.should_stop:
             trainer.should_stop = True
+
+    def on_save_checkpoint(self, trainer: Any, pl_module: Any, checkpoint: dict[str, Any]) -> None:
+        if self.tracker is not None:
+            self.tracker.flush()
 
     def on_train_end(self, trainer: Any, pl_module: Any) -> None:
         self._close()

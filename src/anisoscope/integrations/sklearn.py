@@ -1,4 +1,4 @@
-"""Estimators with the interface of scikit-learn: `TwoNN`, `Whitening` and `AllButTheTop`."""
+"""Estimators with the interface of scikit-learn: `TwoNN`, `MeanCentring`, `Whitening` and `AllButTheTop`."""
 
 from __future__ import annotations
 
@@ -7,14 +7,13 @@ from typing import Any, Self
 import numpy as np
 
 from anisoscope.errors import InputError, MetricError
+from anisoscope.extras import needs
 from anisoscope.measurement.measure_rows import measure_rows
 from anisoscope.remedies import Remedy, fit_remedy
 
-try:
+with needs("scikit-learn", "an estimator of scikit-learn"):
     from sklearn.base import BaseEstimator, OneToOneFeatureMixin, TransformerMixin
     from sklearn.utils.validation import check_is_fitted, validate_data
-except ImportError as error:
-    raise InputError("scikit-learn is not installed. Install it: pip install scikit-learn") from error
 
 _FLOATS = (np.float64, np.float32)
 
@@ -75,6 +74,23 @@ class _FittedMap(OneToOneFeatureMixin, TransformerMixin, BaseEstimator):  # type
         except InputError as error:
             raise ValueError(str(error)) from error
         return self
+
+
+class MeanCentring(_FittedMap):
+    """Subtract the mean row: x -> x − mean.
+
+    Attributes:
+        remedy_: The fitted map. `remedy_.save("map.safetensors")` writes it for `anisoscope transform --apply`.
+
+    Example:
+        >>> MeanCentring().fit_transform([[1.0, 2.0], [3.0, 4.0]]).tolist()
+        [[-1.0, -1.0], [1.0, 1.0]]
+    """
+
+    def fit(self, X: Any, y: Any = None) -> Self:
+        """Fit the map on rows (n, d)."""
+        rows = validate_data(self, X, dtype=_FLOATS, ensure_min_samples=2)  # (n, d)
+        return self._fitted(rows, centre=True)
 
 
 class Whitening(_FittedMap):

@@ -8,14 +8,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from anisoscope.errors import InputError
+from anisoscope.extras import needs
 from anisoscope.measurement.geometry import Geometry
 from anisoscope.records import Record
 
-try:
+with needs("torchmetrics", "GeometryMetric"):
     from torchmetrics import Metric as _Base
-except ImportError as error:
-    raise InputError("torchmetrics is not installed. Install it: pip install torchmetrics") from error
 
 
 class GeometryMetric(_Base):

@@ -3,24 +3,31 @@
     Trainer(..., callbacks=[GeometryCallback(held_out_batch, "runs/exp1")])
 
 Gradients of hidden states are recorded during backward, before the Trainer clips. Gradients of weights are read at
-`on_pre_optimizer_step`, the last moment they exist, after clipping, so their norms are those of clipped gradients.
+`on_pre_optimizer_step`, the last moment they exist, after clipping, so their norms are those of clipped gradients; the
+norm before clipping is recorded whenever the Trainer logs it. The loss is the one that the model returns.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from transformers import TrainerCallback
+from torch import Tensor
 
-from anisoscope.integrations.tracker_maker import tracker_maker
+from anisoscope.extras import needs
+from anisoscope.integrations.tracker_maker import MicroBatchLoss, tracker_maker
 from anisoscope.tracker import Tracker
+
+with needs("hf", "the callback of the Trainer"):
+    from transformers import TrainerCallback
 
 
 class GeometryCallback(TrainerCallback):
     """Tracks the geometry of the model that the Trainer trains.
 
-    Steps are the trainer's `global_step`. A training that restarts from a checkpoint continues its run. An alert of a
+    It serves every trainer that derives from it, such as those of TRL and of sentence-transformers. Steps are the
+    trainer's `global_step`. A training that restarts from a checkpoint continues its run. An alert of a
     rule wrapped in `alerts.stop` ends the training.
 
     Args:
@@ -35,9 +42,15 @@ class GeometryCallback(TrainerCallback):
     def __init__(self, probe: Any, out: str | Path, **options: Any) -> None:
         self.tracker: Tracker | None = None
         self._make_tracker = tracker_maker(probe, out, options)
+        self._loss = MicroBatchLoss()
+        self._loss_is_seen = False
+        self._release: Callable[[], object] = lambda: None
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        self.tracker = self._make_tracker(kwargs["model"], state.global_step or None)
+        model = kwargs["model"]
+        self.tracker = self._make_tracker(model, state.global_step or None, state.max_steps or None)
+        if not getattr(args, "torch_compile", False):  # a hook would be compiled into the model
+            self._release = model.register_forward_hook(self._keep_loss, with_kwargs=True).remove
 
     def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         if self.tracker is not None:
@@ -45,14 +58,35 @@ class GeometryCallback(TrainerCallback):
 
     def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         if self.tracker is not None:
-            scaler = getattr(kwargs.get("optimizer"), "scaler", None)  # accelerate's optimizer holds it
+            optimizer = kwargs.get("optimizer")
+            scaler = getattr(optimizer, "scaler", None)  # accelerate's optimizer holds it
             scale = 1.0 if scaler is None else float(scaler.get_scale())
-            self.tracker.watch(state.global_step, scale=scale, weight_scale=1.0)
+            loss = self._loss.take()
+            self.tracker.watch(state.global_step, loss=loss, optimizer=optimizer, scale=scale, weight_scale=1.0)
+
+    def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, **kwargs: Any) -> None:
+        """Record what the Trainer logs: the validation loss, and the training loss if the model does not return it."""
+        names = {"eval_loss": "validation_loss", "grad_norm": "gradient_norm_before_clipping"}
+        if not self._loss_is_seen:
+            names["loss"] = "train_loss"
+        values = {names[name]: float(value) for name, value in (logs or {}).items() if name in names}
+        if self.tracker is not None and values:
+            self.tracker.log(state.global_step, **values)
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        if self.tracker is not None and control.should_save:
+            self.tracker.flush()
         if self.tracker is not None and self.tracker.should_stop:
             control.should_training_stop = True
 
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        self._release()
         if self.tracker is not None:
             self.tracker.close()
+
+    def _keep_loss(self, model: Any, _args: Any, kwargs: dict[str, Any], output: Any) -> None:
+        """Keep the loss that the model returns in training, without reading it."""
+        loss = output.get("loss") if isinstance(output, Mapping) else None
+        if isinstance(loss, Tensor) and loss.requires_grad and model.training:
+            self._loss_is_seen = True
+            self._loss.add(loss, is_share=kwargs.get("num_items_in_batch") is not None)

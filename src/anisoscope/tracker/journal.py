@@ -21,6 +21,9 @@ from anisoscope.store.run import Run
 
 Log = Callable[[list[Record]], object]  # called with records as they are written
 ALERT = "alert"  # the metric of the records that rules return
+_KINDS = ("loop", "probe", "gradients")  # what is published together at a step
+_LAYERS = "layers of the loop"  # of which not every step has records
+_OF_LOOP = ("gradient_norm", "update_ratio")  # metrics of weights by layer, published with the loop's scalars
 _log = logging.getLogger("anisoscope")
 
 
@@ -41,14 +44,14 @@ class Journal:
         self._rules = rules
         self._strict = strict
         self._last_raised: dict[tuple[Any, ...], int] = {}  # the last step at which an alert held
-        self._steps: list[int] = []  # the last two that were published
+        self._steps: dict[str, list[int]] = {}  # the last two that were published, by kind of records
 
     def publish(self, records: Sequence[Record], replicates: Sequence[Any] | None = None) -> None:
         """Write records and log them, then do the same with the alerts that they raise."""
         if not records:
             return
         self._write(records, replicates)
-        alerts = self._new_alerts(records)
+        alerts = [alert for _, group in groupby(records, attrgetter("step")) for alert in self._new_alerts(list(group))]
         for alert in alerts:
             _log.warning("step %d, %s: %s", alert.step, alert.site, alert.note)
             self.should_stop |= bool(alert.variant.get("stop"))
@@ -61,10 +64,9 @@ class Journal:
         probes = 0
         for _, group in groupby(sorted(known, key=attrgetter("step")), key=attrgetter("step")):
             records = list(group)
-            activations = [record for record in records if not record.site.startswith("grad.")]
-            gradients = [record for record in records if record.site.startswith("grad.")]
-            probes += bool(activations)
-            for published in (activations, gradients):  # as they were published then
+            for kind in _KINDS:  # as they were published then
+                published = [record for record in records if _kind_of(record) == kind]
+                probes += bool(published) and kind == "probe"
                 if published:
                     self._new_alerts(published)
         return probes
@@ -94,21 +96,27 @@ class Journal:
             self._guard(f"The logger {log!r}", partial(log, list(records)))
 
     def _new_alerts(self, records: Sequence[Record]) -> list[Record]:
-        """Return the alerts that these records raise and that did not hold at the step before."""
-        step = records[0].step
-        if step not in self._steps:
-            self._steps = [*self._steps[-1:], step]
-        return [alert for rule in self._rules for alert in self._evaluate(rule, records) if self._is_new(alert)]
+        """Return the alerts that these records of one step raise and that did not hold at the step before."""
+        for kind in {_series_of(record) for record in records}:
+            steps = self._steps.setdefault(kind, [])
+            if records[0].step not in steps:
+                steps[:] = [*steps[-1:], records[0].step]
+        return [
+            alert for rule in self._rules for alert in self._evaluate(rule, records) if self._is_new(alert, records)
+        ]
 
     def _evaluate(self, rule: Rule, records: Sequence[Record]) -> list[Record]:
         alerts: list[Record] = []
         self._guard(f"The rule {rule!r}", lambda: alerts.extend(rule(records)))
         return alerts
 
-    def _is_new(self, alert: Record) -> bool:
-        key = (alert.site, alert.index, *sorted((k, str(v)) for k, v in alert.variant.items()))
+    def _is_new(self, alert: Record, records: Sequence[Record]) -> bool:
+        """Whether the alert did not hold when records like those that raised it were published before."""
+        layers = alert.site != "loop" and any(_series_of(record) == _LAYERS for record in records)
+        series = _LAYERS if layers else _kind_of(records[0])
+        key = (alert.site, alert.index, alert.variant.get("rule"), series)
         before, self._last_raised[key] = self._last_raised.get(key), alert.step
-        return before not in self._steps
+        return before not in self._steps.get(series, ())
 
     def _guard(self, what: str, action: Callable[[], object]) -> None:
         """Run an action; unless `strict`, its failure is only logged."""
@@ -141,3 +149,16 @@ def open_run(out: str | Path, info: Mapping[str, Any], resume: int | None) -> Ru
     if resume is not None:
         run.rewind(resume)
     return run
+
+
+def _kind_of(record: Record) -> str:
+    """Whether a record belongs to the loop's scalars, to the held-out tokens or to the gradients of a due step."""
+    if record.site.startswith("grad."):
+        return "gradients"
+    return "loop" if record.site == "loop" or record.metric in _OF_LOOP else "probe"
+
+
+def _series_of(record: Record) -> str:
+    """The kind of a record, with the layers of the loop's scalars as a series of their own."""
+    kind = _kind_of(record)
+    return _LAYERS if kind == "loop" and record.site != "loop" else kind

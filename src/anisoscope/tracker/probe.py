@@ -9,22 +9,23 @@ from typing import Any
 
 from torch import nn
 
-from anisoscope.capture import Layout, expand
-from anisoscope.capture.invisible import side_effect_free
 from anisoscope.data.token_table import Batch
 from anisoscope.errors import AnisoscopeError, CaptureError
+from anisoscope.hooks import Layout, expand
+from anisoscope.hooks.invisible import side_effect_free
 from anisoscope.measurement.engine import Engine
 from anisoscope.measurement.request import Request
-from anisoscope.measurement.site_evaluation import EvaluationOptions
-from anisoscope.measurement.site_result import SiteResult
+from anisoscope.measurement.site_evaluation import EvaluationOptions, SiteResult
 from anisoscope.metrics import Metric, Undefined, find
 from anisoscope.metrics.evaluate import MetricResult, evaluate
+from anisoscope.records import SUMMED_KINDS, Site
 from anisoscope.stats.cloud import Cloud, Stats
 from anisoscope.stats.derived import Groups
 from anisoscope.stats.packing import pack, unpack
 from anisoscope.stats.pairs import Axes, PairedAxes
+from anisoscope.tracker.finite_rows import FiniteRows
 
-SITES = ("embed", "resid", "pattern", "final")
+SITES = ("embed", "resid", "pattern", "router", "final")
 METRICS = (
     "mean_cosine",
     "spectral_anisotropy",
@@ -32,6 +33,12 @@ METRICS = (
     "effective_rank",
     "drift_norm",
     "two_nn",
+    # of training health
+    "feature_kurtosis",
+    "entry_max",
+    "logit_max",
+    "router_load",
+    "dead_experts",
     # of attention
     "attention_entropy",
     "sink_mass",
@@ -59,7 +66,7 @@ class Probe:
         metrics: Metrics; None for `METRICS`.
         reference: The first probe at or after this step becomes the reference.
         strict: Raise if a metric fails, instead of recording the failure.
-        options: Options of the engine: `sample` and `seed`.
+        options: Options of the engine: `sample`, `seed` and `rows`.
     """
 
     def __init__(
@@ -72,7 +79,7 @@ class Probe:
         metrics: Sequence[str | Metric] | None,
         reference: int,
         strict: bool,
-        options: Mapping[str, int],
+        options: Mapping[str, Any],
     ) -> None:
         self.model = model
         self.layout = layout
@@ -83,22 +90,23 @@ class Probe:
         self.sites = [str(site) for site in expand(layout, SITES if sites is None else sites)]
         self._pattern_optional = sites is None
         self.tokens = sum(int(batch.counts.sum()) for batch in batches)
+        self.finite = FiniteRows(model, layout)
         self._request = Request.of(**options)
         chosen = _chosen(METRICS if metrics is None else metrics)
-        if metrics is None and not self._has_heads:
-            chosen = [m for m in chosen if "heads" not in m.requires]
+        if metrics is None:
+            missing = {need for need, kind in (("heads", "pattern"), ("router", "router")) if not self._has(kind)}
+            chosen = [m for m in chosen if not m.requires & missing]
         self.metrics = chosen if strict else [guarded_metric(m) for m in chosen]
 
-    @property
-    def _has_heads(self) -> bool:
-        return any("pattern" in site for site in self.sites)
+    def _has(self, kind: str) -> bool:
+        return any(Site.parse(site).kind == kind for site in self.sites)
 
     def run(self, *, errors: bool) -> Engine:
         """Run the held-out tokens through the model once, in evaluation mode; the model is left as it was."""
         try:
             return self._run_engine(errors)
         except CaptureError:
-            if not self._pattern_optional or not self._has_heads:
+            if not self._pattern_optional or not self._has("pattern"):
                 raise
             self.sites = [site for site in self.sites if "pattern" not in site]
             self.metrics = [m for m in self.metrics if "heads" not in m.requires]
@@ -109,9 +117,9 @@ class Probe:
         blocks = errors or any(Groups in m.needs for m in metrics)
         request = self._request.having(sites=self.sites, metrics=metrics)
         engine = Engine(self.model, self.layout, request, expected=self.tokens, blocks=blocks)
-        with side_effect_free(self.model):
+        with side_effect_free(self.model), self.finite.watching():
             self.model.eval()
-            if engine.run(self.batches):
+            if engine.run(self.finite.fed(self.batches)):
                 raise KeyboardInterrupt  # `measure` would keep its progress; half a probe is useless
         return engine
 
@@ -125,7 +133,7 @@ class Probe:
             cloud, site = result.clouds[tokens], str(result.site)
             if step == self.reference_step:
                 self.reference[site] = Cloud({name: _on_cpu(stat) for name, stat in _compared(cloud).items()})
-            heads = result.site.kind == "pattern"
+            heads = result.site.kind in SUMMED_KINDS
             metrics = [m for m in drift if ("heads" in m.requires) == heads and m.sources <= set(cloud.stats)]
             more: list[MetricResult] = []
             if metrics and site in self.reference:

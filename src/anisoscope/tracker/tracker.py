@@ -3,45 +3,38 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
+from torch.optim import Optimizer
 
 from anisoscope import schedule as schedules
-from anisoscope.alerts import Rule
-from anisoscope.capture import find_layout
-from anisoscope.capture.invisible import side_effect_free
-from anisoscope.capture.training_step import GradientRecorder
+from anisoscope.alerts import Rule, stability
 from anisoscope.data.inputs import device_of, first_item
-from anisoscope.data.windows import covered, fingerprint, probe_batches
-from anisoscope.distributed import add_over_ranks, is_sharded, joined_ranks, unwrapped
+from anisoscope.data.windows import covered, probe_batches
+from anisoscope.distributed import is_sharded, joined_ranks, unwrapped
 from anisoscope.errors import CaptureError, InputError
+from anisoscope.hooks import find_layout
+from anisoscope.hooks.invisible import side_effect_free
 from anisoscope.measurement.engine import Engine
-from anisoscope.measurement.run_output import run_info
-from anisoscope.metrics import Metric, find
+from anisoscope.metrics import Metric
 from anisoscope.metrics.evaluate import MetricResult
 from anisoscope.records import Record, Site
 from anisoscope.stats.cloud import Cloud
-from anisoscope.stats.moments import Moments
 from anisoscope.stats.sample import Sample
 from anisoscope.tangent import Tangent
 from anisoscope.tracker.clock import OverheadClock
+from anisoscope.tracker.gradient_watch import GradientWatch
 from anisoscope.tracker.journal import Journal, Log, open_run
+from anisoscope.tracker.loop_scalars import LOOP, LoopScalars, require_names
 from anisoscope.tracker.probe import Probe, default_policy
-from anisoscope.tracker.step_gradients import (
-    CLOSED_FORM,
-    METRICS,
-    Bases,
-    alignment_records,
-    chosen_weights,
-    gradient_cards,
-    gradient_records,
-    weight_moments,
-)
+from anisoscope.tracker.roll_call import RollCall
+from anisoscope.tracker.step_gradients import CLOSED_FORM, Bases
+from anisoscope.tracker.training_facts import restore, training_info
 
 
 class Tracker:
@@ -53,8 +46,9 @@ class Tracker:
     >>> tracker = Tracker(model, probe=held_out, out="runs/exp1")           # doctest: +SKIP
     >>> for step, batch in enumerate(loader):                               # doctest: +SKIP
     ...     tracker.probe(step)
-    ...     model(**batch).loss.backward()
-    ...     tracker.watch(step)
+    ...     loss = model(**batch).loss
+    ...     loss.backward()
+    ...     tracker.watch(step, loss=loss)
     ...     optimizer.step()
     ...     optimizer.zero_grad()
     >>> tracker.close()                                                     # doctest: +SKIP
@@ -72,12 +66,18 @@ class Tracker:
         weights: Names of parameters whose `.grad` is measured too.
         tangent: Proxies that the gradients are compared with. By default PCA of ranks 8 and 32, with the null in
             closed form.
+        total_steps: Length of the training. Gradients are then also compared with bases frozen after 30 % of it.
         reference: Drift is measured from the first probe at or after this step.
-        alerts: Rules such as those of `anisoscope.alerts`.
+        scalars: Record loss, learning rate, gradient norm and update/weight ratio of every step.
+        optimizer: The optimiser, for the learning rate. By default the first one that steps over the model's weights.
+        alerts: Rules such as those of `anisoscope.alerts`. By default `alerts.stability()`; `()` for none.
         log: Functions that take a list of records, such as `anisoscope.integrations.to_wandb()`.
         bars_every: Compute error bars, which cost a jackknife, at every this many probes; None for never.
         max_overhead: Skip due steps if the tracker's time would exceed this share of the rest of the loop's time.
         average: Gradients are averaged over ranks, as DDP and FSDP do.
+        rows: What a row of the held-out tokens is: `tokens`, or one per sequence: `last`, `mean` or `cls`. Gradients
+            are those of tokens, so other rows need `gradients=False`.
+        wait: Seconds that ranks wait for each other at a due step; then the step is skipped on all of them.
         sample: Held-out tokens kept for neighbours, pairs and bases.
         seed: Of the sample.
         resume: Continue the run in `out`: the step at which training starts again. Records from this step on are
@@ -105,28 +105,32 @@ class Tracker:
         gradients: bool = True,
         weights: Sequence[str] = (),
         tangent: Tangent | None = None,
+        total_steps: int | None = None,
         reference: int = 0,
-        alerts: Sequence[Rule] = (),
+        scalars: bool = True,
+        optimizer: Optimizer | None = None,
+        alerts: Sequence[Rule] | None = None,
         log: Sequence[Log] = (),
         bars_every: int | None = 10,
         max_overhead: float | None = None,
         average: bool = True,
+        rows: str = "tokens",
+        wait: float = 60.0,
         sample: int = 1024,
         seed: int = 0,
         resume: int | None = None,
         strict: bool = False,
         info: Mapping[str, Any] | None = None,
     ) -> None:
+        if rows != "tokens" and gradients:
+            raise InputError(f"Gradients belong to tokens, not to {rows!r} rows. Pass gradients=False.")
         self.should_stop = False
         self._ranks = joined_ranks()
+        self._roll_call = RollCall(self._ranks, wait)
         self._model = unwrapped(model)
         self._sharded = is_sharded(self._model)
         self._schedule = schedule or schedules.default()
-        self._max_overhead = max_overhead
-        self._bars_every = bars_every
-        self._average = average
-        self._strict = strict
-        self._weights = chosen_weights(self._model, weights)
+        self._max_overhead, self._bars_every, self._strict = max_overhead, bars_every, strict
         batches = probe_batches(self._model, probe)
         with side_effect_free(self._model):
             self._model.eval()
@@ -140,25 +144,36 @@ class Tracker:
             metrics=metrics,
             reference=reference,
             strict=strict,
-            options={"sample": sample, "seed": seed},
+            options={"sample": sample, "seed": seed, "rows": rows},
         )
-        self._gradient_metrics = find(METRICS)
-        self._bases = Bases(tangent or Tangent(nulls=CLOSED_FORM), seed)
-        self._recorder = GradientRecorder(self._model, self._layout, strict=strict) if gradients else None
+        tangent = tangent or Tangent(nulls=CLOSED_FORM)
+        self._bases = Bases(tangent if tangent.total_steps else replace(tangent, total_steps=total_steps), seed)
+        self._gradients = GradientWatch(
+            self._model,
+            self._layout,
+            self._ranks,
+            self._bases,
+            hidden=gradients,
+            weights=weights,
+            average=average,
+            strict=strict,
+        )
         # removes the hooks even if an exception discards the tracker before `close`
-        self._release = None if self._recorder is None else weakref.finalize(self, self._recorder.disarm)
+        self._release = weakref.finalize(self, self._gradients.disarm)
+        self._scalars = LoopScalars(self._model, self._layout, self._ranks, optimizer, seed) if scalars else None
         self._step: int | None = None  # of the last call of `probe`
         self._due = False  # whether that step is watched
         self._probes = 0
-        self._watched = 0
-        self._skipped = 0
+        self._watched, self._skipped = 0, 0
         self._clock = OverheadClock()
         self._journal: Journal | None = None  # on rank 0 only
         if self._ranks.rank == 0:
-            about = self._run_info(dict(info or {}), sample, seed)
-            self._journal = Journal(open_run(out, about, resume), log, alerts, strict=strict)
+            known = {"rows": rows, **(info or {})}
+            about = training_info(self._probe, self._covered, self._gradients.metrics, known, sample, seed)
+            rules = stability() if alerts is None else alerts
+            self._journal = Journal(open_run(out, about, resume), log, rules, strict=strict)
             if resume is not None:
-                self._restore(self._journal)
+                self._probes = restore(self._journal, self._probe, self._bases)
 
     def __enter__(self) -> Tracker:
         return self
@@ -175,22 +190,35 @@ class Tracker:
             step: The number of the step; steps are expected in increasing order.
         """
         self._step = step
-        if self._due and self._recorder is not None:
-            self._recorder.disarm()  # the last step failed, or was not watched
-        self._due = self._schedule(step) and self._is_affordable()
+        if self._due:
+            self._gradients.disarm()  # the last step failed, or was not watched
+        if self._scalars is not None:
+            self._scalars.before_forward()
+        self._due = self._schedule(step) and self._is_affordable(step)
         if self._due:
             with self._clock.working():
                 self._measure_probe(step)
-                if self._recorder is not None:
-                    self._recorder.arm()
+                self._gradients.arm()
+        elif self._scalars is not None and self._scalars.is_full(step) and not self._scalars.together:
+            self._flush_scalars()
 
-    def watch(self, step: int, *, scale: float = 1.0, weight_scale: float | None = None) -> None:
-        """Measure the true gradients of the training batch if the step is due.
+    def watch(
+        self,
+        step: int,
+        *,
+        loss: Tensor | float | None = None,
+        optimizer: Optimizer | None = None,
+        scale: float = 1.0,
+        weight_scale: float | None = None,
+    ) -> None:
+        """Note the scalars of the step, and measure the true gradients of the training batch if the step is due.
 
         Call it after backward and before the optimiser's step.
 
         Args:
             step: The step that `probe` was called with.
+            loss: The training loss of the step, without the loss scale. A tensor is not read before the next due step.
+            optimizer: The optimiser whose learning rate is recorded, if it was not passed to the tracker.
             scale: The loss scale in the gradients, such as `scaler.get_scale()`. Norms are divided by it; all other
                 metrics do not depend on it.
             weight_scale: The scale still in the weights' gradients, if it differs: 1 after `scaler.unscale_`.
@@ -200,20 +228,45 @@ class Tracker:
             CaptureError: At the first due step, if no forward or no backward of the model ran since `probe`.
         """
         if step != self._step:
-            before = "before any probe" if self._step is None else f"after probe({self._step})"
-            raise InputError(
-                f"watch({step}) was called {before}. Call tracker.probe({step}) before the forward of the same step, "
-                "so that the hooks for its gradients are in place."
-            )
+            last = "before any probe" if self._step is None else f"after probe({self._step})"
+            raise InputError(f"watch({step}) was called {last}. Call tracker.probe({step}) before that step's forward.")
+        of_weights = scale if weight_scale is None else weight_scale
+        if self._scalars is not None:
+            self._scalars.after_backward(step, loss=loss, scale=of_weights, optimizer=optimizer)
         if self._due:
             self._due = False
             with self._clock.working(same_step=True):
-                self._measure_gradients(step, scale, scale if weight_scale is None else weight_scale)
+                self._measure_gradients(step, scale, of_weights)
+
+    def log(self, step: int, **values: Tensor | float) -> None:
+        """Record numbers of your own, such as `tracker.log(step, validation_loss=loss)`, at the site `loop`.
+
+        Args:
+            step: The number of the step.
+            **values: Numbers by name. Tensors are not read before the next due step.
+
+        Raises:
+            InputError: A name is no identifier, or a value is no number.
+        """
+        require_names(values)
+        if self._scalars is not None:
+            self._scalars.log(step, values)
+        elif self._journal is not None:
+            self._journal.publish([self._record(step, name, float(value)) for name, value in values.items()])
+
+    def flush(self) -> None:
+        """Write the scalars so far. Call it before you save a checkpoint, so that a resumed run has them all."""
+        if self._scalars is not None:
+            self._scalars.before_forward()
+            if not self._scalars.together or self._roll_call("scalars").skipped is None:
+                self._flush_scalars()
 
     def close(self) -> None:
-        """Remove all hooks and finish the run; leaving a `with` does the same."""
-        if self._recorder is not None:
-            self._recorder.disarm()
+        """Remove all hooks, write the scalars that are left and finish the run; leaving a `with` does the same."""
+        self._gradients.disarm()
+        if self._scalars is not None:
+            self._scalars.close()
+        self.flush()
         if self._journal is not None:
             self._journal.update_info(tracker=self._overhead_info())
             self._journal.run.close()
@@ -225,32 +278,65 @@ class Tracker:
 
     # --- probing --------------------------------------------------------------------------------------------------
 
-    def _is_affordable(self) -> bool:
+    def _is_affordable(self, step: int) -> bool:
         """Whether one more probe fits into `max_overhead`; rank 0's clock decides for all ranks."""
         if self._max_overhead is None:
             return True
-        fits = self._ranks.agree(self._clock.affords(self._max_overhead))
+        affords = "yes" if self._clock.affords(self._max_overhead) else "no"
+        fits = self._roll_call(f"schedule of step {step}", affords).message == "yes"
         self._skipped += not fits
         return fits
 
     def _measure_probe(self, step: int) -> None:
         """Measure the held-out tokens on rank 0; if parameters are sharded, its forward needs the other ranks."""
+        if self._sharded:
+            agreed = self._roll_call(f"probe {step}")
+            if agreed.skipped is not None:
+                self._record_skipped(step, agreed.skipped)
+                return
+        self._flush_scalars()
         if self._journal is not None or self._sharded:
             errors = self._bars_every is not None and self._probes % self._bars_every == 0
             engine = self._probe.run(errors=errors)
             self._probes += 1
             if self._journal is not None:
                 self._evaluate(self._journal, engine, step, errors)
-        self._agree_to_stop()
+
+    def _record_skipped(self, step: int, reason: str) -> None:
+        """Record that a due step was skipped on all ranks, and why."""
+        if self._journal is not None:
+            self._journal.publish([self._record(step, "skipped", None, reason)])
+
+    def _record(self, step: int, metric: str, value: float | None, note: str | None = None) -> Record:
+        """A record of the loop as a whole."""
+        run = "" if self._journal is None else self._journal.run.name
+        return Record(LOOP, metric, value, run=run, step=step, note=note)
+
+    def _flush_scalars(self) -> None:
+        if self._scalars is not None:
+            name = "" if self._journal is None else self._journal.run.name
+            records = self._scalars.flush(name, self._schedule)
+            if self._journal is not None:
+                self._journal.publish(records)
+                self._follow_journal()
+
+    def _follow_journal(self) -> None:
+        """Stop at once if there is one process; several agree at their next due step."""
+        if self._journal is not None and self._ranks.world == 1:
+            self.should_stop = self._journal.should_stop
 
     def _evaluate(self, journal: Journal, engine: Engine, step: int, errors: bool) -> None:
         """Evaluate one probe and publish its records together when all sites are done."""
+        if broken := self._probe.finite.records(step):  # no metric has a value for such rows
+            journal.publish([replace(record, run=journal.run.name) for record in broken])
+            self._follow_journal()
+            return
         reference_before = self._probe.reference_step
         measured: list[MetricResult] = []
         try:
             for result in self._probe.evaluated(engine, run=journal.run.name, step=step, errors=errors):
                 measured += result.measured
-                if self._recorder is not None and result.site.kind == "resid":
+                if self._gradients.recorder is not None and result.site.kind == "resid":
                     self._fit_bases(journal, result.site, result.clouds[default_policy(result)], step)
         except Exception as error:  # outside any metric: keep what is done, and let training continue
             if self._strict:
@@ -258,6 +344,7 @@ class Tracker:
             reason = f"{type(error).__name__}: {error}"
             measured.append(MetricResult(Record(self._probe.sites[0], "probe", None, step=step, note=reason)))
         journal.publish([m.record for m in measured], [m.replicates or None for m in measured])
+        self._follow_journal()
         if reference_before != self._probe.reference_step:
             journal.keep_clouds(self._probe.reference, step, "reference")
         journal.update_info(tracker=self._overhead_info())
@@ -270,94 +357,38 @@ class Tracker:
     # --- gradients ------------------------------------------------------------------------------------------------
 
     def _measure_gradients(self, step: int, scale: float, weight_scale: float) -> None:
-        by_site: dict[Site, Moments | str] = {}  # the reason, if there is no gradient
-        overlap = 0
-        if self._recorder is not None:
-            self._recorder.disarm()
-            self._clock.add(self._recorder.seconds, same_step=True)  # of the hooks, inside the user's backward
-            reasons = self._ranks.gather(self._why_no_gradients(self._recorder, step))
-            if reasons[0] is not None and all(reasons):
-                self._report_no_gradients(reasons[0], step)
-                return
-            self._recorder.replay()
-            by_site = self._sum_over_ranks(self._recorder)
-            overlap = sum(self._ranks.gather(len(self._recorder.windows & self._covered)))
-            self._recorder.clear()
-            self._watched += 1
-        by_site |= weight_moments(self._weights)
+        """Sum the gradients of all ranks and record them. What can fail on one rank comes before the roll call."""
+        recorder = self._gradients.recorder
+        reason = self._gradients.finish(step)
+        if recorder is not None:
+            self._clock.add(recorder.seconds, same_step=True)  # of the hooks, inside the user's backward
+        stop = "stop" if self._journal is not None and self._journal.should_stop else ""
+        agreed = self._roll_call(f"watch {step}", stop)
+        if agreed.skipped is not None:
+            self._record_skipped(step, agreed.skipped)
+            return
+        self.should_stop = self.should_stop or agreed.message == "stop"
+        none, overlap = self._gradients.shared(reason, self._covered)
+        if none and recorder is not None:
+            self._report_no_gradients(reason or "", step)
+            return
+        by_site = self._gradients.sums()
+        self._watched += 1
         if self._journal is not None:
             make = partial(Record, run=self._journal.run.name, step=step)
-            records: list[Record] = []
-            for site, moments in by_site.items():
-                hidden_scale = scale * (self._ranks.world if self._average else 1)  # each rank's loss is its own mean
-                site_scale = hidden_scale if site.kind == "resid" else weight_scale
-                try:
-                    records += self._site_records(site, moments, overlap, site_scale, make)
-                except Exception as error:
-                    if self._strict:
-                        raise
-                    records.append(make(str(site), "gradient_norm", None, note=f"{type(error).__name__}: {error}"))
-            self._journal.publish(records)
-        self._agree_to_stop()
-
-    def _why_no_gradients(self, recorder: GradientRecorder, step: int) -> str | None:
-        """Return what is wrong if probe and watch do not enclose a forward and a backward of this model."""
-        if not recorder.forwards:
-            return (
-                f"No forward of {type(self._model).__name__} ran between probe({step}) and watch({step}). Give the "
-                "tracker the model that is trained, and call probe before its forward."
-            )
-        if not recorder.has_gradients:
-            return (
-                f"No gradient was computed between probe({step}) and watch({step}). Call watch after loss.backward()."
-            )
-        return None
+            facts: dict[str, Any] = {"overlap": overlap, "scale": scale, "weight_scale": weight_scale}
+            self._journal.publish(self._gradients.records(by_site, make, **facts))
+            self._follow_journal()
 
     def _report_no_gradients(self, reason: str, step: int) -> None:
         """Raise at the first watched step, where misplaced calls show; later, only record it."""
         if self._strict or not self._watched:
             raise CaptureError(reason)
         if self._journal is not None:
-            site = f"grad.{self._probe.sites[0]}"
-            self._journal.publish([Record(site, "gradient_norm", None, step=step, note=reason)])
-
-    def _sum_over_ranks(self, recorder: GradientRecorder) -> dict[Site, Moments | str]:
-        """Return the gradients of all ranks by site, or why there are none."""
-        by_site: dict[Site, Moments | str] = {}
-        for site in sorted(site for site in self._layout.sites() if site.kind == "resid"):
-            total = add_over_ranks(recorder.moments.get(site), Moments, self._ranks)
-            by_site[replace(site, grad=True)] = recorder.reason(site) if total is None else total
-        return by_site
-
-    def _site_records(
-        self, site: Site, moments: Moments | str, overlap: int, scale: float, make: Callable[..., Record]
-    ) -> list[Record]:
-        if isinstance(moments, str):
-            return [make(str(site), "gradient_norm", None, note=moments)]
-        records = gradient_records(site, moments, self._gradient_metrics, scale=scale, make=make)
-        if records[0].value is None or site.kind != "resid":
-            return records
-        if overlap:
-            note = (
-                f"{overlap} windows of this batch are among the held-out tokens that the bases are fitted on, and a "
-                "gradient lies in the span of its own activations by construction. Hold other tokens out."
-            )
-            return [*records, make(str(site), "gradient_energy", None, note=note)]
-        return [*records, *alignment_records(site, moments, self._bases, make=make)]
+            first = f"grad.{self._probe.sites[0]}"
+            self._journal.publish([Record(first, "gradient_norm", None, step=step, note=reason)])
 
     # --- the run --------------------------------------------------------------------------------------------------
-
-    def _agree_to_stop(self) -> None:
-        self.should_stop = self._ranks.agree(self._journal.should_stop if self._journal is not None else False)
-
-    def _restore(self, journal: Journal) -> None:
-        """Restore from the run what a restarted training needs: reference, frozen bases, number of probes, alerts."""
-        for step, site, cloud in journal.kept_clouds("reference"):
-            self._probe.reference[site], self._probe.reference_step = cloud, step
-        for step, site, cloud in journal.kept_clouds("frozen"):
-            self._bases.fit(Site.parse(site), cloud, step)
-        # counts only the steps before `resume`: training may restart far before the last probe
-        self._probes = journal.replay_alerts()
 
     def _overhead_info(self) -> dict[str, Any]:
         return {
@@ -367,19 +398,3 @@ class Tracker:
             "share of the loop's own time": round(self._clock.overhead, 6),
             "reference": self._probe.reference_step,
         }
-
-    def _run_info(self, info: dict[str, Any], sample: int, seed: int) -> dict[str, Any]:
-        batches = self._probe.batches
-        facts = {
-            "kind": "training",
-            "model": {"architecture": type(self._model).__name__},
-            "data": {"source": "held-out tokens", "tokens": self._probe.tokens, "windows": len(self._covered)},
-            "probe": fingerprint(self._covered),
-            "unit": batches[0].unit,
-            "seed": seed,
-            "sample": sample,
-            **info,
-        }
-        about = run_info(facts, [*self._probe.metrics, *self._gradient_metrics])
-        about["metrics"] |= gradient_cards()
-        return about
