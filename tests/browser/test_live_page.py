@@ -72,7 +72,9 @@ def test_an_appended_record_appears_soon(opened: Any, until: Callable[..., Any],
 
 
 def test_a_record_that_is_measured_again_is_counted_once(opened: Any, until: Callable[..., Any], folder: Path) -> None:
-    count = "return Number(document.getElementById('status').textContent.replace(/[^0-9]/g, ''))"
+    count = (
+        "return Number(document.getElementById('status').textContent.match(/([0-9,]+) records/)[1].replaceAll(',', ''))"
+    )
     known = [r for r in runs.profiles((100,)) if r.metric == "spectral_anisotropy"]
     before = until(count)
     append(folder / "a", [replace(known[0], value=0.5), replace(known[0], step=777), replace(known[0], step=777)])
@@ -102,7 +104,7 @@ def test_finding_a_run_hides_the_others(opened: Any) -> None:
         "const f = document.getElementById('filter'); f.value = 'b'; f.dispatchEvent(new Event('input'))"
     )
     shown = opened.execute_script(
-        "return [...document.querySelectorAll('#runs li:not([hidden]) input')].map((i) => i.value)"
+        "return [...document.querySelectorAll('#runs tr:not([hidden]) input')].map((i) => i.value)"
     )
     assert shown == ["b"]
 
@@ -115,5 +117,5 @@ def test_the_report_of_the_chosen_runs_opens(opened: Any, until: Callable[..., A
 
 
 def test_times_are_written_in_one_form_for_every_reader(opened: Any) -> None:
-    text = opened.execute_script("return document.querySelector('#runs input[value=a]').parentElement.textContent")
+    text = opened.execute_script("return document.querySelector('#runs input[value=a]').closest('tr').textContent")
     assert re.search(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d", text)

@@ -203,7 +203,7 @@ def test_since_the_beginning_is_the_whole_run(folder: Path) -> None:
     run = Run.open(folder / "a")
     frame, _ = run.since()
     assert frame is not None
-    assert frame.equals(run.frame())
+    assert frame.equals(run.table())
 
 
 def test_a_run_that_was_started_again_is_read_whole(folder: Path) -> None:
@@ -221,7 +221,7 @@ def test_a_damaged_run_does_not_hide_the_others(folder: Path) -> None:
 def test_the_report_of_chosen_runs_is_served_with_its_own_policy(folder: Path) -> None:
     answer = client(folder).get("/report", params={"run": ["a", "sweep/b"]})
     assert answer.status_code == 200
-    assert "content-security-policy" not in answer.headers
+    assert answer.headers["content-security-policy"] == "frame-ancestors 'none'"  # the rest is in the page
     assert "sha256-" in answer.text.split("<title>")[0]
 
 
@@ -325,7 +325,7 @@ def test_a_followed_run_costs_the_server_nothing_that_stays(tmp_path: Path, monk
 
 def require_every_view(folder: Path, count: int) -> None:
     run = long_run(folder / "run", count)
-    frame = run.frame()
+    frame = run.table()
     assert len(frame) == count
     assert [frame["step"].iloc[-1], len(run.sites())] == [frame["step"].max(), 38]
     shown = CliRunner().invoke(app, ["show", str(run.path)])
@@ -349,3 +349,20 @@ def test_every_view_of_a_million_records_in_bounded_memory(tmp_path: Path) -> No
     require_every_view(tmp_path, 1_000_000)
     assert psutil.Process().memory_info().rss - before < 1.5e9
     assert os.path.getsize(tmp_path / "run" / "records.jsonl") > 2e8
+
+
+def test_too_much_at_once_is_refused(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    page = client(folder)
+    assert page.get("/api/records", params={"run": ["a"] * 25}).status_code == 404
+    assert page.get("/api/runs?x=" + "y" * 20_000).status_code == 414
+    assert page.request("GET", "/api/runs", content=b"body").status_code == 413
+    monkeypatch.setattr("anisoscope.report.live._MOST_STREAMS", 0)
+    refused = page.get("/api/events", params={"run": "a", "position": 0})
+    assert (refused.status_code, refused.headers["retry-after"]) == (503, "5")
+
+
+def test_every_answer_forbids_scripts_of_others(folder: Path) -> None:
+    for address in ("/", "/api/runs", "/assets/page.css", "/missing"):
+        policy = client(folder).get(address).headers["content-security-policy"]
+        assert policy.startswith("default-src 'none'")
+        assert "frame-ancestors 'none'" in policy

@@ -8,7 +8,8 @@ from typing import Any
 from rich.console import Console
 
 from anisoscope.records import Record
-from anisoscope.report.overview import frame_of, in_rows, overview
+from anisoscope.report.overview import frame_of, overview
+from anisoscope.report.sentences import in_rows
 from anisoscope.report.tables import records_of
 from tests import report_runs as runs
 
@@ -25,10 +26,11 @@ def many() -> list[Record]:
 
 
 def test_a_short_table_is_printed_in_full() -> None:
-    text = printed(runs.profiles())
+    text = printed(runs.profiles((1000,)))
     assert "highest" in text
     assert "question" not in text
-    assert text.index("the top direction has") < text.index("highest") < text.index("Caveats")
+    assert text.index("A few tokens make this model look one-dimensional.") < text.index("Top direction's share")
+    assert text.index("Top direction's share") < text.index("highest") < text.index("Caveats")
 
 
 def test_a_long_table_becomes_one_row_per_question() -> None:
@@ -48,7 +50,8 @@ def test_all_prints_every_metric() -> None:
 def test_of_vectors_tokens_are_rows() -> None:
     records = [Record("vectors", "mean_cosine", 0.5, n=100), Record("vectors", "massive_tokens", 3.0, n=100)]
     text = printed(records)
-    assert "the mean cosine between two rows is 0.50" in " ".join(text.split())
+    assert "The mean cosine between two rows is 0.50" in " ".join(text.split())
+    assert "The vectors point the same way" in text
     assert "massive_tokens" in text
     assert in_rows("2 tokens, 1 token, massive_tokens, --tokens") == "2 rows, 1 row, massive_tokens, --tokens"
     assert in_rows("2 tokens", tokens=True) == "2 tokens"

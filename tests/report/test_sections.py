@@ -5,16 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 
 from anisoscope.records import Record
+from anisoscope.report.reported_run import reported_runs
 from anisoscope.report.sections import RunResults, run_results
-from anisoscope.report.tables import by_metric, rows_of
 from tests import report_runs as runs
-from tests.tangent_worlds import examined, world
 
 
 def results(folder: Path, records: list[Record]) -> RunResults:
-    run = runs.make_run(folder / "exp", records)
-    rows = {metric: rows_of(group) for metric, group in by_metric(run.frame()).items()}
-    return run_results("exp", run, rows, records)
+    [run] = reported_runs([runs.make_run(folder / "exp", records)])
+    return run_results(run)
 
 
 def test_every_stream_has_its_own_line_with_its_name(tmp_path: Path) -> None:
@@ -36,15 +34,3 @@ def test_heads_are_averaged_under_the_name_of_their_stream(tmp_path: Path) -> No
     [line] = results(tmp_path, records).curves
     assert line.name == "isoscore of keys mean over heads"
     assert line.ends[0] == ("0.50", "k.0")
-
-
-def test_a_tangent_test_has_verdicts_instead_of_a_list_of_p_values(tmp_path: Path) -> None:
-    made = world(30_000)
-    found = results(tmp_path, examined(made, made.local_gradients(0.1)))
-    assert found.verdicts
-    assert {line[-1] for line in found.verdicts if line[2] == "pca"} == {"tangent to its own patch"}
-    assert found.numbers == []
-
-
-def test_energies_without_tests_have_no_verdict(tmp_path: Path) -> None:
-    assert results(tmp_path, runs.gradients((0,))).verdicts == []

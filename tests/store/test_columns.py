@@ -38,13 +38,13 @@ def test_lines_of_a_run_and_reformatted_lines_give_the_same_records(
             else:
                 run.rewind(event)
                 replay = {key: None if old is None or old.step >= event else old for key, old in replay.items()}
-    quick, frame = list(run.records()), run.frame()
+    quick, frame = list(run.records()), run.table()
     assert quick == [each for each in replay.values() if each is not None]
     file = path / "records.jsonl"
     if file.exists():
         file.write_bytes(b"".join(spaced(line) + b"\n" for line in file.read_bytes().split(b"\n")[:-1]))
     assert list(run.records()) == quick
-    assert run.frame().equals(frame)
+    assert run.table().equals(frame)
 
 
 def test_lines_that_a_run_writes_are_read_by_the_regular_expression(tmp_path: Path) -> None:
@@ -90,7 +90,7 @@ def test_a_line_that_is_not_a_record_is_reported_with_its_number(tmp_path: Path,
         pass
     (tmp_path / "r" / "records.jsonl").write_text("".join(f"{each}\n" for each in (LINE, LINE.replace(old, new), LINE)))
     with pytest.raises(StoreError, match="line 2"):
-        Run.open(tmp_path / "r").frame()
+        Run.open(tmp_path / "r").table()
 
 
 def test_numbers_in_another_notation_are_the_same_numbers(tmp_path: Path) -> None:
@@ -112,6 +112,6 @@ def test_many_different_keys_stay_different(tmp_path: Path) -> None:
     with Run.create(tmp_path / "r") as run:
         run.append(records)
         run.append(records[::3])
-        assert len(run.frame()) == count
-        assert tuple(run.frame().columns) == COLUMNS
+        assert len(run.table()) == count
+        assert tuple(run.table().columns) == COLUMNS
         assert [record.step for record in run.records()] == list(range(count))

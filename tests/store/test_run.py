@@ -187,7 +187,7 @@ def test_replicates_that_do_not_fit_their_records_are_refused_and_nothing_is_sto
 
 
 def test_the_frame_has_the_columns_of_a_record_and_their_types(tmp_path: Path) -> None:
-    frame = full_run(tmp_path / "r").frame()
+    frame = full_run(tmp_path / "r").table()
     assert tuple(frame.columns) == COLUMNS
     assert {name: str(frame[name].dtype) for name in ("step", "version", "index", "n", "value", "error", "null")} == {
         **dict.fromkeys(("step", "version"), "int64"),
@@ -203,9 +203,9 @@ def test_the_frame_has_the_columns_of_a_record_and_their_types(tmp_path: Path) -
 
 def test_the_frame_of_an_empty_run_has_the_same_columns_and_types(tmp_path: Path) -> None:
     with Run.create(tmp_path / "empty") as run:
-        empty = run.frame()
+        empty = run.table()
     assert len(empty) == 0
-    assert empty.dtypes.to_dict() == full_run(tmp_path / "full").frame().dtypes.to_dict()
+    assert empty.dtypes.to_dict() == full_run(tmp_path / "full").table().dtypes.to_dict()
 
 
 def test_parquet_comes_back_as_the_frame_and_carries_run_json(tmp_path: Path) -> None:
@@ -213,7 +213,7 @@ def test_parquet_comes_back_as_the_frame_and_carries_run_json(tmp_path: Path) ->
 
     run = full_run(tmp_path / "r")
     path = run.export(tmp_path / "out.parquet")
-    pd.testing.assert_frame_equal(pd.read_parquet(path), run.frame())
+    pd.testing.assert_frame_equal(pd.read_parquet(path), run.table())
     assert json.loads(pq.read_schema(path).metadata[b"anisoscope"]) == json.loads(
         (tmp_path / "r" / "run.json").read_text()
     )
@@ -351,7 +351,7 @@ def test_fifty_thousand_records_come_back_in_order(tmp_path: Path) -> None:
     with Run.create(tmp_path / "r") as run:
         for first in range(0, 50_000, 10_000):
             run.append([record(i, index=i % 3) for i in range(first, first + 10_000)])
-    assert run.frame()["step"].tolist() == list(range(50_000))
+    assert run.table()["step"].tolist() == list(range(50_000))
     assert json.loads((tmp_path / "r" / "run.json").read_text())["format"] == FORMAT
 
 
@@ -377,11 +377,35 @@ def test_what_a_look_reads_and_writes_does_not_grow_with_the_run(tmp_path: Path)
 def test_reading_a_run_takes_a_few_bytes_a_record(tmp_path: Path) -> None:
     count = 30_000
     run = long_run(tmp_path / "r", count)
-    run.frame()  # what is imported at first use
+    run.table()  # what is imported at first use
     tracemalloc.start()
     try:
-        assert len(run.frame()) == count
+        assert len(run.table()) == count
         peak = tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()
     assert peak < 400 * count  # an object per record took 900
+
+
+def test_a_run_is_iterated_over_its_records_and_says_what_it_holds(tmp_path: Path) -> None:
+    with Run.create(tmp_path / "r") as run:
+        assert list(run) == run.records() == []
+        assert run  # also without records
+        run.append([Record("embed", "isoscore", 0.5), Record("resid.0", "isoscore", 0.25)])
+        assert list(run) == run.records() == list(Run.open(tmp_path / "r"))
+    assert repr(run) == "<Run r: 2 records, 1 metrics at 2 sites>"
+
+
+def test_a_saved_run_holds_everything_under_its_new_name(tmp_path: Path) -> None:
+    with Run.create(tmp_path / "first", info={"model": "gpt2"}, command="anisoscope measure") as run:
+        records = [Record("embed", "isoscore", 0.5), Record("resid.0", "isoscore", 0.25)]
+        run.append(records, [Replicates([0.4, 0.6], sizes=[3, 4]), Replicates([0.2, 0.3], sizes=[3, 4])])
+        run.append([Record("embed", "isoscore", 0.75)])  # supersedes the first, whose replicates are of another value
+        run.save_statistics(0, "embed", "all", {"x": np.arange(3.0)})
+    saved = run.save(tmp_path / "second")
+    assert [(r.run, r.site, r.value) for r in saved] == [("second", "embed", 0.75), ("second", "resid.0", 0.25)]
+    assert (saved.info, saved.command, saved.name) == (run.info, run.command, "second")
+    assert list(saved.replicates().values()) == list(run.replicates().values()) == [(0.2, 0.3)]
+    assert saved.load_statistics(0, "embed", "all")["x"].tolist() == [0.0, 1.0, 2.0]
+    with pytest.raises(StoreError):
+        run.save(tmp_path / "second")

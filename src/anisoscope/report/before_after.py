@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,31 +17,13 @@ from anisoscope.records import Record, Replicates
 from anisoscope.report.interval import half_width
 from anisoscope.stats.inference import jackknife
 
-# Which end of a metric means more isotropic. A metric that is not listed does not measure isotropy.
-_LOW = "lower is more isotropic"
-_HIGH = "higher is more isotropic"
-_ZERO = "nearer 0 is more isotropic"
-POLARITY = {
-    "mean_cosine": _ZERO,
-    "mean_cosine_centred": _ZERO,
-    "mean_cosine_across_documents": _ZERO,
-    "drift_norm": _LOW,
-    "relative_drift": _LOW,
-    "spectral_anisotropy": _LOW,
-    "spectral_anisotropy_uncentred": _LOW,
-    "singular_anisotropy": _LOW,
-    "tyler_share": _LOW,
-    "participation_ratio": _HIGH,
-    "participation_ratio_unbiased": _HIGH,
-    "isoscore": _HIGH,
-    "isoscore_star": _HIGH,
-    "partition_isotropy": _HIGH,
-    "effective_rank": _HIGH,
-    "rankme": _HIGH,
-    "stable_rank": _HIGH,
+# What a metric's card declares as `isotropic`, in words.
+_POLARITY = {
+    "low": "lower is more isotropic",
+    "high": "higher is more isotropic",
+    "zero": "nearer 0 is more isotropic",
 }
 _DECIMALS = 6  # at most; a number too small for them is written with a power of ten
-_DIMENSIONS = ("two_nn", "two_nn_ml", "two_nn_paper", "gride", "mle_dimension", "local_pca_dimension")
 WARNING = (
     "Isotropy is not quality. A transformation can improve every number above and still make search worse. "
     "Before you use it, test retrieval on your own task, with queries and documents transformed by the same map."
@@ -106,8 +88,17 @@ def change(
     return Change(before, after, difference, jackknife(difference, deltas, sizes), len(deltas))
 
 
-def before_after_table(changes: Sequence[Change], title: str, *, notes: Iterable[str] = ()) -> RenderableType:
-    """One row per number: before, after, change, each with its standard error below; then notes and the warning."""
+def before_after_table(
+    changes: Sequence[Change], title: str, cards: Mapping[str, Mapping[str, Any]], *, notes: Iterable[str] = ()
+) -> RenderableType:
+    """One row per number: before, after, change, each with its standard error below; then notes and the warning.
+
+    Args:
+        changes: The numbers.
+        title: Of the table.
+        cards: The cards of the metrics: they declare what is more isotropic.
+        notes: Lines below the table.
+    """
     table = Table(title=escape(title), box=box.SIMPLE_HEAD, title_justify="left", title_style="bold")
     table.add_column("metric", overflow="fold", min_width=18)
     for column in ("before", "after", "change", "null\nafter"):
@@ -119,11 +110,11 @@ def before_after_table(changes: Sequence[Change], title: str, *, notes: Iterable
             if record is not None and record.value is None:
                 reasons.setdefault(record.note or "no value", []).append(record.metric)
         table.add_row(
-            f"{_name(a)}\n[dim]{_polarity(a.metric)}[/]",
+            f"{_name(a)}\n[dim]{_polarity(cards.get(a.metric, {}))}[/]",
             _stacked(a.value, a.error),
             _stacked(None, None) if b is None else _stacked(b.value, b.error),
             _stacked(each.value, each.error, sign=True) + (" *" if each.clear else ""),
-            _rounded(None if b is None else b.null),
+            rounded(None if b is None else b.null),
         )
     below = [
         "change: after − before, paired: the same blocks of rows are left out of both. ± one standard error. "
@@ -142,24 +133,24 @@ def _name(record: Record) -> str:
     return escape(record.metric + (f" ({', '.join(variant)})" if variant else ""))
 
 
-def _polarity(metric: str) -> str:
-    if metric in _DIMENSIONS:
+def _polarity(card: Mapping[str, Any]) -> str:
+    if card.get("family") == "dimension":
         return "a dimension, not isotropy"
-    return POLARITY.get(metric, "not a measure of isotropy")
+    return _POLARITY.get(card.get("isotropic") or "", "not a measure of isotropy")
 
 
 def _stacked(value: float | None, error: float | None, *, sign: bool = False) -> str:
     plus = "+" if sign and value is not None and value > 0 else ""
-    below = "" if error is None else f"\n[dim]± {_rounded(error, error)}[/]"
-    return f"{plus}{_rounded(value, error)}{below}"
+    below = "" if error is None else f"\n[dim]± {rounded(error, error)}[/]"
+    return f"{plus}{rounded(value, error)}{below}"
 
 
-def _rounded(value: float | None, error: float | None = None) -> str:
+def rounded(value: float | None, error: float | None = None) -> str:
     """A number with as many decimals as two digits of its error have; without an error, with three digits.
 
-    >>> _rounded(0.155123, 0.0012), _rounded(29.4512, 1.234), _rounded(0.155123), _rounded(-0.0000012, 0.01)
+    >>> rounded(0.155123, 0.0012), rounded(29.4512, 1.234), rounded(0.155123), rounded(-0.0000012, 0.01)
     ('0.1551', '29.5', '0.155', '0.000')
-    >>> _rounded(0.999998, 9.8e-7), _rounded(9.8e-7, 9.8e-7)
+    >>> rounded(0.999998, 9.8e-7), rounded(9.8e-7, 9.8e-7)
     ('0.999998', '9.8e−07')
     """
     if value is None:

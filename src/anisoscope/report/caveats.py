@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from anisoscope.report.checked_info import checked_info
 from anisoscope.report.sentences import WITHOUT, number
 from anisoscope.report.tables import Row
+from anisoscope.report.topics import OTHER, topic_of
 
 _FEW_ROWS = 10  # tokens per dimension below which a covariance is mostly noise
 _LOW_NULL = 0.8  # a null value of the IsoScore below this changes how the score reads
@@ -21,21 +22,26 @@ _LISTED = 8  # notes shown before they are only counted
 
 def caveats(rows: Mapping[str, Sequence[Row]], info: Mapping[str, Any]) -> list[str]:
     """The caveats that apply to one run, given its rows by metric and its info."""
+    return [text for _, text in caveats_by_topic(rows, info)]
+
+
+def caveats_by_topic(rows: Mapping[str, Sequence[Row]], info: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """The caveats of one run, each with the topic that it concerns (`topics.QUESTIONS`; `other`: all of them)."""
     info = checked_info(info)
     texts = [
-        _interrupted(info),
-        _small_sample(rows, info),
-        _massive(info),
-        _few_tokens(rows.get("tokens_to_halve", ())),
-        _dominated_by_sinks(rows.get("spectral_anisotropy", ())),
-        _saturated(rows.get("two_nn", ())),
-        _no_errors(rows),
-        _missing(rows),
-        *_random_weights(info),
-        *_alerts(rows.get("alert", ())),
+        (OTHER, _interrupted(info)),
+        ("directions", _small_sample(rows, info)),
+        ("causes", _massive(info)),
+        ("causes", _few_tokens(rows.get("tokens_to_halve", ()))),
+        ("directions", _dominated_by_sinks(rows.get("spectral_anisotropy", ()))),
+        ("directions", _saturated(rows.get("two_nn", ()))),
+        (OTHER, _no_errors(rows)),
+        *_missing(rows),
+        *((OTHER, text) for text in _random_weights(info)),
+        *(("development", text) for text in _alerts(rows.get("alert", ()))),
         *_notes(rows),
     ]
-    return [text for text in texts if text]
+    return [(topic, text) for topic, text in texts if text]
 
 
 def width_of(rows: Mapping[str, Sequence[Row]], info: Mapping[str, Any]) -> int | None:
@@ -159,13 +165,21 @@ def _no_errors(rows: Mapping[str, Sequence[Row]]) -> str | None:
     return None
 
 
-def _missing(rows: Mapping[str, Sequence[Row]]) -> str | None:
-    reasons: dict[str, list[str]] = {}
+def _missing(rows: Mapping[str, Sequence[Row]]) -> list[tuple[str, str]]:
+    """The metrics without any value and the reason, by topic."""
+    reasons: dict[str, dict[str, list[str]]] = {}
     for metric, group in rows.items():
         if metric not in _OWN_PANEL and group and all(row["value"] is None for row in group):
-            reasons.setdefault(group[0]["note"] or "no reason was recorded", []).append(metric)
-    missing = [f"{', '.join(metrics)} ({reason})" for reason, metrics in reasons.items()]
-    return f"No value: {'; '.join(missing)}." if missing else None
+            reason = group[0]["note"] or "no reason was recorded"
+            reasons.setdefault(topic_of(metric), {}).setdefault(reason, []).append(metric)
+    return [
+        (topic, f"No value: {'; '.join(_listed(metrics, reason) for reason, metrics in by_reason.items())}.")
+        for topic, by_reason in reasons.items()
+    ]
+
+
+def _listed(metrics: Sequence[str], reason: str) -> str:
+    return f"{', '.join(metrics)} ({reason})"
 
 
 def _random_weights(info: Mapping[str, Any]) -> list[str]:
@@ -181,7 +195,7 @@ def _alerts(rows: Sequence[Row]) -> list[str]:
     return texts[:_LISTED] + ([f"{more} more alerts are in the records."] if more > 0 else [])
 
 
-def _notes(rows: Mapping[str, Sequence[Row]]) -> list[str]:
+def _notes(rows: Mapping[str, Sequence[Row]]) -> list[tuple[str, str]]:
     """The notes of records that have a value; notes that differ only in their numbers are shown once."""
     kinds: dict[str, dict[str, dict[str, None]]] = {}  # by kind: the sites of each note, in order
     named: dict[str, set[str]] = {}  # by kind: the metrics
@@ -192,9 +206,18 @@ def _notes(rows: Mapping[str, Sequence[Row]]) -> list[str]:
                 if note and not _only_names(kind):
                     kinds.setdefault(kind, {}).setdefault(note, {})[row["site"]] = None
                     named.setdefault(kind, set()).add(metric)
-    texts = [f"{', '.join(sorted(named[kind]))}: {_note_text(notes)}." for kind, notes in kinds.items()]
+    texts = [
+        (_common_topic(named[kind]), f"{', '.join(sorted(named[kind]))}: {_note_text(notes)}.")
+        for kind, notes in kinds.items()
+    ]
     more = len(texts) - _LISTED
-    return texts[:_LISTED] + ([f"{more} more kinds of notes are in the records."] if more > 0 else [])
+    rest = [(OTHER, f"{more} more kinds of notes are in the records.")] if more > 0 else []
+    return texts[:_LISTED] + rest
+
+
+def _common_topic(metrics: Collection[str]) -> str:
+    topics = {topic_of(metric) for metric in metrics}
+    return topics.pop() if len(topics) == 1 else OTHER
 
 
 def _note_text(notes: Mapping[str, Mapping[str, None]]) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-_TEXTS = ("name", "meaning", "text", "family", "paper", "notable", "row_effect")
+_TEXTS = ("name", "meaning", "text", "family", "paper", "notable", "isotropic", "row_effect")
 _NUMBERS = ("low", "high")
 _LISTS = ("ignores", "needs")
 

@@ -257,7 +257,7 @@ def _paired_error(a: Record, b: Record, without_a: Replicates, without_b: Replic
 
 def _numbers(run: Run, metrics: Sequence[str] | None) -> pd.DataFrame:
     """The numbers of a run; of several versions of a formula the last."""
-    table = run.frame()
+    table = run.table()
     names = list(table["metric"].unique())
     for name in metrics or ():
         if name not in names:

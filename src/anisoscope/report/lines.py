@@ -26,6 +26,9 @@ PLAIN = (
     "format(datum.value, ',~g')"
 )
 PERCENT = "datum.label == '' ? '' : format(100 * datum.value, '~g') + ' %'"
+# Labels of a scale of colours, whose ends are values and not round numbers.
+SHORT = "format(datum.value, '.3~g')"
+SHARE = "format(100 * datum.value, '.3~g') + ' %'"
 _BAND = 0.18  # opacity of an interval
 _NUMBER = ".4~g"
 
@@ -255,5 +258,5 @@ def _log_axis(title: str, style: ChartStyle) -> alt.X:
 
 
 def _dash() -> alt.StrokeDash:
-    scale = alt.Scale(domain=["all", "no-sink"], range=[[1, 0], [6, 3]])
+    scale = alt.Scale(domain=["no-sink", "all"], range=[[1, 0], [2, 3]])
     return alt.StrokeDash("tokens:N", scale=scale, legend=alt.Legend(title="tokens", symbolStrokeWidth=2))

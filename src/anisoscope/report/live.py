@@ -15,27 +15,30 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Any
 from urllib.parse import quote, urlsplit
 
-from starlette.applications import Starlette
-from starlette.concurrency import run_in_threadpool
-from starlette.datastructures import MutableHeaders
-from starlette.middleware import Middleware
-from starlette.requests import Request
-from starlette.responses import (
-    HTMLResponse,
-    JSONResponse,
-    PlainTextResponse,
-    RedirectResponse,
-    Response,
-    StreamingResponse,
-)
-from starlette.routing import Route
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
-
 from anisoscope.errors import AnisoscopeError, InputError
+from anisoscope.extras import needs
 from anisoscope.report.run_index import RunIndex, size_of
 from anisoscope.store.run import Run
 
+with needs("serve", "the live page"):
+    from starlette.applications import Starlette
+    from starlette.concurrency import run_in_threadpool
+    from starlette.datastructures import MutableHeaders
+    from starlette.middleware import Middleware
+    from starlette.requests import Request
+    from starlette.responses import (
+        HTMLResponse,
+        JSONResponse,
+        PlainTextResponse,
+        RedirectResponse,
+        Response,
+        StreamingResponse,
+    )
+    from starlette.routing import Route
+    from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
 PORT = 8733
+LIVE_SCRIPTS = ("step_chart.js", "loop_charts.js", "run_table.js", "live.js")
 _COOKIE = "anisoscope_token"
 _DIGITS = 18  # of a position in a file: fits 64 bits
 _POLL_EVERY = 0.4  # seconds between two reads of a growing file
@@ -51,7 +54,10 @@ _HEADERS = {
     "Cache-Control": "no-store",
     "Cross-Origin-Resource-Policy": "same-origin",
     "X-Frame-Options": "DENY",
+    "Content-Security-Policy": "default-src 'none'; frame-ancestors 'none'",
 }
+_LONGEST_QUERY = 16 << 10  # bytes
+_MOST_STREAMS = 32  # open at the same time: each reads files several times per second
 
 
 def live_app(root: str, *, token: str | None = None) -> Starlette:
@@ -68,6 +74,7 @@ def live_app(root: str, *, token: str | None = None) -> Starlette:
     ]
     app = Starlette(routes=routes, middleware=guards, exception_handlers={AnisoscopeError: _refused})
     app.state.index = index
+    app.state.streams = 0
     return app
 
 
@@ -75,7 +82,8 @@ def serve(
     root: str, *, host: str = "127.0.0.1", port: int = PORT, announce: Callable[[str], None] | None = None
 ) -> None:
     """Serve the live page until interrupted; `announce` is called with the address to open."""
-    import uvicorn
+    with needs("serve", "the live page"):
+        import uvicorn
 
     token = None if is_loopback(host) else secrets.token_urlsafe(24)
     app = live_app(root, token=token)
@@ -119,12 +127,16 @@ async def _index(request: Request) -> Response:
 
 
 async def _asset(request: Request) -> Response:
-    from anisoscope.report.page import own_scripts, vega_script
+    from anisoscope.report.page import own_scripts
     from anisoscope.report.templates import asset
+    from anisoscope.report.vega import vega_script
 
     makers: dict[str, tuple[Callable[[], str], str]] = {
         "vega.js": (vega_script, "text/javascript"),
-        "page.js": (lambda: own_scripts("startLive();", "live.js"), "text/javascript"),
+        "page.js": (
+            lambda: own_scripts("startLive();", *LIVE_SCRIPTS),
+            "text/javascript",
+        ),
         "page.css": (lambda: asset("page.css"), "text/css"),
     }
     name = request.path_params["name"]
@@ -152,7 +164,7 @@ def _packed(runs: list[Run]) -> dict[str, Any]:
     from anisoscope.report.tables import joined, run_labels, with_range
 
     read = [run.since(0) for run in runs]
-    frames = [run.frame() if frame is None else frame for run, (frame, _) in zip(runs, read, strict=True)]
+    frames = [run.table() if frame is None else frame for run, (frame, _) in zip(runs, read, strict=True)]
     table = joined([with_range(frame, run) for frame, run in zip(frames, runs, strict=True)], run_labels(runs))
     return {"packed": pack(table, outline_of(table, cards_of(runs))), "positions": [end for _, end in read]}
 
@@ -164,8 +176,21 @@ async def _events(request: Request) -> Response:
     positions = [int(text) for text in texts if text.isascii() and text.isdigit() and len(text) <= _DIGITS]
     if len(positions) != len(runs):
         raise InputError("events need one position per run; take them from /api/records")
-    stream = _follow(runs, positions)
+    if request.app.state.streams >= _MOST_STREAMS:
+        message = f"{_MOST_STREAMS} pages are open already; close one"
+        return PlainTextResponse(message, status_code=503, headers={"Retry-After": "5"})
+    stream = _counted(request.app.state, _follow(runs, positions))
     return StreamingResponse(stream, media_type="text/event-stream")
+
+
+async def _counted(state: Any, stream: AsyncIterator[str]) -> AsyncIterator[str]:
+    """A stream that counts as open until it ends or its page is closed."""
+    state.streams += 1
+    try:
+        async for event in stream:
+            yield event
+    finally:
+        state.streams -= 1
 
 
 async def _follow(runs: list[Run], positions: list[int]) -> AsyncIterator[str]:
@@ -206,8 +231,9 @@ def _grown_rows(runs: list[Run], positions: list[int], grown: Sequence[int]) -> 
 async def _report(request: Request) -> Response:
     from anisoscope.report.page import report_page
 
-    # The report has its own policy, which allows only its own inline scripts.
-    return HTMLResponse(await run_in_threadpool(report_page, _chosen(request)))
+    # The report has its own policy in the page, which allows only its own inline scripts.
+    page = await run_in_threadpool(report_page, _chosen(request))
+    return HTMLResponse(page, headers={"Content-Security-Policy": "frame-ancestors 'none'"})
 
 
 def _chosen(request: Request) -> list[Run]:
@@ -229,11 +255,24 @@ class _Loopback:
         self.app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http" and is_loopback(_host(scope)):
+        if scope["type"] == "http" and (refusal := _too_large(scope)) is not None:
+            await refusal(scope, receive, send)
+        elif scope["type"] == "http" and is_loopback(_host(scope)):
             await self.app(scope, receive, _with_headers(send))
         elif scope["type"] == "http":
             message = "This page answers only to 127.0.0.1 and localhost."
             await PlainTextResponse(message, status_code=400, headers=_HEADERS)(scope, receive, send)
+
+
+def _too_large(scope: Scope) -> Response | None:
+    """The refusal of a request that is longer than any that the page makes: a long query, or a body."""
+    if len(scope["query_string"]) > _LONGEST_QUERY:
+        return PlainTextResponse("the query is too long", status_code=414, headers=_HEADERS)
+    body = any(name.lower() == b"content-length" and value.strip() != b"0" for name, value in scope["headers"])
+    chunked = any(name.lower() == b"transfer-encoding" for name, _ in scope["headers"])
+    if body or chunked:
+        return PlainTextResponse("requests have no body here", status_code=413, headers=_HEADERS)
+    return None
 
 
 def _with_headers(send: Send) -> Send:
@@ -273,7 +312,9 @@ class _Token:
         if scope["type"] != "http":
             return
         request = Request(scope)
-        if self._equal(request.cookies.get(_COOKIE)):
+        if (refusal := _too_large(scope)) is not None:
+            await refusal(scope, receive, send)
+        elif self._equal(request.cookies.get(_COOKIE)):
             await self.app(scope, receive, _with_headers(send))
         elif self._equal(request.query_params.get("token")):
             response: Response = RedirectResponse(_without_token(request), status_code=303, headers=_HEADERS)

@@ -6,7 +6,7 @@ from typing import Any
 
 import altair as alt
 
-from anisoscope.report.lines import PERCENT, PLAIN, ROWS, VALUE, ChartStyle, layer_names, title_of, tooltip
+from anisoscope.report.lines import ROWS, SHARE, SHORT, VALUE, ChartStyle, layer_names, title_of, tooltip
 from anisoscope.report.theme import VERDICTS
 
 
@@ -77,7 +77,7 @@ def verdicts(style: ChartStyle) -> Any:
 
 def _heat(style: ChartStyle, x: alt.X, y: alt.Y) -> Any:
     scale = alt.Scale(range="diverging", domainMid=0) if style.signed else alt.Scale(range="heatmap")
-    labels = alt.Legend(gradientLength=180, labelExpr=PERCENT if style.percent else PLAIN)
+    labels = alt.Legend(gradientLength=180, labelExpr=SHARE if style.percent else SHORT)
     colour = alt.Color("value:Q", title=VALUE, scale=scale, legend=labels)
     return alt.Chart(alt.NamedData(ROWS)).mark_rect().encode(x=x, y=y, color=colour, tooltip=tooltip())
 

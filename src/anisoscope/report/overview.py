@@ -1,24 +1,29 @@
-"""What `measure` and `show` print of a run: sentences, a short table, caveats."""
+"""What `measure` and `show` print of a run: the thesis and the tiles of its report, a short table, caveats."""
 
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import pandas as pd
 from rich.console import Group, RenderableType
+from rich.table import Table
 from rich.text import Text
 
 from anisoscope.records import COLUMNS, Record
 from anisoscope.report.caveats import caveats
+from anisoscope.report.cells import sparkline
 from anisoscope.report.questions import QuestionAnswer, answers, questions_table, streams_of
+from anisoscope.report.reported_run import ReportedRun, page_kind, reported_run
 from anisoscope.report.run_tables import GLOSSARY, has_layer, layer_rows, layers_table, stream_title
-from anisoscope.report.sentences import headlines
-from anisoscope.report.tables import Row, by_metric, first_and_last, parse_site, records_of, rows_of, with_x
+from anisoscope.report.sentences import headlines, in_rows
+from anisoscope.report.tables import Row, by_metric, first_and_last, records_of, rows_of, with_x
 from anisoscope.report.terminal import sentences_table
+from anisoscope.report.thesis import thesis_of
+from anisoscope.report.tiles import Tile, tiles_of
 
+_CURVE = 12  # bars of the small curve of a tile
 _SHORT = 8  # rows up to which a table is printed in full
 
 
@@ -29,7 +34,7 @@ def frame_of(records: Sequence[Record]) -> pd.DataFrame:
 
 
 def overview(table: pd.DataFrame, info: Mapping[str, Any], title: str, *, full: bool = False) -> RenderableType:
-    """The last step of a run in sentences, in a table and in caveats.
+    """The last step of a run: the thesis and the tiles of its report, a table, sentences, caveats.
 
     Args:
         table: The records of one run, as `Run.frame` returns them.
@@ -38,30 +43,43 @@ def overview(table: pd.DataFrame, info: Mapping[str, Any], title: str, *, full: 
         full: Print every number. Otherwise a long table is replaced by the headline metrics, one row per question.
     """
     shown = records_of(table[table["step"] == table["step"].max()])
-    rows = rows_by_metric(table)
-    tokens = not all(parse_site(record.site).kind in ("vectors", "weight") for record in shown)
-    sentences = [(metric, in_rows(text, tokens)) for metric, text in headlines(rows, info)]
-    notes = [in_rows(text, tokens) for text in caveats(rows, info)]
-    results = {stream: answers(rows, stream) for stream in streams_of(rows)}
+    run = reported_run(table.assign(run=title), info, title)
+    tokens = run.of_tokens
+    results = {stream: answers(run.rows, stream, run.cards) for stream in streams_of(run.rows)}
+    answered = {each.metric for found in results.values() for each in found}
+    others = [(metric, in_rows(text, tokens)) for metric, text in headlines(run.rows, info) if metric not in answered]
+    notes = [in_rows(text, tokens) for text in caveats(run.rows, info)]
     whole = full or _length(shown) <= _SHORT or not any(results.values())
-    numbers = layers_table(shown, info, "") if whole else _questions(results, tokens, len(rows))
+    numbers = layers_table(shown, info, "") if whole else _questions(results, tokens, len(run.rows))
     return Group(
-        Text(title, style="bold"), Text(""), sentences_table(sentences, []), Text(""), numbers, _caveats(notes)
+        Text(title, style="dim"),
+        lead(run),
+        numbers,
+        *([Text(""), sentences_table(others, [])] if others else []),
+        _caveats(notes),
     )
+
+
+def lead(run: ReportedRun) -> RenderableType:
+    """The thesis and the tiles of a report of this run, for a terminal."""
+    kind = page_kind([run])
+    thesis = thesis_of([run], kind)
+    rows = Table.grid(padding=(0, 2))
+    for tile in tiles_of([run], kind):
+        value = Text.assemble((tile.value, "bold"), (tile.error, "dim"))
+        rows.add_row(value, Text(sparkline(tile.curve, _CURVE) if len(tile.curve) > 1 else ""), _tile_text(tile))
+    texts = [Text(thesis.title, style="bold"), *([Text(thesis.detail)] if thesis.detail else [])]
+    return Group(*texts, Text(""), rows, Text(""))
+
+
+def _tile_text(tile: Tile) -> Text:
+    detail = f" ({tile.detail})" if tile.detail else ""
+    return Text.assemble(tile.label, (f"{detail} {tile.metric}", "dim"))
 
 
 def rows_by_metric(table: pd.DataFrame) -> dict[str, list[Row]]:
     """The rows of the first and last step of one run, by metric."""
     return {metric: rows_of(group) for metric, group in by_metric(first_and_last(table)).items()}
-
-
-def in_rows(text: str, tokens: bool = False) -> str:
-    """A text about tokens as one about rows, unless the rows are tokens.
-
-    >>> in_rows("2 massive tokens; massive_tokens; --tokens")
-    '2 massive rows; massive_tokens; --tokens'
-    """
-    return text if tokens else re.sub(r"(?<![\w-])token(s?)\b", r"row\1", text)
 
 
 def _length(records: Sequence[Record]) -> int:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import shlex
 from collections.abc import Sequence
-from functools import cache
 from pathlib import Path
 
 from markupsafe import Markup
@@ -13,22 +13,19 @@ from markupsafe import Markup
 from anisoscope.errors import InputError
 from anisoscope.report.outline import cards_of, outline_of
 from anisoscope.report.packed_table import pack
-from anisoscope.report.sections import claim_row, metric_cards, run_facts, run_results
-from anisoscope.report.tables import (
-    by_metric,
-    depths_of,
-    first_and_last,
-    last_tests,
-    records_of,
-    rows_of,
-    run_labels,
-    table_of,
-)
+from anisoscope.report.page_top import largest_differences, legends_of, side_of
+from anisoscope.report.question_sections import general_notes, sections_of
+from anisoscope.report.reported_run import measured_runs, reported_runs
+from anisoscope.report.section_tables import style_of_verdict
+from anisoscope.report.sections import metric_cards, run_facts, run_results
+from anisoscope.report.summary import summary_of
+from anisoscope.report.tables import table_of
 from anisoscope.report.templates import asset, render
+from anisoscope.report.vega import scoped, vega_script
 from anisoscope.store.files import write_text
 from anisoscope.store.run import Run
 
-SCRIPTS = ("table.js", "chart.js", "page.js")
+SCRIPTS = ("table.js", "chart.js", "figures.js", "page.js")
 
 
 def write_report(runs: Sequence[Run], path: str | Path) -> Path:
@@ -47,31 +44,34 @@ def write_report(runs: Sequence[Run], path: str | Path) -> Path:
 
 
 def report_page(runs: Sequence[Run]) -> str:
-    """The report of one or more runs as HTML: sentences, charts, what was measured, metric cards and all records."""
+    """The report of one or more runs as HTML: thesis, tiles, hero chart, questions, explorer, details, all records."""
     table = table_of(runs)
     if not len(table):
         raise InputError(f"{' and '.join(run.name for run in runs)} has no records yet; measure something first")
-    labels, depths, cards = run_labels(runs), depths_of(table), cards_of(runs)
-    ends = first_and_last(table)  # sentences and tables use only these steps; charts show all
-    parts = [
-        (label, run, {name: rows_of(group, depths) for name, group in by_metric(ends[ends["run"] == label]).items()})
-        for label, run in zip(labels, runs, strict=True)
-    ]
-    tests = {label: records_of(last_tests(ends[ends["run"] == label])) for label in labels}
+    reported = [run for run in reported_runs(runs) if len(run.table)]
+    measured = measured_runs(reported)
+    summary, sections, cards = summary_of(measured), sections_of(reported), cards_of(runs)
+    figures = {f"hero-{i}": figure.to_json() for i, figure in enumerate(summary.heroes)}
+    figures |= {f"{s.id}-{i}": figure.to_json() for s in sections for i, figure in enumerate(s.figures)}
     scripts, vega = own_scripts("startReport();"), vega_script()
     # Marked as safe: our own scripts and styles. Texts from the run are not, so the template escapes them.
     return render(
         "report.html",
         policy=Markup(_policy(scripts, vega)),
-        title=", ".join(labels),
-        subtitle=_subtitle(runs, len(table)),
+        title=", ".join(run.label for run in reported),
         style=Markup(asset("page.css")),
-        results=[run_results(*part, tests[part[0]]) for part in parts],
-        claims=[claim_row(row) for _, _, rows in parts for row in rows.get("verdict", ())],
-        measured=[(label, run_facts(run)) for label, run, _ in parts],
+        summary=summary,
+        side=side_of(summary, measured, largest_differences(runs)),
+        sections=sections,
+        legends=legends_of(summary, sections, measured),
+        general=general_notes(measured),
+        verdict_style=style_of_verdict,
+        results=[run_results(run) for run in reported],
+        measured=[(each.label, run_facts(run)) for each, run in zip(reported, runs, strict=False)],
         cards=metric_cards(cards, list(table["metric"].unique())),
         count=f"{len(table):,}",
-        records=pack(table, outline_of(table, cards)),
+        export=f"anisoscope export {shlex.quote(str(runs[0].path))} --to records.parquet",
+        records=pack(table, {**outline_of(table, cards), "figures": figures}),
         vega=Markup(vega),
         scripts=Markup(scripts),
     )
@@ -84,22 +84,7 @@ def live_page() -> str:
 
 def own_scripts(start: str, *more: str) -> str:
     """The scripts of our pages and the call that starts them, in one scope."""
-    return _scoped("\n".join([*map(asset, (*SCRIPTS, *more)), start]))
-
-
-def _scoped(script: str) -> str:
-    # Vega's bundle declares one-letter names: a scope per script keeps them apart.
-    return f"(() => {{\n{script}\n}})();"
-
-
-@cache
-def vega_script() -> str:
-    """Vega, Vega-Lite and vega-embed as one script that sets window.vegaEmbed; vl-convert carries them."""
-    import vl_convert
-
-    bundle = vl_convert.javascript_bundle()  # type: ignore[call-arg]  # its stub forgets the default
-    # A script must contain neither </script nor <!--; both can be written with an escape inside a string.
-    return _scoped(bundle.replace("</script", "<\\/script").replace("<!--", "<\\!--"))
+    return scoped("\n".join([*map(asset, (*SCRIPTS, *more)), start]))
 
 
 def _policy(*scripts: str) -> str:
@@ -109,15 +94,3 @@ def _policy(*scripts: str) -> str:
         f"default-src 'none'; script-src {hashes}; style-src 'unsafe-inline'; img-src data:; "
         "base-uri 'none'; form-action 'none'"
     )
-
-
-def _subtitle(runs: Sequence[Run], count: int) -> str:
-    models = dict.fromkeys(str(name) for run in runs if (name := _model(run)))
-    return " · ".join([*models, f"{count:,} records", f"made {runs[0].created[:10]}"])
-
-
-def _model(run: Run) -> str | None:
-    model = run.info.get("model")
-    if isinstance(model, dict):
-        return model.get("source") or model.get("architecture")
-    return model if isinstance(model, str) else None

@@ -6,20 +6,22 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import Any
 
 from rich.table import Table
 from rich.text import Text
 
 from anisoscope.report.cells import CURVE, NO_VALUE, FittedTable, new_table, sparkline
-from anisoscope.report.sentences import WITHOUT, layers_text, number, span
+from anisoscope.report.layer_curves import LayerCurves, layer_curves
+from anisoscope.report.sentences import layers_text, number, span
 from anisoscope.report.tables import Row
 
 _SAME = 0.1  # curves that differ by less than this share are reported once
-_FLAT = 0.05  # a curve that varies by less than this share of its largest value has no highest layer
 _CAUSED = 0.25  # share of the variance that the top direction must lose without sink tokens to be caused by them
 _FEW = 0.01  # share of rows; if removing so few halves the anisotropy, few rows cause it
 _ZERO = 0.01  # a mean cosine below this is about 0
 _EXPLAINED = ((0.1, "yes"), (0.5, "mostly"), (math.inf, "no"))  # what is left of a mean cosine after centring
+_NO_CARDS: Mapping[str, Mapping[str, Any]] = {}
 _SHARE = ((0.2, "no"), (0.5, "partly"), (math.inf, "yes"))  # readings of a share
 
 
@@ -32,7 +34,6 @@ class Question:
         metric: The metric.
         clause: The answer, with `{}` for the values.
         percent: Whether values are percentages.
-        low: Whether a low value is the finding, instead of a high one.
         relative: Whether readings depend on the value divided by its null.
         readings: Upper limits of the value at the layer of the finding, each with a word.
     """
@@ -41,7 +42,6 @@ class Question:
     metric: str
     clause: str
     percent: bool = False
-    low: bool = False
     relative: bool = False
     readings: Sequence[tuple[float, str]] = ()
 
@@ -81,7 +81,6 @@ _OTHERS = (
         "Is the variance even?",
         "isoscore",
         "the IsoScore is {}, where 0 is a line and 1 a sphere",
-        low=True,
         relative=True,
         readings=((0.1, "no"), (0.5, "partly"), (math.inf, "yes")),
     ),
@@ -89,11 +88,10 @@ _OTHERS = (
         "How many directions?",
         "participation_ratio",
         "about {} directions share the variance",
-        low=True,
         relative=True,
         readings=((0.1, "few"), (0.5, "some"), (math.inf, "most")),
     ),
-    Question("Intrinsic dimension?", "two_nn", "about {}, from nearest neighbours", low=True),
+    Question("Intrinsic dimension?", "two_nn", "about {}, from nearest neighbours"),
 )
 METRICS = (
     *("spectral_anisotropy", "top_coordinate", "tokens_to_halve", "mean_cosine", "mean_cosine_centred"),
@@ -108,12 +106,20 @@ def streams_of(rows: Mapping[str, Sequence[Row]]) -> list[str]:
     return main or streams
 
 
-def answers(rows: Mapping[str, Sequence[Row]], stream: str) -> list[QuestionAnswer]:
-    """The answers for one stream at its last step, given the rows of a run by metric.
+def answers(
+    rows: Mapping[str, Sequence[Row]], stream: str, cards: Mapping[str, Mapping[str, Any]] = _NO_CARDS
+) -> list[QuestionAnswer]:
+    """The answers for one stream at its last step.
 
-    Values are those without sink tokens, if they were measured. A metric that was not measured gives no answer.
+    Args:
+        rows: The rows of a run by metric. A metric that was not measured gives no answer.
+        stream: The stream.
+        cards: The metric cards: they decide which end of a range is the finding, and which variant is shown.
+
+    Returns:
+        The answers. Values are those without sink tokens, if they were measured.
     """
-    curves = {metric: _Curves.of(rows.get(metric, ()), stream) for metric in METRICS}
+    curves = {metric: layer_curves(metric, rows.get(metric, ()), stream, cards.get(metric, {})) for metric in METRICS}
     direction = _answer(_DIRECTION, curves)
     coordinate = _answer(_COORDINATE, curves)
     if coordinate is not None and (direction is None or direction.reading == "no"):
@@ -150,82 +156,42 @@ def _layout(results: Sequence[QuestionAnswer], title: str, named: bool, bars: in
     return table
 
 
-@dataclass(frozen=True)
-class _Curves:
-    """A metric over the layers of one stream, under the main policy and over all tokens."""
-
-    main: Mapping[float, Row]
-    all: Mapping[float, Row]
-    sinks_out: bool
-    final: float | None
-
-    @classmethod
-    def of(cls, rows: Sequence[Row], stream: str) -> _Curves | None:
-        single = [row for row in rows if row["stream"] == stream and row["index"] is None and row["head"] is None]
-        known = [row for row in single if row["value"] is not None]
-        if not known:
-            return None
-        variant = {key: value for key, value in known[0].items() if key.startswith("v_")}
-        last = max(row["step"] for row in known)
-        known = [r for r in known if r["step"] == last and all(r[key] == value for key, value in variant.items())]
-        policies = {row["tokens"] for row in known}
-        main = WITHOUT if WITHOUT in policies else "all" if "all" in policies else sorted(policies)[0]
-        final = next((row["layer"] for row in known if row["site"].endswith("final")), None)
-        return cls(_by_layer(known, main), _by_layer(known, "all"), main == WITHOUT, final)
-
-    @property
-    def values(self) -> list[float]:
-        return [row["value"] for row in self.main.values()]
-
-    @property
-    def nulls(self) -> list[float]:
-        return [row["null"] for row in self.main.values() if row["null"] is not None]
-
-    def extreme(self, low: bool) -> tuple[float, Row]:
-        """The layer of the lowest or highest value, and its row."""
-        chooser = min if low else max
-        return chooser(self.main.items(), key=lambda item: item[1]["value"])
-
-    def where(self, low: bool) -> str:
-        """`; highest at layer 7`, or nothing if the curve is flat."""
-        if max(self.values) - min(self.values) <= _FLAT * max(map(abs, self.values)):
-            return ""
-        return f"; {'lowest' if low else 'highest'} at {layers_text([self.extreme(low)[0]], self.final)}"
-
-    def over_all(self, percent: bool, tolerance: float = 0.0) -> str:
-        """`; over all tokens 88–99 %`, or nothing if that is the same."""
-        pairs = [(row["value"], self.all[layer]["value"]) for layer, row in self.main.items() if layer in self.all]
-        if not self.sinks_out or all(abs(a - b) <= max(tolerance, _SAME * max(abs(a), abs(b))) for a, b in pairs):
-            return ""
-        return f"; over all tokens {_range([row['value'] for row in self.all.values()], percent)}"
+def _where(curve: LayerCurves) -> str:
+    """`; highest at layer 7`, or nothing if the curve is flat."""
+    if curve.is_flat:
+        return ""
+    return f"; {'lowest' if curve.low else 'highest'} at {layers_text([curve.extreme()[0]], curve.final)}"
 
 
-def _range(values: Sequence[float], percent: bool = False) -> str:
+def _over_all(curve: LayerCurves, percent: bool, tolerance: float = 0.0) -> str:
+    """`; over all tokens 88–99 %`, or nothing if that is the same."""
+    pairs = [(row["value"], curve.all[layer]["value"]) for layer, row in curve.main.items() if layer in curve.all]
+    if not curve.sinks_out or all(abs(a - b) <= max(tolerance, _SAME * max(abs(a), abs(b))) for a, b in pairs):
+        return ""
+    return f"; over all tokens {value_range([row['value'] for row in curve.all.values()], percent)}"
+
+
+def value_range(values: Sequence[float], percent: bool = False) -> str:
     """The lowest and highest value with a dash, or `to` if one is negative."""
     text = span(values, percent)
     return text.replace(" to ", "–") if min(values) >= 0 else text
 
 
-def _by_layer(rows: Sequence[Row], policy: str) -> dict[float, Row]:
-    """The rows of one policy by layer; vectors have layer 0."""
-    return dict(sorted((row["layer"] or 0.0, row) for row in rows if row["tokens"] == policy))
-
-
-def _answer(question: Question, curves: Mapping[str, _Curves | None]) -> QuestionAnswer | None:
+def _answer(question: Question, curves: Mapping[str, LayerCurves | None]) -> QuestionAnswer | None:
     curve = curves[question.metric]
     if curve is None:
         return None
-    values = _range(curve.values, question.percent)
-    null = _range(curve.nulls, question.percent) if curve.nulls else ""
+    values = value_range(curve.values, question.percent)
+    null = value_range(curve.nulls, question.percent) if curve.nulls else ""
     rows = {row["n"] for row in curve.main.values() if row["n"] is not None}
     reading = _reading(question, curve) if question.readings else f"n ≤ {max(rows):,}" if rows else NO_VALUE
     expected = f" (null {null})" if null else ""
-    sentence = question.clause.format(values) + expected + curve.where(question.low) + curve.over_all(question.percent)
+    sentence = question.clause.format(values) + expected + _where(curve) + _over_all(curve, question.percent)
     return QuestionAnswer(question.text, question.metric, sentence, values, curve.values, null, reading)
 
 
-def _reading(question: Question, curve: _Curves) -> str:
-    _, row = curve.extreme(question.low)
+def _reading(question: Question, curve: LayerCurves) -> str:
+    _, row = curve.extreme()
     value = row["value"]
     if question.relative:
         if not row["null"]:
@@ -234,37 +200,35 @@ def _reading(question: Question, curve: _Curves) -> str:
     return next(word for limit, word in question.readings if value < limit)
 
 
-def _after_centring(curves: Mapping[str, _Curves | None]) -> QuestionAnswer | None:
+def _after_centring(curves: Mapping[str, LayerCurves | None]) -> QuestionAnswer | None:
     """Whether a cone is only due to the mean vector."""
     centred, cone = curves[_CENTRED.metric], curves[_CONE.metric]
     if centred is None:
         return None
     largest = max(map(abs, centred.values))
-    values = "about 0" if largest < _ZERO else _range([0.0 if abs(v) < _ZERO / 2 else v for v in centred.values])
+    values = "about 0" if largest < _ZERO else value_range([0.0 if abs(v) < _ZERO / 2 else v for v in centred.values])
     before = max(cone.values) if cone is not None else 0.0
     reading = NO_VALUE
     if before >= _CONE.readings[0][0]:  # there is a cone to explain
         reading = next(word for limit, word in _EXPLAINED if largest < limit * before)
     sentence = (
-        _CENTRED.clause.format(values)
-        + ("" if largest < _ZERO else centred.where(False))
-        + centred.over_all(False, _ZERO)
+        _CENTRED.clause.format(values) + ("" if largest < _ZERO else _where(centred)) + _over_all(centred, False, _ZERO)
     )
     curve = [] if largest < _ZERO else centred.values
     return QuestionAnswer(_CENTRED.text, _CENTRED.metric, sentence, values, curve, "", reading)
 
 
-def _few_tokens(curves: Mapping[str, _Curves | None], halving: Sequence[Row], stream: str) -> QuestionAnswer | None:
+def _few_tokens(curves: Mapping[str, LayerCurves | None], halving: Sequence[Row], stream: str) -> QuestionAnswer | None:
     """Whether few tokens cause the anisotropy: how much the top direction loses without sink tokens."""
     share = curves[_DIRECTION.metric]
     if share is None or not share.sinks_out:
         return _few_rows(halving, stream)
-    lost = {layer: share.all[layer]["value"] - row["value"] for layer, row in share.main.items() if layer in share.all}
+    lost = share.gaps()
     if not lost:
         return None
     layer = max(lost, key=lambda layer: abs(lost[layer]))
     before, after = share.all[layer], share.main[layer]
-    left_out = max((share.all[k]["n"] or 0) - (row["n"] or 0) for k, row in share.main.items() if k in share.all)
+    left_out = share.left_out()
     ends = [number(row["value"], percent=True) for row in (before, after)]
     values = ends[0] if ends[0] == ends[1] else " → ".join(ends)
     without = f"without {left_out:,} of {before['n'] or 0:,} tokens (first and massive ones)"
@@ -285,7 +249,9 @@ def _few_rows(halving: Sequence[Row], stream: str) -> QuestionAnswer | None:
     share, note = rows[0]["value"], rows[0]["note"]
     values = NO_VALUE if share is None else number(share, percent=True)
     sentence = (
-        note or "no" if share is None else f"removing the {values} of rows with the largest norms halves its excess"
+        note or "no"
+        if share is None
+        else f"removing the {values} of rows with the largest norms halves the excess of the top direction"
     )
     reading = "yes" if share is not None and share <= _FEW else "no"
     return QuestionAnswer("Due to few rows?", "tokens_to_halve", sentence, values, [], "", reading)

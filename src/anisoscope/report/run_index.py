@@ -8,9 +8,12 @@ from pathlib import Path
 from typing import Any
 
 from anisoscope.errors import AnisoscopeError, InputError
+from anisoscope.report.run_status import config_of, is_written, status_of, tail_facts
 from anisoscope.store.run import Run
+from anisoscope.store.run_header import LOCK
 
 _HEADER, _RECORDS = "run.json", "records.jsonl"
+MOST_RUNS = 24  # that are read at once
 _DEEPEST = 6  # levels of folders that are searched
 
 
@@ -23,6 +26,7 @@ class RunIndex:
 
     def __init__(self, root: str | os.PathLike[str]) -> None:
         self.root = Path(root).resolve()
+        self._entries: dict[str, tuple[tuple[int, ...], dict[str, Any]]] = {}
         if not self.root.is_dir():
             raise InputError(f"{root} is not a folder; choose the folder that contains your runs")
 
@@ -44,17 +48,37 @@ class RunIndex:
         return runs
 
     def open(self, ids: Sequence[str]) -> list[Run]:
-        """Open the runs of these ids; an id that is not a run in the folder is an InputError."""
+        """Open the runs of these ids; an id that is not a run in the folder is an InputError, and so are too many."""
+        if len(ids) > MOST_RUNS:
+            raise InputError(f"{len(ids)} runs at once are too many; choose at most {MOST_RUNS}")
         known = self.ids()
         for name in ids:
             if name not in known:
                 raise InputError(f"no run {name!r} in {self.root.name}; reload the list of runs")
         return [Run.open(known[name]) for name in ids]
 
+    def _known_entry(self, name: str, path: Path) -> dict[str, Any]:
+        """The entry of a run; read again only if one of its files has changed or a process writes it."""
+        key = tuple(_changed(path / file) for file in (_HEADER, _RECORDS, LOCK))
+        before = self._entries.get(name)
+        if before is None or before[0] != key or before[1]["status"] == "running":
+            self._entries[name] = key, _entry(name, path)
+        return self._entries[name][1]
+
     def listing(self) -> list[dict[str, Any]]:
-        """The list of runs for the page, the last changed first; reads headers only, so a thousand runs are fast."""
-        entries = [_entry(name, path) for name, path in self.ids().items()]
+        """The list of runs for the page, the last changed first; reads headers and the ends of records."""
+        known = self.ids()
+        entries = [self._known_entry(name, path) for name, path in known.items()]
+        self._entries = {name: entry for name, entry in self._entries.items() if name in known}
         return sorted(entries, key=lambda entry: (-entry["changed"], entry["id"]))
+
+
+def _changed(path: Path) -> int:
+    """When a file was changed, in nanoseconds; 0 if it does not exist."""
+    try:
+        return path.lstat().st_mtime_ns
+    except OSError:
+        return 0
 
 
 def _is_text(name: str) -> bool:
@@ -67,9 +91,11 @@ def _is_text(name: str) -> bool:
 
 
 def _entry(name: str, path: Path) -> dict[str, Any]:
+    info: dict[str, Any] = {}
     try:
         run = Run.open(path)  # as every reader: no link, no pipe, bounded in size and depth
-        model = run.info.get("model")
+        info = run.info
+        model = info.get("model")
         title = model.get("source") or model.get("architecture") if isinstance(model, dict) else model
         header = {"name": run.name, "created": run.created, "model": None if title is None else str(title)}
     except AnisoscopeError:
@@ -77,9 +103,12 @@ def _entry(name: str, path: Path) -> dict[str, Any]:
         header = {"name": path.name, "created": "", "model": "run.json cannot be read"}
     try:
         status = (path / _RECORDS).lstat()
-        return {"id": name, **header, "size": status.st_size, "changed": status.st_mtime}
+        files = {"size": status.st_size, "changed": status.st_mtime}
     except OSError:
-        return {"id": name, **header, "size": 0, "changed": 0.0}
+        files = {"size": 0, "changed": 0.0}
+    facts = tail_facts(path / _RECORDS) if files["size"] else {"step": None, "loss": None, "alert": None}
+    state = status_of(is_written(path / LOCK), info, facts["step"])
+    return {"id": name, **header, **files, **facts, "status": state, "config": config_of(info)}
 
 
 def size_of(run: Run) -> int:

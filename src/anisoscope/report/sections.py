@@ -7,13 +7,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from anisoscope.records import Record, headline_variant
-from anisoscope.report.caveats import caveats
-from anisoscope.report.checked_info import checked_info
-from anisoscope.report.sentences import PHRASES, WITHOUT, by_layer, headlines, number
+from anisoscope.records import headline_variant
+from anisoscope.report.reported_run import ReportedRun
+from anisoscope.report.sentences import PHRASES, WITHOUT, by_layer, error_text, number
 from anisoscope.report.streams import metric_title
-from anisoscope.report.tables import NONE, Row, claim_of, parse_site
-from anisoscope.report.tangent_summary import TangentSummary, summarise
+from anisoscope.report.tables import NONE, Row, parse_site
+from anisoscope.report.tiles import svg_path
 from anisoscope.store.run import Run
 
 RowsByMetric = Mapping[str, Sequence[Row]]
@@ -32,54 +31,21 @@ class CurveRow:
 
 @dataclass(frozen=True)
 class RunResults:
-    """What a report shows of one run before its charts."""
+    """All numbers of one run at its last step."""
 
     label: str
-    sentences: list[tuple[str, str]]  # (metric, sentence)
-    verdicts: list[list[str]]  # of a tangent test: gradient, site, proxy, rank, energy, chance, verdict
-    more_verdicts: list[list[str]]  # of smaller ranks
     curves: list[CurveRow]  # of the metrics that have a phrase
     more_curves: list[CurveRow]  # of all others
     numbers: list[list[str]]  # if there are no curves: metric, variant, site, value, null value, n
-    caveats: list[str]
 
 
-def run_results(label: str, run: Run, rows: RowsByMetric, records: Sequence[Record] = ()) -> RunResults:
-    """The sentences, the verdicts, the headline table and the caveats of one run.
-
-    Args:
-        label: The run's name in the report.
-        run: The run.
-        rows: Its rows of the first and the last step, by metric.
-        records: The records of its last step.
-    """
-    tests = [each for each in summarise(records) if each.q]
-    largest = {(each.gradient, each.site, each.proxy): each.rank for each in sorted(tests, key=lambda each: each.rank)}
-    verdicts: list[list[str]] = []
-    smaller: list[list[str]] = []
-    for each in tests:
-        main = each.rank == largest[each.gradient, each.site, each.proxy]
-        (verdicts if main else smaller).append(_verdict_row(each))
-    cards = checked_info(run.info)["metrics"]
+def run_results(run: ReportedRun) -> RunResults:
+    """The tables of all numbers of one run at its last step."""
+    cards, rows = run.cards, run.rows
     curves = {metric: _curve_rows(metric, rows[metric], headline_variant(cards.get(metric, {}))) for metric in rows}
     first = [line for metric in PHRASES if metric in rows for line in curves[metric]]
     more = [line for metric in rows if metric not in PHRASES for line in curves[metric]]
-    numbers = [] if first or verdicts else _number_rows(rows)
-    return RunResults(
-        label, headlines(rows, run.info), verdicts, smaller, first, more, numbers, caveats(rows, run.info)
-    )
-
-
-def _verdict_row(summary: TangentSummary) -> list[str]:
-    return [
-        summary.gradient,
-        summary.site.removeprefix("grad."),
-        summary.proxy,
-        str(summary.rank),
-        number(summary.energy.value or 0.0, percent=True) + _error(summary.energy.error, percent=True),
-        "–" if summary.energy.null is None else number(summary.energy.null, percent=True),
-        summary.words,
-    ]
+    return RunResults(run.label, first, more, [] if first else _number_rows(rows))
 
 
 def _number_rows(rows: RowsByMetric) -> list[list[str]]:
@@ -89,7 +55,7 @@ def _number_rows(rows: RowsByMetric) -> list[list[str]]:
             metric,
             ", ".join(f"{key[2:]} {value}" for key, value in row.items() if key[:2] == "v_" and value != NONE),
             row["site"],
-            number(row["value"]) + _error(row["error"], percent=False),
+            number(row["value"]) + error_text(row["error"], percent=False),
             "" if row["null"] is None else number(row["null"]),
             "" if row["n"] is None else f"{row['n']:,}",
         ]
@@ -129,10 +95,10 @@ def _stream_rows(metric: str, stream: str, rows: Sequence[Row], headline: Mappin
         sites = {row["layer"]: row["site"] if row["head"] is None else _layer_site(row["site"]) for row in same}
         start, top, end = min(curve), max(curve, key=lambda layer: curve[layer]), max(curve)
         ends = [
-            (number(curve[layer], percent) + _error(errors.get(layer), percent), sites[layer])
+            (number(curve[layer], percent) + error_text(errors.get(layer), percent), sites[layer])
             for layer in (start, top, end)
         ]
-        lines.append(CurveRow(name, policy, curve_path(list(curve.values())), ends))
+        lines.append(CurveRow(name, policy, _curve_path(list(curve.values())), ends))
     return lines
 
 
@@ -141,33 +107,8 @@ def _layer_site(text: str) -> str:
     return str(replace(parse_site(text), head=None))
 
 
-def _error(error: float | None, percent: bool) -> str:
-    if error is None:
-        return ""
-    return f" ± {100 * error:.2g} %" if percent else f" ± {error:.2g}"
-
-
-def curve_path(values: Sequence[float]) -> str:
-    """The SVG path of a small curve in a box of 100 × 30; "" for fewer than two values."""
-    if len(values) < 2:
-        return ""
-    low, high = min(values), max(values)
-    height = (high - low) or 1.0
-    points = (f"{100 * i / (len(values) - 1):.1f},{28 - 26 * (v - low) / height:.1f}" for i, v in enumerate(values))
-    return "M" + "L".join(points)
-
-
-def claim_row(row: Row) -> dict[str, str]:
-    """One line of the table of claims: the verdict, the effect with its error, and the reason."""
-    verdict = str(row.get("v_verdict", ""))
-    return {
-        "claim": claim_of(row),
-        "line": str(row.get("v_line", "")),
-        "verdict": verdict,
-        "style": re.sub(r"[^a-z]+", "-", verdict.lower()),
-        "effect": "–" if row["value"] is None else number(row["value"]) + _error(row["error"], percent=False),
-        "reason": row["note"] or "",
-    }
+def _curve_path(values: Sequence[float]) -> str:
+    return svg_path(values, values) if len(values) > 1 else ""
 
 
 def run_facts(run: Run) -> list[tuple[str, str]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
@@ -127,6 +128,16 @@ def sentences(metric: str, rows: Sequence[Row], card: Mapping[str, Any] | None =
     return texts
 
 
+def in_rows(text: str, tokens: bool = False) -> str:
+    """A text about tokens as one about rows, unless the rows are tokens.
+
+    >>> in_rows("2 massive tokens; massive_tokens; --tokens")
+    '2 massive rows; massive_tokens; --tokens'
+    """
+    # what is left out of a mean are tokens, also if a row is the mean of a sequence
+    return text if tokens else re.sub(r"(?<!first and massive )(?<![\w-])token(s?)\b", r"row\1", text)
+
+
 def stream_name(stream: str) -> str:
     """What a stream holds, in words; "" for the residual stream and for vectors.
 
@@ -160,6 +171,13 @@ def number(value: float, percent: bool = False, zero: float = _NOTHING) -> str:
     if abs(value) >= 100 or (value == round(value) and value):
         return f"{value:,.0f}"
     return f"{value:.1f}" if abs(value) >= 10 else f"{value:.2g}" if abs(value) < 0.1 else f"{value:.2f}"
+
+
+def error_text(error: float | None, percent: bool) -> str:
+    """` ± 0.3 %`, or "" without an error."""
+    if error is None:
+        return ""
+    return f" ± {100 * error:.2g} %" if percent else f" ± {error:.2g}"
 
 
 def span(values: Sequence[float], percent: bool = False, zero: float = _NOTHING) -> str:

@@ -259,4 +259,4 @@ def _steep(table: pd.DataFrame) -> bool:
         return False
     known = table["value"].dropna()
     positive = known[known > 0]
-    return bool(len(positive) and known.min() >= 0 and positive.max() / positive.min() > _STEEP)
+    return bool(len(positive) and known.min() >= 0 and float(positive.max()) / float(positive.min()) > _STEEP)

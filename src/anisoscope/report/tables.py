@@ -29,7 +29,7 @@ BEHIND = ("final.in", "final")  # sites whose position depends on the number of 
 
 def table_of(runs: Sequence[Run]) -> pd.DataFrame:
     """The records of one or more runs as one table; the column `run` is different for every run."""
-    return joined([with_range(run.frame(), run) for run in runs], run_labels(runs))
+    return joined([with_range(run.table(), run) for run in runs], run_labels(runs))
 
 
 def with_range(table: pd.DataFrame, run: Run) -> pd.DataFrame:

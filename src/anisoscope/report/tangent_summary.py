@@ -64,6 +64,11 @@ class TangentSummary:
         return _verdict(self)[0]
 
     @property
+    def is_finding(self) -> bool:
+        """Whether the gradients are related to the basis."""
+        return _verdict(self)[1]
+
+    @property
     def verdict(self) -> str:
         """The verdict with the size of its effect, if a relation was found."""
         words, is_finding = _verdict(self)

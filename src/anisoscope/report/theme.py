@@ -14,6 +14,7 @@ VERDICTS = {
     "reproduced": "#009E73",
     "not reproduced": "#D55E00",
     "inconclusive": "#8A8A8A",
+    "untestable here": "#B8B8B8",
     "smoke test": "#5F6B7A",  # without a colour of its own it would get that of the first verdict
 }
 _FORMATS = (".png", ".svg", ".pdf", ".html", ".json")
@@ -83,6 +84,7 @@ def save_chart(chart: Any, path: str | Path, scale: float = 2.0) -> Path:
         raise InputError(f"cannot draw to {target.name!r}; the name must end in {', '.join(_FORMATS)}")
     if not target.parent.is_dir():
         raise InputError(f"cannot draw to {target}: the folder {target.parent} does not exist; create it first")
+    kind = target.suffix.lower()
     options: dict[str, dict[str, Any]] = {".html": {"inline": True}, ".png": {"scale_factor": scale}}
-    chart.save(str(target), **options.get(target.suffix.lower(), {}))
+    chart.save(str(target), **options.get(kind, {}))
     return target

@@ -67,6 +67,11 @@ class RecordTable:
     def __len__(self) -> int:
         return len(self.codes["step"])
 
+    @property
+    def rows(self) -> int:
+        """The number of records."""
+        return len(self.numbers["value"])
+
     def distinct(self, name: str) -> list[Any]:
         """The different values of a column, in first-seen order."""
         _, first = np.unique(self.codes[name], return_index=True)

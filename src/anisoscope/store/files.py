@@ -26,6 +26,7 @@ JSON_LIMIT = 64 << 20
 _CHUNK = 1 << 18
 # How libraries written in Rust, such as safetensors, pass on an error of the system.
 _IN_RUST = re.compile(r"\(os error ([0-9]{1,4})\)")
+_MAX_DEPTH = 255  # folders; making more at once would exceed Python's recursion limit
 _REMEDY = "check the path and the disk"
 _REMEDIES = {
     errno.ENOSPC: "free some space; what was stored before is intact",
@@ -69,6 +70,8 @@ def user_path(source: str | os.PathLike[str]) -> Path:
     try:
         path = Path(source).expanduser()
         path.exists()
+        if len(path.parts) > _MAX_DEPTH:
+            raise ValueError(f"more than {_MAX_DEPTH} folders deep")
     except (OSError, ValueError, RuntimeError) as error:  # too long, not accessible, ~ of an unknown user
         text = os.fspath(source)
         shown = text if len(text) <= 80 else f"{text[:80]}…"
@@ -110,7 +113,9 @@ def wrong_content(path: Path | str) -> str | None:
 
 
 def read_json(path: Path, limit: int = JSON_LIMIT) -> Any:
-    """The value in a JSON file; a ValueError if it is not JSON, too long or nested too deeply."""
+    """The value in a JSON file; a ValueError if it is not JSON, not a regular file, too long or nested too deeply."""
+    if path.exists() and not path.is_file():
+        raise ValueError("not a regular file")  # to open a pipe would wait for its writer
     with path.open("rb") as file:
         data = file.read(limit + 1)
     if len(data) > limit:

@@ -7,17 +7,18 @@ on the disk, a half-written line is never read, and at most one process writes. 
 from __future__ import annotations
 
 import copy
-import json
 import os
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from anisoscope.errors import InputError, StoreError
 from anisoscope.records import Record, Replicates, Site
 from anisoscope.store.columns import KEY, Columns, Key, RecordTable
-from anisoscope.store.files import WriterLock, append_lines, file_errors, replacing, sweep_temporaries
+from anisoscope.store.export import export
+from anisoscope.store.files import WriterLock, append_lines, file_errors, sweep_temporaries
 from anisoscope.store.record_lines import (
     read_records,
     read_replicates,
@@ -200,9 +201,21 @@ class Run:
         remove_from_step(self.path / _STATS, step)
         self._append(_RECORDS, [to_line({"rewind": step})])
 
-    def records(self) -> Iterator[Record]:
+    def records(self) -> list[Record]:
         """The records in first-seen order, the last one of each key, without rewound and half-written ones."""
+        return list(self)
+
+    def __iter__(self) -> Iterator[Record]:
+        """Iterate over the records, as `records` returns them."""
         yield from self._table().records()
+
+    def __repr__(self) -> str:
+        table = self._table()
+        metrics, sites = len(table.distinct("metric")), len(table.distinct("site"))
+        return f"<Run {self.name}: {table.rows:,} records, {metrics} metrics at {sites} sites>"
+
+    def _repr_html_(self) -> str:
+        return _views().html(self)
 
     def replicates(self) -> dict[Key, Replicates]:
         """Leave-one-block-out values by `record_key`, for comparing two runs in pairs.
@@ -235,9 +248,38 @@ class Run:
         """The sites that have records, in the order of a forward pass."""
         return [str(site) for site in sorted(map(Site.parse, self._table().distinct("site")))]
 
-    def frame(self) -> pd.DataFrame:
-        """The records as a table with the columns of `records.COLUMNS`; the variant is JSON text."""
+    def table(self) -> pd.DataFrame:
+        """The records as they are stored, with the columns of `records.COLUMNS`; the variant is JSON text."""
         return self._table().frame()
+
+    def frame(self) -> pd.DataFrame:
+        """The records as a tidy table, one row per number.
+
+        Returns:
+            The columns of `table`, and what follows from them: `stream` (resid, attn, …), `kind`, `layer` (embed is −1,
+            `final` comes after the last layer), `depth` (0 at embed, 1 at the last layer and behind it), `head`, and
+            the ends `low` and `high` of the 95 % interval.
+        """
+        return _views().tidy(self)
+
+    def profile(
+        self, metric: str, *, step: int | None = None, stream: str | None = None, **variant: Any
+    ) -> pd.DataFrame:
+        """One metric over layers.
+
+        Args:
+            metric: The metric's name.
+            step: The training step. Default: the last.
+            stream: Which curve: `resid`, `attn`, `grad.resid`, … Default: the first that was recorded.
+            **variant: The variant of the number. Default: the one that represents the metric.
+
+        Returns:
+            A table with one row per layer (−1 is embed) and the columns `all` and `no-sink`, as far as they were
+            measured, and `low`, `high` and `null` of the last of these.
+
+        >>> run.profile("isoscore")[["all", "no-sink"]].plot()    # doctest: +SKIP
+        """
+        return _views().profile(self, metric, step=step, stream=stream, variant=variant)
 
     def since(self, position: int = 0) -> tuple[pd.DataFrame | None, int]:
         """The records that were added after a position, and the position after them; to follow a growing run.
@@ -254,11 +296,13 @@ class Run:
             return None, 0
         return None if columns.rewound else columns.table().frame(), end
 
-    def plot(self, metric: str, *, kind: str | None = None, colour: str | None = None, **pick: Any) -> Any:
+    def plot(
+        self, metric: str | None = None, *, kind: str | None = None, colour: str | None = None, **pick: Any
+    ) -> Any:
         """Draw a chart of one metric, chosen by the shape of its records; a notebook shows it.
 
         Args:
-            metric: The metric's name.
+            metric: The metric's name. Default: the chart at the top of the run's report.
             kind: Another kind of chart that fits.
             colour: The field to colour by.
             pick: Values of fields that are not drawn, such as `step=1000`.
@@ -266,27 +310,43 @@ class Run:
         >>> run.plot("two_nn")                                           # doctest: +SKIP
         >>> run.plot("two_nn", kind="steps", tokens="no-sink").save("fig.pdf")    # doctest: +SKIP
         """
-        # The one import that points up: drawing belongs to the report, the call to the run.
-        from anisoscope.report.charts import plot
+        return _views().plot(self, metric, kind=kind, colour=colour, pick=pick)
 
-        return plot([self], metric, kind=kind, colour=colour, pick=pick)
+    def show(self, *, full: bool = False) -> None:
+        """Print the run in sentences, a short table and caveats, as `anisoscope show` does.
+
+        Args:
+            full: Print every number.
+        """
+        _views().show(self, full=full)
+
+    def report(self, path: str | os.PathLike[str]) -> Path:
+        """Write the run as one .html page; see `anisoscope.write_report`."""
+        return _views().write_report(self, Path(path))
+
+    def compare(self, other: Run, metrics: Sequence[str] | None = None) -> pd.DataFrame:
+        """Compare with another run: a table of differences, other minus this; see `anisoscope.compare`."""
+        return _views().compare(self, other, metrics)
+
+    def save(self, path: str | os.PathLike[str]) -> Run:
+        """Copy records, replicates, statistics and info to a new folder; a temporary run is kept this way.
+
+        Args:
+            path: The folder, empty or missing. Its name becomes the run's name.
+
+        Returns:
+            The new run.
+        """
+        records, replicates = self.records(), self.replicates()
+        with Run.create(path, self.info, command=self.command) as run:
+            run.append([replace(r, run="") for r in records], [replicates.get(record_key(r)) for r in records])
+            for step, site, tokens, block in self.statistics():
+                run.save_statistics(step, site, tokens, self.load_statistics(step, site, tokens, block), block)
+        return run
 
     def export(self, path: str | os.PathLike[str]) -> Path:
         """Write the records to one file: .parquet (with run.json in its schema metadata), .csv or .jsonl."""
-        target = Path(path)
-        writers: dict[str, Callable[[Path], None]] = {
-            ".parquet": self._write_parquet,
-            ".csv": self._write_csv,
-            ".jsonl": self._write_jsonl,
-        }
-        write = writers.get(target.suffix.lower())
-        if write is None:
-            raise InputError(f"cannot export to {target.name!r}; the name must end in {', '.join(writers)}")
-        if target.resolve() in (self.path / _RECORDS, self.path / _REPLICATES):
-            raise InputError(f"{target} is a file of the run itself; export to another name")
-        with file_errors("write", target), replacing(target) as temporary:
-            write(temporary)
-        return target
+        return export(self, self._header, path, (_RECORDS, _REPLICATES))
 
     def save_statistics(self, step: int, site: str, tokens: str, arrays: Arrays, block: int | None = None) -> None:
         """Store the numpy arrays of a statistic; arrays that are already stored for this address are replaced."""
@@ -320,20 +380,12 @@ class Run:
             with file_errors("append to", self.path / name):
                 append_lines(self.path / name, b"".join(lines))
 
-    def _write_parquet(self, path: Path) -> None:
-        import pyarrow as pa
-        import pyarrow.parquet as pq
 
-        table = pa.Table.from_pandas(self.frame(), preserve_index=False)
-        header = json.dumps(self._header, ensure_ascii=False).encode()
-        pq.write_table(table.replace_schema_metadata({**table.schema.metadata, b"anisoscope": header}), path)
+def _views() -> Any:
+    """The report, imported when it is needed: drawing belongs to it, the call to the run."""
+    import anisoscope.report.views as views
 
-    def _write_csv(self, path: Path) -> None:
-        self.frame().to_csv(path, index=False)
-
-    def _write_jsonl(self, path: Path) -> None:
-        with path.open("wb") as file:
-            file.writelines(to_line(record.to_json()) for record in self.records())
+    return views
 
 
 def record_key(record: Record) -> Key:

@@ -11,7 +11,7 @@ from typing import Any
 
 from anisoscope import __version__
 from anisoscope.errors import InputError, StoreError
-from anisoscope.store.files import TEMPORARY, file_errors, open_plain, replacing, similar_paths
+from anisoscope.store.files import TEMPORARY, file_errors, open_plain, replacing, similar_paths, user_path
 from anisoscope.store.record_lines import parse_objects
 
 FORMAT = 1
@@ -23,7 +23,7 @@ def run_path(path: str | os.PathLike[str]) -> Path:
     """The absolute path of a run; an InputError if the system cannot have such a path."""
     try:
         # Resolved, so that "." has a name and a later change of directory does not move the run.
-        return Path(path).resolve()
+        return user_path(path).resolve()
     except (ValueError, OSError, RuntimeError) as error:
         raise InputError(f"{os.fspath(path)!r} cannot be the path of a run: {error}") from error
 

@@ -148,7 +148,9 @@ async function draw(element, outline, kind, colour, shown, title, small = false)
     renderer: rows.length > MANY_ROWS ? "canvas" : "svg", ast: true, logLevel: 1, actions: false,
     defaultStyle: false, tooltip: { disableDefaultStyle: true },
   };
+  const label = element.getAttribute("aria-label");
   const result = await vegaEmbed(element, spec, options);
+  element.setAttribute("aria-label", label); // Vega has replaced it
   if (element.view) element.view.finalize();
   element.view = result.view;
   element.drawn = key;

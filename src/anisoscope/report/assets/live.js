@@ -1,26 +1,48 @@
 "use strict";
-// The live page: a list of runs, their charts, and the rows that arrive while a run grows.
+// The live page: a table of runs, their charts, and the rows that arrive while a run grows.
 
 const LIST_EVERY = 10000; // milliseconds between two updates of the list
 
 class Live {
   constructor() {
-    this.chosen = JSON.parse(readHash().get("runs") || "[]"); // ids of runs, in the address too
+    const state = readHash();
+    this.chosen = JSON.parse(state.get("runs") || "[]"); // ids of runs, in the address too
     this.page = null;
     this.figures = [];
     this.turn = 0; // results of an earlier choice must not replace those of a later one
-    $("filter").oninput = () => this.filter();
+    this.table = new RunTable((ids) => this.choose(ids).catch(trouble), () => this.keep());
+    this.loop = new LoopCharts(() => this.keep());
+    this.pins = new Pins(this);
+    this.restore(state);
     bindTheme(() => this.redraw());
     window.addEventListener("hashchange", () => this.follow(JSON.parse(readHash().get("runs") || "[]")));
+  }
+
+  // What the address keeps besides the explorer: axes, smoothing, zoom, filter, order, column, pinned charts.
+  restore(state) {
+    const view = JSON.parse(state.get("live.view") || "{}");
+    for (const key of ["smooth", "logX", "logY", "zoom"]) if (key in view) this.loop.view[key] = view[key];
+    if (view.sort) this.table.sort = view.sort;
+    if (view.column) this.table.column = view.column;
+    if (view.filter) $("filter").value = view.filter;
+    this.pins.pinned = view.pins || [];
+  }
+
+  keep() {
+    const state = readHash();
+    const { sort, column } = this.table;
+    state.set("live.view", JSON.stringify({ ...this.loop.view, sort, column, filter: $("filter").value, pins: this.pins.pinned }));
+    writeHash(state);
+    if (this.page) this.page.state.set("live.view", state.get("live.view"));
   }
 
   // Update the list; returns the runs, the last changed first.
   async list() {
     const runs = await (await request("/api/runs")).json();
-    $("runs").replaceChildren(...runs.map((run) => this.entry(run)));
-    this.filter();
-    this.mark();
+    this.runs = runs;
+    this.table.show(runs, this.chosen);
     if (!runs.length) this.setStatus("no runs in this folder yet", false);
+    else if (this.page) this.count();
     return runs;
   }
 
@@ -32,25 +54,6 @@ class Live {
     setInterval(() => this.list().catch(trouble), LIST_EVERY);
   }
 
-  entry(run) {
-    const box = element("input", { type: "checkbox", value: run.id });
-    // In the order of choosing, so that a run keeps its colour when another one is added.
-    box.onchange = () => this.choose([...this.chosen.filter((id) => id !== run.id), ...(box.checked ? [run.id] : [])]);
-    const when = run.changed ? isoTime(new Date(1000 * run.changed)) : "no records yet";
-    const details = element("small", {}, [run.model, when].filter(Boolean).join(" · "));
-    const title = run.id.split("/").pop() === run.name ? run.id : run.id === "." ? run.name : `${run.id} · ${run.name}`;
-    return element("li", {}, element("label", {}, box, element("span", {}, title, details)));
-  }
-
-  filter() {
-    const text = $("filter").value.toLowerCase();
-    for (const item of $("runs").children) item.hidden = !item.textContent.toLowerCase().includes(text);
-  }
-
-  mark() {
-    for (const box of $("runs").querySelectorAll("input")) box.checked = this.chosen.includes(box.value);
-  }
-
   follow(ids) {
     if (JSON.stringify(ids) !== JSON.stringify(this.chosen) && ids.length) this.choose(ids);
   }
@@ -59,7 +62,7 @@ class Live {
   async choose(ids) {
     const turn = ++this.turn;
     this.chosen = ids;
-    this.mark();
+    this.table.show(this.runs, ids);
     if (this.stream) this.stream.close();
     $("main").hidden = !ids.length;
     $("report").hidden = !ids.length;
@@ -82,7 +85,14 @@ class Live {
     $("main").hidden = !this.page.views.length;
     this.page.show();
     this.figures = fillGallery(this.page);
+    this.loop.show(table, this.labels());
+    this.pins.show();
     this.count();
+  }
+
+  // The labels of the chosen runs, in the order of their colours.
+  labels() {
+    return this.page.table.head.lists.run;
   }
 
   listen(query, turn) {
@@ -107,6 +117,8 @@ class Live {
     if (signatureOf(table, metrics) !== before) return this.choose(this.chosen);
     if (metrics.has(this.page.view().metric)) await this.page.show();
     this.figures.filter((figure) => isDrawn(figure) && metrics.has(figure.dataset.metric)).forEach((figure) => figure.draw());
+    if ([...metrics].some((metric) => metric in LOOP_TITLES || metric === "alert")) this.loop.show(table, this.labels());
+    this.pins.draw(metrics);
     this.count();
   }
 
@@ -114,16 +126,75 @@ class Live {
     if (!this.page) return;
     this.page.show();
     this.figures.filter(isDrawn).forEach((figure) => figure.draw());
+    this.pins.draw();
   }
 
   count() {
-    this.setStatus(`live · ${this.page.table.size().toLocaleString("en")} records`, true);
+    const run = (this.runs || []).find((each) => each.id === this.chosen[0]);
+    const about = run && this.chosen.length === 1
+      ? [run.status, run.step === null ? "" : `step ${run.step.toLocaleString("en")}`, run.changed ? ago(Date.now() / 1000 - run.changed) : "", run.loss === null || run.loss === undefined ? "" : `loss ${numberText(run.loss)}`] : [];
+    this.setStatus(["live", ...about, `${this.page.table.size().toLocaleString("en")} records`].filter(Boolean).join(" · "), true);
   }
 
   setStatus(text, live) {
     $("status").textContent = text;
     $("pulse").classList.toggle("live", live);
   }
+}
+
+// Charts that a reader pinned: views of the explorer, drawn again whenever their metric grows.
+class Pins {
+  constructor(live) {
+    this.live = live;
+    this.pinned = []; // views as they are in the address
+    this.figures = [];
+    const button = element("button", { type: "button", id: "pin" }, "Pin");
+    button.onclick = () => this.add();
+    $("card-link").before(button);
+  }
+
+  add() {
+    const view = [...this.live.page.state].filter(([key]) => key !== "runs" && key !== "live.view");
+    this.pinned.push(view);
+    this.show();
+    this.live.keep();
+  }
+
+  show() {
+    $("pinned").hidden = !this.pinned.length;
+    this.figures = this.pinned.map((view, position) => this.figure(new Map(view), position));
+    $("pins").replaceChildren(...this.figures);
+    this.draw();
+  }
+
+  figure(view, position) {
+    const remove = element("button", { type: "button", "aria-label": `unpin ${view.get("metric")}` }, "×");
+    remove.onclick = () => { this.pinned.splice(position, 1); this.show(); this.live.keep(); };
+    const chart = element("div", { class: "chart", role: "img", "aria-label": view.get("metric") || "" });
+    const figure = element("figure", { "data-metric": view.get("metric") || "" }, element("figcaption", {}, element("b", {}, view.get("metric") || ""), remove), chart);
+    figure.draw = () => {
+      const table = this.live.page.table, outline = table.outline;
+      const shown = outline.views.find((each) => each.metric === view.get("metric"));
+      if (!shown) return;
+      const kind = shown.kinds.find((each) => each.kind === view.get("kind")) || shown.kinds[0];
+      const fields = kind.colours.map((each) => each.field);
+      const colour = fields.includes(view.get("colour")) ? view.get("colour") : fields[0];
+      const picked = new Map([...view].filter(([key]) => key.startsWith("pick.")).map(([key, text]) => [key.slice(5), text]));
+      const [, rows] = pickRows(table.rows(shown.metric), kind, colour, picked);
+      return draw(chart, outline, kind, colour, rows, metricTitle(shown.metric, rows, outline), true);
+    };
+    return figure;
+  }
+
+  draw(metrics = null) {
+    this.figures.filter((figure) => !metrics || metrics.has(figure.dataset.metric)).forEach((figure) => figure.draw());
+  }
+}
+
+function ago(seconds) {
+  const units = [["d", 86400], ["h", 3600], ["min", 60], ["s", 1]];
+  const [unit, size] = units.find(([, length]) => seconds >= length) || ["s", 1];
+  return `${Math.max(0, Math.floor(seconds / size))} ${unit} ago`;
 }
 
 // Local date and time in one form for every reader: 2026-11-16 19:33:05.

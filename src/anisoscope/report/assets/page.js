@@ -57,7 +57,7 @@ class Page {
 
   // Change the view; choices that do not fit the new metric or kind get their default.
   choose(changes, keep = []) {
-    const kept = new Map([...this.state].filter(([key]) => key === "metric" || key === "runs" || keep.includes(key)));
+    const kept = new Map([...this.state].filter(([key]) => ["metric", "runs", "live.view"].includes(key) || keep.includes(key)));
     if (!changes.metric) for (const [key, value] of this.state) if (key.startsWith("pick.")) kept.set(key, value);
     this.state = kept;
     for (const [key, value] of Object.entries(changes)) this.state.set(key, value);
@@ -222,17 +222,42 @@ function download(name, text) {
 }
 
 async function startReport() {
+  let pictures = null, page = null, figures = [];
+  const redraw = () => {
+    if (pictures) pictures.redraw();
+    if (page && page.shown) page.show();
+    figures.filter(isDrawn).forEach((figure) => figure.draw());
+  };
+  bindTheme(redraw);
   try {
     const table = await unpack($("records").textContent);
-    const page = new Page(table);
-    let figures = [];
-    bindTheme(() => { page.show(); figures.filter(isDrawn).forEach((figure) => figure.draw()); });
+    pictures = await fillFigures(table.outline);
+    document.documentElement.dataset.hero = "yes";
     $("csv").onclick = () => download("records.csv", table.csv());
+    page = new Page(table);
     await page.show();
-    figures = fillGallery(page);
+    page.shown = true;
+    // The gallery is folded: its charts are made when it is opened.
+    $("all-charts").ontoggle = () => { if (!figures.length) figures = fillGallery(page); };
+    bindPrint(pictures);
     document.documentElement.dataset.ready = "yes";
   } catch (error) {
     $("trouble").textContent = `The charts cannot be shown: ${error.message}`;
     $("trouble").hidden = false;
   }
+}
+
+// Paper is white and shows every figure.
+function bindPrint(pictures) {
+  let before = null;
+  window.addEventListener("beforeprint", () => {
+    before = document.documentElement.dataset.theme;
+    document.documentElement.dataset.theme = "light";
+    pictures.drawAll();
+    if (before === "dark") pictures.redraw();
+  });
+  window.addEventListener("afterprint", () => {
+    document.documentElement.dataset.theme = before;
+    if (before === "dark") pictures.redraw();
+  });
 }

@@ -177,6 +177,6 @@ function cell(value) {
   if (value === null || value === undefined) return "";
   let text = String(value);
   // A spreadsheet would evaluate a text that starts like a formula.
-  if (typeof value === "string" && /^[=+\-@\t]/.test(text)) text = "'" + text;
+  if (typeof value === "string" && /^[=+\-@\t\r]/.test(text)) text = "'" + text;
   return /[",\r\n]/.test(text) ? `"${text.replaceAll('"', '""')}"` : text;
 }

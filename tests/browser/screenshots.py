@@ -1,0 +1,70 @@
+"""Write a picture of every kind of page, light and dark, on a laptop and a phone: `make screenshots`."""
+
+from __future__ import annotations
+
+import argparse
+import shutil
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+from anisoscope.report.page import write_report
+from tests.browser.conftest import CHROMIUM, DRIVER, OPTIONS
+from tests.report_pages import KINDS
+
+SIZES = {"laptop": (1280, 800), "phone": (400, 800)}
+
+
+def main() -> None:
+    """Make the pages of six kinds of runs and photograph each."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("folder", type=Path, help="Where to write the pictures.")
+    folder: Path = parser.parse_args().folder
+    folder.mkdir(parents=True, exist_ok=True)
+    if CHROMIUM is None or DRIVER is None:
+        raise SystemExit("Needs chromium and chromedriver; install Debian's packages chromium and chromium-driver.")
+    with tempfile.TemporaryDirectory() as temporary:
+        root = Path(temporary)
+        driver = _driver(root / "profile")
+        try:
+            for kind, make in KINDS.items():
+                (root / kind).mkdir()
+                page = write_report(make(root / kind), root / f"{kind}.html")
+                for device in SIZES:
+                    for theme in ("light", "dark"):
+                        _photograph(driver, page, folder / f"{kind}-{device}-{theme}.png", device, theme)
+        finally:
+            driver.quit()
+            shutil.rmtree(root / "profile", ignore_errors=True)
+
+
+def _driver(profile: Path) -> Any:
+    from selenium import webdriver
+    from selenium.webdriver.chrome.options import Options
+    from selenium.webdriver.chrome.service import Service
+
+    options = Options()
+    options.binary_location = str(CHROMIUM)
+    for option in (*OPTIONS, f"--user-data-dir={profile}"):
+        options.add_argument(option)
+    return webdriver.Chrome(options=options, service=Service(DRIVER))
+
+
+def _photograph(driver: Any, page: Path, picture: Path, device: str, theme: str) -> None:
+    width, height = SIZES[device]
+    size = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": device == "phone"}
+    driver.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
+    scheme = {"name": "prefers-color-scheme", "value": theme}
+    driver.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": [scheme]})
+    driver.get(page.as_uri())
+    deadline = time.monotonic() + 60
+    while not driver.execute_script("return document.documentElement.dataset.ready"):
+        if time.monotonic() > deadline:
+            raise SystemExit(f"{page.name} did not become ready within a minute.")
+        time.sleep(0.1)
+    driver.save_screenshot(str(picture))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,85 @@
+"""The one thing to know about a report."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from anisoscope.records import Record
+from anisoscope.report.reported_run import ReportedRun, page_kind, reported_runs
+from anisoscope.report.thesis import Thesis, thesis_of
+from tests import report_runs as runs
+
+
+def reported(folder: Path, **by_name: list[Record]) -> list[ReportedRun]:
+    return reported_runs([runs.make_run(folder / name, records) for name, records in by_name.items()])
+
+
+def thesis(folder: Path, **by_name: list[Record]) -> Thesis:
+    found = reported(folder, **by_name)
+    return thesis_of(found, page_kind(found))
+
+
+def layers(metric: str, values: list[float], **more: Any) -> list[Record]:
+    return [Record(f"resid.{layer}", metric, value, **more) for layer, value in enumerate(values)]
+
+
+def test_few_tokens_that_cause_the_anisotropy_come_first(tmp_path: Path) -> None:
+    both = [
+        *layers("spectral_anisotropy", [0.1, 0.99, 0.98, 0.1], n=1000, null=0.01),
+        *layers("spectral_anisotropy", [0.1, 0.11, 0.09, 0.1], n=990, null=0.01, tokens="no-sink"),
+    ]
+    found = thesis(tmp_path, a=both)
+    assert found.title == "A few tokens make this model look one-dimensional."
+    assert "Layers 1–2: over all tokens one direction holds 98–99 % of the variance." in found.detail
+    assert "Leave out 10 of 1,000 tokens" in found.detail
+    assert "it is 9.0–11 % (no structure: 1.0 %)" in found.detail
+
+
+@pytest.mark.parametrize(
+    ("records", "title"),
+    [
+        (layers("spectral_anisotropy", [0.1, 0.8, 0.1]), "One direction holds most of the variance in layer 1."),
+        (
+            layers("mean_cosine", [0.5, 0.6]) + layers("mean_cosine_centred", [0.0, 0.001]),
+            "Tokens point the same way: a cone, and only because of their mean.",
+        ),
+        (layers("participation_ratio", [3.0, 4.0], null=100.0), "The variance of this model lies in few directions."),
+        (layers("spectral_anisotropy", [0.05, 0.06]), "No direction dominates this model's tokens."),
+    ],
+    ids=["direction", "cone", "few", "nothing"],
+)
+def test_the_strongest_finding_is_the_thesis(tmp_path: Path, records: list[Record], title: str) -> None:
+    assert thesis(tmp_path, a=records).title == title
+
+
+def test_two_models_are_distinguished_by_their_sinks(tmp_path: Path) -> None:
+    sinks = layers("spectral_anisotropy", [0.9, 0.9], n=100) + layers(
+        "spectral_anisotropy", [0.1, 0.1], n=99, tokens="no-sink"
+    )
+    plain = layers("spectral_anisotropy", [0.1, 0.1], n=100) + layers(
+        "spectral_anisotropy", [0.1, 0.1], n=99, tokens="no-sink"
+    )
+    found = thesis(tmp_path, big=sinks, small=plain)
+    assert found.title == "A few tokens make big look one-dimensional, but not small."
+    assert "is similar: big 10 %; small 10 %" in found.detail
+
+
+def test_a_training_is_summed_up_by_its_largest_change_its_losses_and_its_alerts(tmp_path: Path) -> None:
+    records = [
+        *layers("mean_cosine", [0.1, 0.1]),
+        *layers("mean_cosine", [0.4, 0.6], step=100),
+        *(Record("loop", "train_loss", loss, step=step) for step, loss in ((0, 4.0), (100, 2.5))),
+        Record("resid.1", "alert", 0.6, step=100, variant={"rule": "high_cosine"}, note="mean cosine above 0.5"),
+    ]
+    found = thesis(tmp_path, a=records)
+    assert found.title == "In 100 steps the mean cosine between tokens rose from 0.10 to 0.50."
+    assert "The training loss fell from 4 to 2.50." in found.detail
+    assert "1 alert, the first at step 100 (resid.1: mean cosine above 0.5)." in found.detail
+
+
+def test_verdicts_are_counted(tmp_path: Path) -> None:
+    found = thesis(tmp_path, a=runs.verdicts())
+    assert found.title == "2 of 3 claims are reproduced as published, 0 are not, 1 stays open."
