@@ -1,200 +1,130 @@
-"""The demo: a training small enough for a test, and made-up records with known answers."""
+"""The demo: two trainings small enough for a test, and made-up curves with known answers."""
 
 from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from io import StringIO
 from pathlib import Path
 
 import pytest
+import torch
 from rich.console import Console
 
-from anisoscope.cli.claims import verdicts_view
-from anisoscope.cli.lab_tables import demo_table, losses_table
+from anisoscope.cli.demo_view import CurvesDisplay, curves_view
 from anisoscope.errors import StoreError
-from anisoscope.records import Record
-from anisoscope.store.run import Run
-from anisoscope.studies.claims.claim import CONTROL, INCONCLUSIVE, Verdict
-from anisoscope.studies.claims.razzhigaev2023 import bell_evidence, growth_evidence, mask_evidence
-from anisoscope.studies.demo_training import (
-    TrackedModel,
-    TrackedSource,
-    TrackedTraining,
-    demo_verdicts,
-    table_rows,
-    train_models,
+from anisoscope.studies.claims.conditions import UNTESTABLE
+from anisoscope.studies.demo_curves import (
+    RANK,
+    DemoMeasurement,
+    demo_measurement,
+    gradient_energies,
+    log_enrichment,
+    read_measurements,
 )
-from anisoscope.studies.lab.experiment import Experiment, changed
-from anisoscope.studies.lab.train import OnStep, Trained
+from anisoscope.studies.demo_training import (
+    DemoTraining,
+    curves_file,
+    demo_verdicts,
+    measured_steps,
+    read_trainings,
+    train_side_by_side,
+)
+from anisoscope.studies.lab.transformer import Config, Transformer
 
 TINY = {"layers": 3, "width": 16, "heads": 2, "context": 16, "batch": 4, "steps": 6}
-Demo = tuple[Path, dict[str, TrackedTraining], "Steps"]
-
-
-class Steps:
-    """Notes what a progress bar would show."""
-
-    def __init__(self) -> None:
-        self.calls: list[tuple[str, int]] = []
-
-    @contextmanager
-    def __call__(self, name: str, steps: int) -> Iterator[OnStep]:
-        yield lambda step, loss: self.calls.append((name, step))
 
 
 @pytest.fixture(scope="module")
-def demo(tmp_path_factory: pytest.TempPathFactory) -> Demo:
-    out, steps = tmp_path_factory.mktemp("demo"), Steps()
-    return out, train_models(out, steps, TINY), steps
+def demo(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, DemoTraining]]:
+    out = tmp_path_factory.mktemp("demo")
+    return out, train_side_by_side(out, TINY, on_change=lambda _: None)
 
 
-def text_of(renderable: object, width: int = 80) -> str:
+def text_of(renderable: object, width: int = 100) -> str:
     console = Console(width=width, record=True, file=StringIO())
     console.print(renderable)
     return console.export_text()
 
 
-def test_the_table_has_first_and_last_values_for_every_model(demo: Demo) -> None:
-    _, trainings, steps = demo
-    table = table_rows(trainings)
-    assert [row.label.strip() for row in table][:2] == ["loss", "anisotropy λ1/Σλ"]
-    for row in table:
-        assert list(row.curves) == ["decoder", "causal-masked", "encoder"]
-        for curve in row.curves.values():
-            assert curve[0][0] == 0
-            assert curve[-1][0] == (5 if row.label == "gradient in proxy" else 6), row.label
-    assert {name for name, _ in steps.calls} == set(trainings)
-
-
-def test_the_numbers_of_the_table_are_those_of_the_records(demo: Demo) -> None:
-    out, trainings, _ = demo
-    curves = {row.label.strip(): row.curves["encoder"] for row in table_rows(trainings)}
-    frame = Run.open(out / "encoder").frame()
-    last = frame[frame.step == 6]
-    middle = last[(last.site == "resid.1") & (last.tokens == "all") & (last.metric == "spectral_anisotropy")]
-    assert curves["anisotropy λ1/Σλ"][-1][1] == pytest.approx(middle.value.item())
-    heads = last[last.metric == "qk_cosine"]
-    assert len(heads) == 6
-    assert curves["|cos(q̄, k̄)|"][-1][1] == pytest.approx(heads.value.abs().mean())
-    assert set(last[last.error.notna()].metric) >= {"spectral_anisotropy", "mean_cosine"}
-
-
-def test_everything_fits_into_eighty_columns(demo: Demo) -> None:
-    _, trainings, _ = demo
-    table = text_of(demo_table(table_rows(trainings), trainings))
-    assert "…" not in table
-    assert "From step 0 to step 6" in table
-    assert f"unigrams {trainings['decoder'].trained.baselines['unigram']:.2f}" in table
-    claims = text_of(verdicts_view(demo_verdicts(trainings), settle=False))
-    assert all(name in claims for name in ("S1", "S5", "S6", "A1", "A5"))
-    summary = {"name": "decoder", "step": 6, "stopped": None, "train": None, "validation": 4.5, "seconds": 1.0}
-    assert "4.500" in text_of(losses_table([summary | {"unigram": 3.0, "bigram": 2.0}]))
-
-
-def test_a_second_call_reads_the_models_of_the_first(demo: Demo) -> None:
-    out, trainings, _ = demo
-    steps = Steps()
-    again = train_models(out, steps, TINY)
-    assert steps.calls == []
-    assert table_rows(again) == table_rows(trainings)
-
-
-def test_overwrite_trains_again_and_another_request_is_refused(tmp_path: Path) -> None:
-    one = {**TINY, "steps": 1}
-    train_models(tmp_path, Steps(), one)
-    with pytest.raises(StoreError, match=r"steps \(1 before, 2 now\)"):
-        train_models(tmp_path, Steps(), {**one, "steps": 2})
-    steps = Steps()
-    train_models(tmp_path, steps, {**one, "steps": 2}, overwrite=True)
-    assert {name for name, _ in steps.calls} == {"decoder", "causal-masked", "encoder"}
-
-
-def test_one_training_per_model_is_measured_but_decides_no_claim(demo: Demo) -> None:
-    _, trainings, _ = demo
+def test_both_models_are_measured_at_every_step_and_judged(demo: tuple[Path, dict[str, DemoTraining]]) -> None:
+    out, trainings = demo
+    for name, training in trainings.items():
+        assert [each.step for each in training.measurements] == list(measured_steps(6))
+        assert all(len(each.profile) == 7 for each in training.measurements)
+        assert all(bool(each.energy) == (name == "decoder") for each in training.measurements)
     judged = demo_verdicts(trainings)
-    assert {verdict.outcome for _, pair in judged for verdict in pair} == {INCONCLUSIVE}
-    for claim, (published, _) in judged:
-        assert published.effect is not None, claim.id
-        assert published.effect.n == 1, claim.id
-        assert "1 seed; an interval needs 3" in published.reason, claim.id
-    controls = {claim.id: control for claim, (_, control) in judged}
-    assert controls["S6"].effect is not None  # the mask alone
-    assert "relative rise of entropy without the mean query: " in controls["A5"].reason
-    assert "relative rise of entropy without the mean query: not measured" not in controls["A5"].reason
+    assert [claim.id for claim, _ in judged] == ["T4", "S1", "S2"]
+    assert {verdict.outcome for _, pair in judged for verdict in pair} == {UNTESTABLE}  # six steps teach nothing
+    assert "Step 6 of 6" in text_of(curves_view(trainings, 6))
+    again = train_side_by_side(out, TINY, on_change=lambda _: None)  # reads what is there
+    assert again == trainings
+    with pytest.raises(StoreError, match=r"steps \(6 before, 7 now\)"):
+        train_side_by_side(out, {**TINY, "steps": 7}, on_change=lambda _: None)
 
 
-# --- records with known answers ---
-
-STEPS = (0, 1, 2, 4, 8, 16, 32, 64, 99, 100)
-BELL, FLAT = [0.1, 0.4, 0.9, 0.9, 0.4, 0.1], [0.2] * 6
-
-
-def training(kind: str, profile: list[float], growth: float = 1.0) -> TrackedTraining:
-    """A model of six layers whose anisotropy grows towards a profile, or falls from it."""
-    records = []
-    for index, step in enumerate(STEPS):
-        done = (index + 1) / len(STEPS) if growth > 0 else 1 - index / len(STEPS)
-        for layer, height in enumerate(profile):
-            records += [
-                Record(f"resid.{layer}", "spectral_anisotropy", height * done, step=step, tokens=tokens)
-                for tokens in ("all", "no-sink")
-            ]
-            records.append(Record(f"grad.resid.{layer}", "spectral_anisotropy", 0.9, step=step))  # not an activation's
-    experiment = changed(Experiment(), {"kind": kind, "layers": 6, "steps": 100})
-    return TrackedTraining.of(Trained(Path("run"), experiment, 100, None, [], {}, 0.0), records)
+def test_without_a_terminal_each_measurement_is_one_line(demo: tuple[Path, dict[str, DemoTraining]]) -> None:
+    out, _ = demo
+    stream = StringIO()
+    with CurvesDisplay(Console(file=stream, width=200), 6) as display:
+        display(read_trainings(out))
+        display(read_trainings(out))
+    lines = stream.getvalue().splitlines()
+    assert len(lines) == 2 * len(measured_steps(6))
+    assert any(line.startswith("decoder step 6: loss ") and "× chance" in line for line in lines)
 
 
-def source(decoder: list[float], masked: list[float], encoder: list[float], growth: float = 1.0) -> TrackedSource:
-    profiles = {"decoder": decoder, "causal-masked": masked, "encoder": encoder}
-    return TrackedSource({kind: training(kind, profile, growth) for kind, profile in profiles.items()})
+def model() -> Transformer:
+    return Transformer(Config(vocabulary=20, width=32, layers=3, heads=2, context=16), seed=3)
 
 
-def test_claims_read_the_tracked_values_at_the_last_step() -> None:
-    models = source(BELL, FLAT, FLAT)
-    shapes = bell_evidence(models).estimates
-    assert shapes["bell"].value == pytest.approx(0.8)
-    assert shapes["bell_no_sink"].value == pytest.approx(0.8)
-    assert shapes["range"].value == pytest.approx(0.0)
-    masks = mask_evidence(models).estimates
-    assert masks["causal"].value == pytest.approx(0.8)  # mask and objective together
-    assert masks["mask_alone"].value == pytest.approx(0.0)  # the objective explains it
+def test_gradient_energy_is_that_of_a_direct_computation() -> None:
+    """One group of windows, gradients by a leaf in the middle of the network."""
+    network, ids = model().eval(), torch.randint(0, 20, (4, 16), generator=torch.Generator().manual_seed(0))
+    q = torch.linalg.qr(torch.randn(32, RANK, generator=torch.Generator().manual_seed(1)))[0]
+    energies = gradient_energies(network, ids, [q, q, q])
+    assert len(energies) == 4
+    x = network.tokens(ids[:1])
+    x = network.blocks[0](x, network.rotation, None).detach().requires_grad_()
+    y = network.blocks[2](network.blocks[1](x, network.rotation, None), network.rotation, None)
+    logits = network.head(network.final_norm(y))
+    torch.nn.functional.cross_entropy(logits[:, :-1].flatten(0, 1), ids[:1, 1:].flatten()).backward()
+    assert x.grad is not None
+    wanted = float((x.grad @ q).square().sum() / x.grad.square().sum())
+    assert energies[0][0] == pytest.approx(wanted, rel=1e-3)
+    assert all(parameter.grad is None or parameter.grad is not x.grad for parameter in network.parameters())
 
 
-@pytest.mark.parametrize("growth", [1.0, -1.0])
-def test_growth_has_the_sign_of_the_change_over_training(growth: float) -> None:
-    found = growth_evidence(source(BELL, BELL, FLAT, growth)).estimates
-    assert found["growth"].value == pytest.approx(growth * 0.9 * sum(BELL) / 6)
-    assert found["order"].value == pytest.approx(growth)
-    assert "growth_tyler" not in found  # the tracker does not measure it
+def test_measuring_leaves_the_model_as_it_was() -> None:
+    network, ids = model().train(), torch.randint(0, 20, (16, 16), generator=torch.Generator().manual_seed(0))
+    before = {name: value.clone() for name, value in network.state_dict().items()}
+    state = torch.get_rng_state()
+    look = demo_measurement(network, ids, 5)
+    assert network.training
+    assert all(parameter.grad is None for parameter in network.parameters())
+    assert all(torch.equal(value, before[name]) for name, value in network.state_dict().items())
+    assert torch.equal(torch.get_rng_state(), state)
+    assert look.step == 5
+    assert look.enrichment is not None
 
 
-def test_a_tracked_model_has_nothing_for_halves_of_the_text() -> None:
-    from anisoscope.studies.claims.measurements import DIMENSION
-
-    model = TrackedModel(training("decoder", BELL), "decoder", 100)
-    assert model.decoder
-    assert not model.measure(DIMENSION, 0).parts[0].entries
-
-
-def test_verdicts_keep_their_reasons_apart() -> None:
-    from anisoscope.studies.claims.claim import Reasons
-
-    verdict = Verdict("X", CONTROL, INCONCLUSIVE, None, Reasons(("a: 1", "b: 2"), "do this", "that"))
-    assert verdict.reason == "a: 1; b: 2. To settle it: do this. Run: that"
-    assert verdict.reasons.context == ("To settle it: do this", "Run: that")
+def test_enrichment_is_one_at_chance_and_half_written_lines_are_ignored(tmp_path: Path) -> None:
+    assert log_enrichment([RANK / 64] * 3, 64) == pytest.approx(0)
+    path = curves_file(tmp_path, "decoder")
+    path.write_text(
+        '{"step": 1, "profiles": [[0.1]], "dimension": [2.0], "dimension_paper": [3.0], "energy": []}\n{"st'
+    )
+    (only,) = read_measurements(path)
+    assert only == DemoMeasurement(1, [[0.1]], [2.0], [3.0], [])
 
 
 @pytest.mark.slow
-def test_the_whole_demo_prints_its_tables_and_its_decoder_beats_bigrams(tmp_path: Path) -> None:
+def test_the_whole_demo_shows_its_curves_and_its_decoder_beats_bigrams(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "anisoscope", "demo", "--out", str(tmp_path / "demo")]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=1800)
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=3600)
     assert done.returncode == 0, done.stderr
-    assert "From step 0 to step 250" in done.stdout
+    assert "Step 2,000 of 2,000" in done.stdout
     assert (tmp_path / "demo" / "report.html").stat().st_size > 10_000
-    run = Run.open(tmp_path / "demo" / "decoder")
-    losses = (tmp_path / "demo" / "decoder" / "losses.jsonl").read_text().splitlines()
-    assert '"step": 250' in losses[-1]
-    assert float(losses[-1].rsplit(" ", 1)[1].rstrip("}")) < run.info["baselines"]["bigram"] - 0.3
+    decoder = read_trainings(tmp_path / "demo")["decoder"]
+    assert decoder.loss is not None
+    assert decoder.loss < 2.57 - 0.3

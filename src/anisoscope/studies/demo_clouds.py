@@ -30,7 +30,7 @@ def measure_clouds(on_progress: Callable[[int], None]) -> CloudDemo:
     points: list[dict[str, float | str]] = []
     for name in CLOUDS:
         rows = cloud(name)  # (n, d)
-        records[name] = measure_rows(rows, METRICS)
+        records[name] = measure_rows(rows, METRICS).records()
         shown = rows[:: max(1, len(rows) // _POINTS)]
         axes = torch.linalg.svd(rows - rows.mean(0), full_matrices=False).Vh[:2]  # (2, d)
         flat = (shown - rows.mean(0)) @ axes.T

@@ -1,265 +1,321 @@
-"""The demo: three small transformers trained under the tracker, their curves as a table, and verdicts on claims."""
+"""The demo: a decoder and an encoder trained side by side, three curves as they grow, and verdicts on three claims."""
 
 from __future__ import annotations
 
+import multiprocessing
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import fmean
-from typing import Any, TypeVar
+from typing import Any
 
-from torch import Tensor, nn
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
 
-from anisoscope.models.open import open_model
-from anisoscope.records import Record, Site
-from anisoscope.schedule import any_of, at, log_spaced
+from anisoscope.errors import AnisoscopeError
+from anisoscope.records import Record
+from anisoscope.schedule import at
 from anisoscope.store.run import Run
-from anisoscope.studies.claims.claim import LAB, Claim, Evidence, Verdict, judge
+from anisoscope.studies.claims.bell_evidence import distance_from_middle
+from anisoscope.studies.claims.claim import LAB, Claim, Evidence, Verdict
+from anisoscope.studies.claims.curve_shapes import bell, rise_and_fall, slope, span
 from anisoscope.studies.claims.estimate import Estimate
-from anisoscope.studies.claims.godey2024 import heads_evidence
-from anisoscope.studies.claims.hidden_states import Batches
-from anisoscope.studies.claims.measurements import SHAPE, MeasurementKind
-from anisoscope.studies.claims.modality_evidence import absent_modalities, cosine_quantities
-from anisoscope.studies.claims.modality_panel import CHARACTER, PanelMember
-from anisoscope.studies.claims.razzhigaev2023 import bell_evidence, growth_evidence, mask_evidence
-from anisoscope.studies.claims.run_view import Missing, RunView, Units
+from anisoscope.studies.claims.gates import ENDED, LEARNT, SETTLED, STATES
+from anisoscope.studies.claims.judging import judge
 from anisoscope.studies.claims.runner import find_claims
-from anisoscope.studies.claims.subjects import Subject, SubjectSource
-from anisoscope.studies.lab.experiment import Experiment, cells, changed
-from anisoscope.studies.lab.token_data import open_data
+from anisoscope.studies.demo_curves import (
+    RANK,
+    DemoMeasurement,
+    add_measurement,
+    demo_measurement,
+    gradient_energies,
+    log_enrichment,
+    log_ratio,
+    read_measurements,
+)
+from anisoscope.studies.lab.experiment import Experiment, changed
+from anisoscope.studies.lab.folders import load_lab_model
+from anisoscope.studies.lab.interventions import principal_directions
+from anisoscope.studies.lab.losses import read_losses
+from anisoscope.studies.lab.masked_baseline import masked_ngram_loss
+from anisoscope.studies.lab.token_data import Data, open_data
 from anisoscope.studies.lab.tracking import tracked
-from anisoscope.studies.lab.train import HELD_OUT, OnStep, Trained
-from anisoscope.studies.lab.twins import discard_cells, require_same_cells, train_cell
-from anisoscope.tracker.probe import METRICS
+from anisoscope.studies.lab.train import Observe, Observer, validation_batches
+from anisoscope.studies.lab.training_run import experiment_of
+from anisoscope.studies.lab.transformer import Transformer
+from anisoscope.studies.lab.twins import discard_cells, prepare_cell, require_same_cells, train_cell
 
-# Two cores train this three times in a few minutes. A network this narrow learns faster from larger initial weights,
-# and a masked model from more masks.
-SWITCHES = {
+# The network of size small of the claims, for two thirds of its steps. The learning rate is low in the last quarter, so
+# that the loss has settled at the end.
+SWITCHES: Mapping[str, Any] = {
     "layers": 6,
     "width": 64,
+    "heads": 4,
     "context": 64,
-    "steps": 250,
-    "learning_rate": 0.003,
-    "init_scale": 2.0,
+    "batch": 8,
+    "steps": 2000,
+    "learning_rate": 0.005,
+    "decay": 0.75,
+    "floor": 0.02,
     "masking": 0.3,
 }
-_MORE_METRICS = ("logit_budget",)  # for A5, in addition to the metrics of the tracker
-T = TypeVar("T")
-Curve = list[tuple[int, float]]  # values by step
+MODELS = ("decoder", "encoder")
+_EARLY = 0.3  # of training, whose end freezes the published basis
+_WINDOWS = 64  # held-out windows per measurement
+_SHARES = (0, 1 / 250, 1 / 125, 1 / 60, 1 / 32, 1 / 16, 1 / 8, 0.2, _EARLY, 0.4, 0.5, 0.625, 0.75, 0.875, 1)
+
+
+def measured_steps(steps: int) -> tuple[int, ...]:
+    """Return the steps at which the demo measures: close together early, when most changes."""
+    return tuple(sorted({round(share * steps) for share in _SHARES}))
 
 
 @dataclass(frozen=True)
-class TrackedTraining:
-    """One training with the tracker's records.
+class DemoTraining:
+    """One training of the demo: how it went, and what was measured so far."""
 
-    Attributes:
-        trained: How the training ended.
-        records: The records by metric.
-        views: The records by step, as claims read them.
-    """
-
-    trained: Trained
-    records: Mapping[str, Sequence[Record]]
-    views: Mapping[int, RunView]
-
-    @classmethod
-    def of(cls, trained: Trained, records: Sequence[Record]) -> TrackedTraining:
-        """Group records by metric and by step."""
-        by_metric: dict[str, list[Record]] = {}
-        by_step: dict[int, list[Record]] = {}
-        for record in records:
-            by_metric.setdefault(record.metric, []).append(record)
-            by_step.setdefault(record.step, []).append(record)
-        return cls(trained, by_metric, {step: RunView.of(by_step[step]) for step in sorted(by_step)})
+    name: str
+    folder: Path
+    losses: Sequence[Mapping[str, Any]]
+    measurements: Sequence[DemoMeasurement]
 
     @property
-    def layers(self) -> range:
-        """The layers of the model."""
-        return range(self.trained.experiment.model.layers)
+    def loss(self) -> float | None:
+        """The last validation loss."""
+        return None if not self.losses else float(self.losses[-1]["validation"])
+
+
+# --- training -----------------------------------------------------------------------------------------------------
+
+
+class _Measured:
+    """An observer of a training: the tracker, and the three curves at their own steps."""
+
+    def __init__(self, tracker: Observer, model: Transformer, ids: Tensor, steps: Sequence[int], path: Path) -> None:
+        self.tracker, self.model, self.ids, self.steps, self.path = tracker, model, ids, frozenset(steps), path
 
     @property
-    def middle(self) -> int:
-        """The layer that the table shows: the last one of the first half."""
-        return (len(self.layers) - 1) // 2
+    def should_stop(self) -> bool:
+        return self.tracker.should_stop
 
-    def curve(
-        self, metric: str, layer: int | None, *, tokens: str = "all", magnitude: bool = False, **variant: Any
-    ) -> Curve:
-        """Return values by step, of one layer or (None) of all, as a mean if there are several values."""
-        by_step: dict[int, list[float]] = {}
-        for record in self.records.get(metric, ()):
-            site = Site.parse(record.site)
-            wanted = site.kind in ("resid", "pattern") and layer in (None, site.layer) and record.tokens == tokens
-            if wanted and record.value is not None and variant.items() <= {"grad": site.grad, **record.variant}.items():
-                by_step.setdefault(record.step, []).append(abs(record.value) if magnitude else record.value)
-        return [(step, fmean(values)) for step, values in sorted(by_step.items())]
+    def probe(self, step: int) -> None:
+        if step in self.steps:
+            add_measurement(self.path, demo_measurement(self.model, self.ids, step))
+        self.tracker.probe(step)
+
+    def watch(self, step: int, *, loss: Tensor | None = None, optimizer: Optimizer | None = None) -> None:
+        self.tracker.watch(step, loss=loss, optimizer=optimizer)
+
+    def flush(self) -> None:
+        self.tracker.flush()
+
+    def close(self) -> None:
+        self.tracker.close()
 
 
-def train_models(
-    out: Path,
-    progress: Callable[[str, int], AbstractContextManager[OnStep]],
-    switches: Mapping[str, Any] = SWITCHES,
-    *,
-    overwrite: bool = False,
-) -> dict[str, TrackedTraining]:
-    """Train the three models of the demo; resume them or read them if `out` holds them.
+def curves_file(out: Path, name: str) -> Path:
+    """Return the file of a training's measurements."""
+    return out / f"{name}-curves.jsonl"
+
+
+def _observed(out: Path, name: str, steps: int) -> Observe:
+    looks = measured_steps(steps)
+    tracker = tracked(steps, at(0, *looks[-6::2]))
+
+    def observe(model: Transformer, held_out: dict[str, Tensor], folder: Path, start: int) -> Observer:
+        ids = _data_of(folder).held_out(_WINDOWS, model.config.context)
+        return _Measured(tracker(model, held_out, folder, start), model, ids, looks, curves_file(out, name))
+
+    return observe
+
+
+def _data_of(folder: Path) -> Data:
+    return open_data(folder / Run.open(folder).info["data"]["folder"])
+
+
+def _train(out: str, name: str, switches: Mapping[str, Any]) -> None:
+    """Train one model of the demo in its own process, with one thread."""
+    torch.set_num_threads(1)
+    cell = changed(Experiment(), {**switches, "kind": name})
+    observe = _observed(Path(out), name, cell.recipe.steps)
+    train_cell(cell, out, name, observe=observe, checkpoints=at(*measured_steps(cell.recipe.steps)))
+
+
+OnChange = Callable[[Mapping[str, DemoTraining]], None]
+
+
+def train_side_by_side(
+    out: Path, switches: Mapping[str, Any] = SWITCHES, *, on_change: OnChange, overwrite: bool = False
+) -> dict[str, DemoTraining]:
+    """Train decoder and encoder at the same time, one process each; resume them or read them if `out` holds them.
 
     Args:
         out: Folder of the runs.
-        progress: `progress(name, steps)` is a context that returns the callback for the steps of one training.
-        switches: Switches of all three models.
+        switches: Switches of both models.
+        on_change: Called several times per second with the trainings so far.
         overwrite: Discard the runs in `out` and start again.
 
     Raises:
         StoreError: The folder holds trainings with other switches.
+        AnisoscopeError: A training failed.
     """
-    base = changed(Experiment(), switches)
-    wanted = cells(base, [])
+    wanted = {name: changed(Experiment(), {**switches, "kind": name}) for name in MODELS}
     if overwrite:
         discard_cells(wanted, out)
+        for name in MODELS:
+            curves_file(out, name).unlink(missing_ok=True)
     require_same_cells(wanted, out, track=True)
-    steps = base.recipe.steps
-    due = any_of(log_spaced(until=steps // 2), at(steps - 1))
-    probes = sum(map(due, range(steps))) + 1
-    trainings: dict[str, TrackedTraining] = {}
-    for name, cell in wanted.items():
-        # error bars only at the first and the last probe, which the table shows
-        observe = tracked(steps, due, bars_every=probes - 1, metrics=(*METRICS, *_MORE_METRICS))
-        with progress(name, steps) as on_step:
-            done = train_cell(cell, out, name, observe=observe, checkpoints=at(0), on_step=on_step)
-        trainings[name] = TrackedTraining.of(done, list(Run.open(done.folder).records()))
-        if done.stopped is not None:
-            break
+    prepare_cell(wanted["decoder"], out)  # once, before two processes would write the same files
+    context = multiprocessing.get_context("spawn")
+    workers = [context.Process(target=_train, args=(str(out), name, dict(switches)), daemon=True) for name in MODELS]
+    for worker in workers:
+        worker.start()
+    try:
+        while any(worker.is_alive() for worker in workers):
+            for worker in workers:
+                worker.join(0.25)
+            on_change(read_trainings(out))
+    except KeyboardInterrupt:
+        for worker in workers:
+            worker.join()  # the same signal has reached them: each saves its state
+        raise
+    failed = [name for name, worker in zip(MODELS, workers, strict=True) if worker.exitcode]
+    if failed:
+        raise AnisoscopeError(f"The training of the {' and the '.join(failed)} failed; its error is printed above.")
+    trainings = read_trainings(out)
+    on_change(trainings)
     return trainings
 
 
-# --- the table ----------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class DemoRow:
-    """One row of the table: a curve over training for each model, and the value that chance gives."""
-
-    label: str
-    curves: dict[str, Curve]
-    null: float | None = None
-
-
-def table_rows(trainings: Mapping[str, TrackedTraining]) -> list[DemoRow]:
-    """Return loss, anisotropy, dimension, attention and gradients of every model from the first to the last step."""
-    chance = next((r.null for t in trainings.values() for r in t.records.get("gradient_energy", ())), None)
-    return [
-        DemoRow("loss", {name: _losses(training) for name, training in trainings.items()}),
-        DemoRow("anisotropy λ1/Σλ", _middle(trainings, "spectral_anisotropy", grad=False)),
-        DemoRow("  without sinks", _middle(trainings, "spectral_anisotropy", tokens="no-sink", grad=False)),
-        DemoRow("mean cosine", _middle(trainings, "mean_cosine")),
-        DemoRow("intrinsic dimension", _middle(trainings, "two_nn", tokens="no-sink", neighbours="all")),
-        DemoRow("attention entropy", _all_heads(trainings, "attention_entropy")),
-        DemoRow("query drift", _all_heads(trainings, "q_drift", **{"in": "rms"})),
-        DemoRow("key drift", _all_heads(trainings, "k_drift", **{"in": "rms"})),
-        DemoRow("|cos(q̄, k̄)|", _all_heads(trainings, "qk_cosine", magnitude=True)),
-        DemoRow("gradient in proxy", _middle(trainings, "gradient_energy"), chance),
-    ]
-
-
-def _middle(trainings: Mapping[str, TrackedTraining], metric: str, **which: Any) -> dict[str, Curve]:
-    return {name: training.curve(metric, training.middle, **which) for name, training in trainings.items()}
-
-
-def _all_heads(trainings: Mapping[str, TrackedTraining], metric: str, **which: Any) -> dict[str, Curve]:
-    return {name: training.curve(metric, None, **which) for name, training in trainings.items()}
-
-
-def _losses(training: TrackedTraining) -> Curve:
-    return [(row["step"], row["validation"]) for row in training.trained.losses]
+def read_trainings(out: Path) -> dict[str, DemoTraining]:
+    """Read what the trainings of a folder have reached."""
+    trainings = {}
+    for name in MODELS:
+        folder = out / name
+        losses = read_losses(folder) if (folder / "losses.jsonl").is_file() else []
+        trainings[name] = DemoTraining(name, folder, losses, read_measurements(curves_file(out, name)))
+    return trainings
 
 
 # --- verdicts -----------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class TrackedModel:
-    """A `Subject` of claims: one tracked training at one step, with one seed as its only unit."""
+def demo_verdicts(trainings: Mapping[str, DemoTraining]) -> list[tuple[Claim, tuple[Verdict, Verdict]]]:
+    """Judge the claims about the bell (S1), the dimension (S2) and the tangent energy (T4) by their own rules.
 
-    training: TrackedTraining
-    name: str
-    step: int
-
-    @property
-    def decoder(self) -> bool:
-        return self.training.trained.experiment.model.causal
-
-    @property
-    def window(self) -> int:
-        return self.training.trained.experiment.model.context
-
-    def measure(self, kind: MeasurementKind, half: int | None = None) -> Units:
-        """Return the tracker's records of the step, or nothing for what the tracker does not measure."""
-        if half is not None or kind.weights:
-            return Units((RunView.of(()),))
-        return Units((self.training.views[self.step],))
-
-    def per_unit(self, compute: Callable[[nn.Module, Batches, int], T]) -> list[T]:
-        return [compute(*self.example()[:2], 0)]
-
-    def example(self) -> tuple[nn.Module, Batches, int]:
-        folder = self.training.trained.folder
-        data = open_data(folder / Run.open(folder).info["data"]["folder"])
-        ids = data.held_out(HELD_OUT, self.window)  # (windows, context)
-        model = open_model(folder / "checkpoints" / f"step-{self.step}", head=True).model
-        return model, [{"input_ids": ids}], ids.numel()
-
-    def output_matrix(self) -> Tensor:
-        raise Missing("The demo does not measure vocabulary matrices.")
-
-
-@dataclass(frozen=True)
-class TrackedSource:
-    """A `SubjectSource` of claims: the trainings of the demo."""
-
-    trainings: Mapping[str, TrackedTraining]
-
-    def models(self, *cells: str) -> Sequence[Subject]:
-        return [self.checkpoints(cell)[-1] for cell in cells if cell in self.trainings]
-
-    def checkpoints(self, cell: str) -> Sequence[Subject]:
-        training = self.trainings[cell]
-        return [TrackedModel(training, cell, step) for step in training.views]
-
-    def evidence(
-        self,
-        subjects: Sequence[Subject],
-        quantities: Mapping[str, Estimate],
-        records: Sequence[Record],
-        *,
-        left_out: Mapping[str, str] | None = None,
-        note: str = "",
-    ) -> Evidence:
-        names = ", ".join(dict.fromkeys(subject.name for subject in subjects))
-        ran = f"demo, one training each: {names}" + (f"; {note}" if note else "")
-        return Evidence(ran, LAB, quantities, left_out or {}, tuple(records))
-
-
-def demo_verdicts(trainings: Mapping[str, TrackedTraining]) -> list[tuple[Claim, tuple[Verdict, Verdict]]]:
-    """Judge the claims that the tracker's records of the demo have evidence for.
-
-    The rules are those of `anisoscope claims run`. One training per model gives no interval, so a verdict lists the
-    measured values and stays inconclusive.
+    The units are groups of held-out windows, so the verdicts are about these two trainings: other seeds may differ.
+    `anisoscope claims run` has several seeds.
     """
-    source = TrackedSource(trainings)
-    gather: dict[str, Callable[[SubjectSource], Evidence]] = {
-        "S1": bell_evidence,
-        "S5": growth_evidence,
-        "S6": mask_evidence,
-        "A1": _cosine_evidence,
-        "A5": heads_evidence,
+    gates = _gates(trainings)
+    evidence = {"S1": _bell(trainings), "S2": _dimension(trainings["decoder"]), "T4": _fading(trainings["decoder"])}
+    return [
+        (claim, judge(claim, replace(each, estimates={**each.estimates, **gates})))
+        for claim in find_claims(list(evidence))
+        for each in (evidence[claim.id],)
+    ]
+
+
+def _gates(trainings: Mapping[str, DemoTraining]) -> dict[str, Estimate]:
+    margins, changes, settled = [], [], []
+    for training in trainings.values():
+        experiment, data = experiment_of(training.folder), _data_of(training.folder)
+        decoder = experiment.model.objective == "next"
+        counts = data.baselines["bigram"]
+        if not decoder:
+            counts = masked_ngram_loss(data, validation_batches(experiment, data), causal=experiment.model.causal)
+        last = float(training.losses[-1]["validation"])
+        margins.append(counts - last)
+        changes.append(abs(_loss_at(training, 0.75 * experiment.recipe.steps) - last) / last)
+        if decoder:
+            settled.append(data.baselines["unigram"] - _loss_at(training, _settled(training)[0].step))
+    return {
+        LEARNT.name: Estimate.exact(min(margins)),
+        ENDED.name: Estimate.exact(max(changes)),
+        SETTLED.name: Estimate.exact(min(settled)),
     }
-    return [(claim, judge(claim, gather[claim.id](source))) for claim in find_claims(list(gather))]
 
 
-def _cosine_evidence(source: SubjectSource) -> Evidence:
-    """A1 for characters, the only modality of the demo."""
-    models = source.models("decoder")
-    panel = [PanelMember(model.name, CHARACTER, model.measure(SHAPE)) for model in models]
-    return source.evidence(models, cosine_quantities(panel), [], left_out=absent_modalities(panel))
+def _loss_at(training: DemoTraining, step: float) -> float:
+    return float(min(training.losses, key=lambda row: abs(row["step"] - step))["validation"])
+
+
+def _settled(training: DemoTraining) -> list[DemoMeasurement]:
+    """The measurements after the transient, in which only token frequencies are learnt."""
+    limit = _data_of(training.folder).baselines["unigram"]
+    late = [each for each in training.measurements if each.step and _loss_at(training, each.step) < limit]
+    return late or list(training.measurements[1:])
+
+
+def _evidence(quantities: Mapping[str, Estimate], left_out: Mapping[str, str]) -> Evidence:
+    return Evidence("demo: one training each; units are groups of held-out windows", LAB, quantities, left_out)
+
+
+def _over(values: Sequence[float]) -> Estimate:
+    return Estimate.over(values, "groups of windows")
+
+
+def _bell(trainings: Mapping[str, DemoTraining]) -> Evidence:
+    decoder, encoder = (trainings[name].measurements[-1].profiles for name in MODELS)
+    quantities = {
+        "bell": _over([bell(profile) for profile in decoder]),
+        "below_end": _over([distance_from_middle(profile) for profile in decoder]),
+        "range": _over([span(profile) for profile in encoder]),
+        STATES.name: Estimate.exact(len(decoder[0])),
+    }
+    return _evidence(quantities, {})
+
+
+def _dimension(training: DemoTraining) -> Evidence:
+    settled = _settled(training)
+    quantities = {}
+    for name, curves in (
+        ("paper", [each.dimension_paper for each in settled]),
+        ("two_nn", [each.dimension for each in settled]),
+    ):
+        moves = rise_and_fall([list(group) for group in zip(*curves, strict=True)])
+        quantities[f"rise_{name}"] = _over([up for up, _ in moves])
+        quantities[f"fall_{name}"] = _over([down for _, down in moves])
+    reason = "the demo has one estimator next to the published one"
+    left_out = {f"{move}_{name}": reason for move in ("rise", "fall") for name in ("gride", "other_documents")}
+    return _evidence(quantities, left_out)
+
+
+def _fading(training: DemoTraining) -> Evidence:
+    settled = _settled(training)
+    width, steps = settled[-1].width, [torch.tensor(float(each.step)).log().item() for each in settled]
+    curves = [[log_enrichment(group, width) for group in each.energy] for each in settled]
+    trends = [slope(steps, list(group)) for group in zip(*curves, strict=True)]
+    frozen = _frozen(training, settled, width)
+    quantities = {"refreshed": _over(trends), "frozen": _over(frozen)}
+    return _evidence(quantities, {"refreshed_unit": "the demo does not rescale gradients"})
+
+
+def _frozen(training: DemoTraining, settled: Sequence[DemoMeasurement], width: int) -> list[float]:
+    """Early minus late log ratio with the basis of the first 30 %, for each group of windows."""
+    last = settled[-1].step
+    limit = round(_EARLY * last)
+    data = _data_of(training.folder)
+    fit, test = data.held_out(_WINDOWS, experiment_of(training.folder).model.context).tensor_split(2)
+
+    def model(step: int) -> Transformer:
+        return load_lab_model(training.folder / "checkpoints" / f"step-{step}", None, torch.device("cpu"))
+
+    reference = max((each.step for each in settled if each.step <= limit), default=settled[0].step)
+    bases = principal_directions(model(reference), fit, RANK)
+    ratios = {
+        each.step: [log_ratio(group, width) for group in gradient_energies(model(each.step), test, bases)]
+        for each in settled
+    }
+    early = [ratios[step] for step in ratios if step <= limit] or [ratios[settled[0].step]]
+    late = [ratios[step] for step in ratios if step > last / 2]
+    groups = range(len(early[0]))
+    return [fmean(each[g] for each in early) - fmean(each[g] for each in late) for g in groups]
+
+
+def verdicts_run(folder: Path, records: Sequence[Record]) -> Run:
+    """Store verdicts as a run that a report can show; those of an earlier demo are replaced."""
+    with Run.create(folder, {"kind": "claims"}, name="claims", resume=folder.exists()) as run:
+        run.rewind(0)
+        run.append(records)
+    return Run.open(folder)

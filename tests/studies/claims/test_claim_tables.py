@@ -1,61 +1,77 @@
-"""Tables of rules and verdicts."""
+"""Tables of rules and verdicts, and the evidence that comes with the package."""
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import pytest
 
 from anisoscope.errors import InputError
 from anisoscope.store.run import Run
-from anisoscope.studies.claims.claim import CONTROL, PUBLISHED
-from anisoscope.studies.claims.claim_tables import verdicts_summary, verdicts_table
-from anisoscope.studies.claims.runner import CLAIMS, ClaimsRequest, find_claims, find_size, run_claims
+from anisoscope.studies.claims.claim import MODEL, Evidence
+from anisoscope.studies.claims.claim_tables import (
+    losses_table,
+    overview_table,
+    power_table,
+    rules_table,
+    verdicts_table,
+)
+from anisoscope.studies.claims.committed_evidence import committed, judged, pack_evidence, unpack_evidence
+from anisoscope.studies.claims.estimate import Estimate
+from anisoscope.studies.claims.judging import judge
+from anisoscope.studies.claims.runner import (
+    CLAIMS,
+    ClaimsRequest,
+    find_claims,
+    find_size,
+    kept_evidence,
+    last_verdicts,
+    run_claims,
+)
 
 ROOT = Path(__file__).parents[3]
 
 
-def test_the_table_keeps_intervals_within_the_possible_values() -> None:
+def test_tables_show_intervals_within_the_possible_values_and_the_power() -> None:
     (t2,) = find_claims(["T2"])
-    verdict = {"claim": "T2", "line": PUBLISHED, "verdict": "reproduced", "effect": 0.967, "error": 0.049, "n": 5}
-    verdict |= {"unit": "seeds", "quantity": t2.published[0][0].quantity}
-    versions = {"anisoscope": "0", "torch": "0"}
-    summary = {"verdicts": [verdict], "minutes": {"clock": 1, "processor": 1}, "machine": "", "versions": versions}
-    assert "0.967 [0.831, 1] over 5 seeds" in verdicts_table(summary, [t2])
+    quantities = {"removed": Estimate(0.967, 0.049, 5), "learnt": Estimate.exact(1), "settled": Estimate.exact(1)}
+    pairs = [(t2, judge(t2, Evidence("r", MODEL, quantities)))]
+    assert "0.967 [0.831, 1] over 5 seeds" in verdicts_table([t2], pairs)
+    assert "| T2 | as published | 9" in power_table(pairs)  # about 90 % at this noise
+    assert "**inconclusive**" in overview_table([t2], pairs)  # the control was not measured
+    assert "not run" in overview_table([t2], [])
+    assert "| T2 | loss of counts" in rules_table([t2])
 
 
-def test_a_summary_holds_the_verdicts_of_the_run(tmp_path: Path) -> None:
-    asked = ClaimsRequest(find_size("tiny"))
-    judged = list(run_claims(find_claims(["A4", "N4"]), tmp_path / "run", asked))
-    first = verdicts_summary(tmp_path / "run", CLAIMS)
-    assert [(each["claim"], each["line"]) for each in first["verdicts"]] == [
-        (name, line) for name in ("A4", "N4") for line in (PUBLISHED, CONTROL)
-    ]
-    for claim, pair in judged:
-        for verdict in pair:
-            (kept,) = (e for e in first["verdicts"] if (e["claim"], e["line"]) == (claim.id, verdict.line))
-            assert (kept["verdict"], kept["reason"]) == (verdict.outcome, verdict.reason)
-            assert verdict.effect is not None
-            assert f"{verdict.effect}" in verdicts_table(json.loads(json.dumps(first)), [claim])
-    assert first["minutes"]["clock"] > 0
-    assert "cores" in first["machine"]
-    list(run_claims(find_claims(["N4"]), tmp_path / "run", asked))
-    assert verdicts_summary(tmp_path / "run", CLAIMS)["minutes"]["clock"] > first["minutes"]["clock"]  # it adds up
+def test_losses_show_whether_the_worst_seed_has_learnt() -> None:
+    row = {"cell": "decoder", "steps": 3000, "counts": 2.57, "frequencies": 3.3, "change_at_end": 0.012}
+    assert "| yes | 1.2% |" in losses_table([{**row, "losses": [1.29, 1.3]}])
+    assert "| no |" in losses_table([{**row, "losses": [1.29, 2.4]}])
+
+
+def test_evidence_survives_packing_and_is_judged_again(tmp_path: Path) -> None:
+    request = ClaimsRequest(find_size("tiny"))
+    list(run_claims(find_claims(["A4", "N4"]), tmp_path / "run", request))
+    packed = pack_evidence(tmp_path / "run")
+    assert list(packed["claims"]) == ["A4", "N4"]
+    assert packed["losses"] == []
+    again = unpack_evidence(packed, tmp_path / "again")
+    assert last_verdicts(again) == last_verdicts(tmp_path / "run")
+    before, after = (kept_evidence(folder, "N4") for folder in (tmp_path / "run", again))
+    assert before is not None
+    assert after is not None
+    assert before.estimates == after.estimates
+    assert {record.metric for record in after.records} == {"mean_cosine"}
     Run.create(tmp_path / "other", {"kind": "lab"}).close()
     with pytest.raises(InputError, match="not of claims"):
-        verdicts_summary(tmp_path / "other", CLAIMS)
+        pack_evidence(tmp_path / "other")
 
 
-def test_the_docs_show_the_verdicts_of_the_summary() -> None:
-    summary = json.loads((ROOT / "docs" / "claims-small.json").read_text())
-    there = {each["claim"] for each in summary["verdicts"]}
-    assert [(each["claim"], each["line"]) for each in summary["verdicts"]] == [
-        (claim.id, line) for claim in CLAIMS if claim.id in there for line in (PUBLISHED, CONTROL)
-    ]
-    assert (summary["settings"]["size"], summary["settings"]["models"]) == ("small", [])
-    assert summary["settings"]["seeds"] >= 5
+def test_the_docs_show_the_verdicts_of_the_committed_evidence() -> None:
+    packed = committed()
+    assert packed["settings"]["size"] == "small"
     page = (ROOT / "docs" / "claims.md").read_text()
-    assert verdicts_table(summary, CLAIMS) in page
-    for claim in CLAIMS:
-        assert page.count(f"| {claim.id} | not run | not run |") == (claim.id not in there)
+    pairs = judged(packed)
+    for table in (overview_table(CLAIMS, pairs), verdicts_table(CLAIMS, pairs), power_table(pairs)):
+        assert table in page
+    assert losses_table(packed["losses"]) in page

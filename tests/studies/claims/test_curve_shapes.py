@@ -6,14 +6,15 @@ import numpy as np
 import pytest
 import scipy.stats
 
-from anisoscope.stats.inference import bell, spearman, spearman_p
+from anisoscope.stats.inference import spearman, spearman_p
 from anisoscope.studies.claims.curve_shapes import (
-    fall,
+    bell,
     half_time,
+    interior_peak,
     parallel_drift,
     partial_slope,
-    peak,
-    rise,
+    peak_depth,
+    rise_and_fall,
     slope,
     span,
 )
@@ -24,14 +25,19 @@ def test_a_bell_is_high_in_the_middle_and_a_ramp_is_not_a_bell() -> None:
     assert bell([0, 0, 1, 1, 0, 0.5]) == 0.5
     assert bell([0, 1, 2, 3, 4, 5]) < 0
     assert bell([3.0] * 12) == 0
-    assert bell([0, 0] + [1] * 8 + [0, 0]) == 1  # twelve layers: thirds of four, ends of two
+    assert bell([0, 0] + [1] * 8 + [0, 0]) == 1
+    assert peak_depth([0, 1, 2, 3, 4, 5]) == 1
+    assert peak_depth([0, 0, 1, 1, 0, 0]) == 0.5  # the middle of a plateau
     assert span([0.2, 0.5, 0.1]) == pytest.approx(0.4)
 
 
-def test_a_curve_that_only_rises_has_no_fall() -> None:
+def test_other_curves_choose_an_interior_peak() -> None:
     hill, ramp = [1.0, 4.0, 2.0], [1.0, 2.0, 4.0]
-    assert (peak(hill), rise(hill, peak(hill)), fall(hill, peak(hill))) == (1, 3, 2)
-    assert fall(ramp, peak(ramp)) == 0
+    assert rise_and_fall([hill, hill]) == [(3, 2), (3, 2)]
+    assert all(fall < 0 for _, fall in rise_and_fall([ramp, ramp]))
+    assert all(rise < 0 for rise, _ in rise_and_fall([ramp[::-1]] * 2))
+    assert interior_peak([9.0, 1.0, 2.0, 8.0]) == 2  # the ends are not peaks
+    assert interior_peak([1.0, 2.0]) == 0
 
 
 def test_half_time_is_late_if_the_change_comes_late() -> None:

@@ -13,8 +13,10 @@ import scipy.stats
 
 from anisoscope.records import Record
 from anisoscope.store.run import Run
-from anisoscope.studies.claims.claim import CONTROL, LAB, PUBLISHED, Claim, Evidence, Rule, judge
+from anisoscope.studies.claims.claim import CONTROL, LAB, PUBLISHED, Claim, Evidence
+from anisoscope.studies.claims.conditions import Rule
 from anisoscope.studies.claims.estimate import Estimate
+from anisoscope.studies.claims.judging import judge
 from anisoscope.studies.claims.run_view import (
     Missing,
     RunView,
@@ -67,7 +69,7 @@ def test_a_quantity_that_is_not_finite_counts_as_not_measured(value: float, erro
     """It used to end in a record that cannot be written."""
     claim = find_claims(["S4"])[0]
     verdict = judge(claim, Evidence("r", LAB, {"over_global": Estimate(value, error, 5)}))[0]
-    assert verdict.outcome == "inconclusive"
+    assert verdict.outcome == "untestable here"
     assert "not measured" in verdict.reason
     assert verdict.to_record().value is None
 

@@ -21,7 +21,7 @@ from anisoscope.studies.lab.twins import over_seeds
         ({"causal": "maybe"}, "expected bool"),
         ({"kind": "decodr"}, "Did you mean 'decoder"),
         ({"masking": 1.5}, "from 0 to 1"),
-        ({"steps": 0}, "at least 1"),
+        ({"steps": 0}, "from 1 to"),
         ({"project": "tangent", "rank": 500}, "smaller rank"),
         ({"kind": "encoder", "objective": "next"}, "sees its next token"),
     ],

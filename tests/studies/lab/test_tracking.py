@@ -32,9 +32,12 @@ class Stopping:
     def probe(self, step: int) -> None:
         self.inner.probe(step)
 
-    def watch(self, step: int) -> None:
-        self.inner.watch(step)
+    def watch(self, step: int, *, loss: Any = None, optimizer: Any = None) -> None:
+        self.inner.watch(step, loss=loss, optimizer=optimizer)
         self.should_stop = step + 1 >= self.step
+
+    def flush(self) -> None:
+        self.inner.flush()
 
     def close(self) -> None:
         self.inner.close()
@@ -59,7 +62,8 @@ def test_the_tracker_does_not_change_the_model(tmp_path: Path) -> None:
 def test_the_first_and_the_last_step_are_measured(tmp_path: Path) -> None:
     train(tiny(), tmp_path / "run", observe=tracked(9))
     frame = Run.open(tmp_path / "run").frame()
-    assert sorted(frame.step.unique()) == [0, 1, 2, 4, 8, 9]
+    assert sorted(frame[frame.metric == "mean_cosine"].step.unique()) == [0, 1, 2, 4, 8, 9]
+    assert sorted(frame[frame.metric == "train_loss"].step.unique()) == list(range(9))
     assert sorted(frame[frame.metric == "gradient_energy"].step.unique()) == [0, 1, 2, 4, 8]
     assert Run.open(tmp_path / "run").info["experiment"]["model"]["layers"] == 2
 

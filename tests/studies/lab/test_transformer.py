@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from anisoscope.capture import capture, find_layout
+from anisoscope.hooks import find_layout, observe_sites
 from anisoscope.measurement.measure_model import measure
 from anisoscope.stats.head_scores import Attention, Heads
 from anisoscope.studies.lab.transformer import CHOICES, Config, Transformer
@@ -26,7 +26,7 @@ def tokens(rows: int = 3, length: int = 12) -> Tensor:
 def seen(model: Transformer, kinds: list[str], ids: Tensor, **inputs: Tensor) -> dict[str, object]:
     found: dict[str, object] = {}
     example = {"input_ids": ids[:1]}
-    with torch.no_grad(), capture(model, kinds, _keep(found), layout=find_layout(model, example)) as watch:
+    with torch.no_grad(), observe_sites(model, kinds, _keep(found), layout=find_layout(model, example)) as watch:
         model(ids, **inputs)
     watch.require(list(found))
     return found
@@ -185,7 +185,7 @@ def test_centring_subtracts_the_mean_of_earlier_batches_only() -> None:
         ({"width": 130}, "does not divide into 4 heads"),
         ({"width": 12}, "even width"),
         ({"causal": False}, "sees its next token"),
-        ({"layers": 0}, "at least 1"),
+        ({"layers": 0}, "from 1 to"),
         ({"temperature": 0.0}, "positive"),
     ],
 )

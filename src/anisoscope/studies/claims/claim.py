@@ -1,24 +1,32 @@
-"""A claim, the evidence for it, and the rule that turns evidence into a verdict.
+"""A claim, the evidence for it, and the verdict on it: a pure function of the evidence.
 
-All claims use the same rule. A quantity whose 95 % interval lies entirely beyond its threshold supports the claim; one
-whose interval lies entirely on the other side contradicts it; otherwise the claim stays open. Models that have learnt
-nothing decide nothing. A verdict is a pure function of the evidence.
+All claims are judged in the same way, from the conditions of their rules (see `conditions`). A gate that is not met
+makes a claim untestable here, whatever the numbers say. "Not reproduced" also needs a rule that would have noticed the
+effect: its power, in simulated worlds at the noise of the evidence, must be at least 80 %.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from anisoscope.records import Record
-from anisoscope.studies.claims.estimate import UNBOUNDED, Estimate, Range
+from anisoscope.studies.claims.conditions import (
+    INCONCLUSIVE,
+    NOT_REPRODUCED,
+    REPRODUCED,
+    UNTESTABLE,
+    Condition,
+    Rule,
+    effects,
+)
+from anisoscope.studies.claims.estimate import Estimate
 
 if TYPE_CHECKING:
     from anisoscope.studies.claims.subjects import Subjects
 
-REPRODUCED, NOT_REPRODUCED, INCONCLUSIVE = "reproduced", "not reproduced", "inconclusive"
 SMOKE_TEST = "smoke test"  # not judged: the run was too small to mean anything
 SMOKE_TEST_NOTE = (
     "A smoke test: models this small have learnt nothing, so no claim is judged. It only shows that the commands work. "
@@ -26,6 +34,7 @@ SMOKE_TEST_NOTE = (
 )
 PUBLISHED, CONTROL = "as published", "strongest control"
 LAB, MODEL, SIMULATION = "lab", "model", "simulation"  # the sources of evidence
+LEAST_POWER = 0.8  # with less, a rule cannot contradict a claim
 
 
 # --- evidence -----------------------------------------------------------------------------------------------------
@@ -70,87 +79,6 @@ class Evidence:
         return cls(ran, scale, estimates, left_out, tuple(records), smoke_test)
 
 
-# --- rules --------------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Condition:
-    """A quantity, a threshold, and the side of it that the claim requires.
-
-    A `gate` checks whether the test can decide anything: if it fails, the claim stays open. `within` are the possible
-    values of the quantity.
-    """
-
-    name: str
-    threshold: float
-    description: str
-    above: bool = True
-    gate: bool = False
-    within: Range = UNBOUNDED
-
-    def estimate(self, evidence: Evidence) -> Estimate | None:
-        """Return the measured quantity with its possible values; None if it was not measured."""
-        measured = evidence.estimates.get(self.name)
-        return None if measured is None else replace(measured, within=self.within)
-
-    def outcome(self, estimate: Estimate | None) -> str:
-        """Return the outcome of this condition alone."""
-        if estimate is None:
-            return INCONCLUSIVE
-        low, high = estimate.interval if self.above else tuple(-end for end in reversed(estimate.interval))
-        threshold = self.threshold if self.above else -self.threshold
-        if low > threshold:
-            return REPRODUCED
-        return NOT_REPRODUCED if high <= threshold and not self.gate else INCONCLUSIVE
-
-    @property
-    def requirement(self) -> str:
-        return f"{'>' if self.above else '<'} {self.threshold:g}"
-
-    @property
-    def quantity(self) -> str:
-        """The quantity with what is required of it."""
-        return f"{self.description} ({self.requirement})"
-
-    def compared(self, estimate: Estimate | None) -> str:
-        """Return the condition and the estimate as text."""
-        value = "not measured" if estimate is None else estimate
-        return f"{self.description}: {value} (required: {self.requirement})"
-
-
-Rule = tuple[tuple[Condition, ...], ...]  # alternatives, each of them conditions that must all hold
-
-
-def above(name: str, threshold: float, description: str, within: Range = UNBOUNDED) -> Condition:
-    """Require a quantity above a threshold; `within` are its possible values."""
-    return Condition(name, threshold, description, within=within)
-
-
-def below(name: str, threshold: float, description: str, within: Range = UNBOUNDED) -> Condition:
-    """Require a quantity below a threshold; `within` are its possible values."""
-    return Condition(name, threshold, description, above=False, within=within)
-
-
-def gate(name: str, threshold: float, description: str, within: Range = UNBOUNDED) -> Condition:
-    """Require a quantity above a threshold before anything else is decided; `within` are its possible values."""
-    return Condition(name, threshold, description, gate=True, within=within)
-
-
-def every(*conditions: Condition) -> Rule:
-    """Require all conditions."""
-    return (conditions,)
-
-
-def either(*rules: Rule) -> Rule:
-    """Require one of several rules."""
-    return tuple(alternative for rule in rules for alternative in rule)
-
-
-# The quantity that tells whether lab trainings have learnt anything: the loss of counting tokens (for decoders, pairs
-# of tokens) minus that of the models, in nats per token. Models that counts could replace decide nothing.
-LEARNT = "learnt"
-
-
 # --- claims and verdicts ------------------------------------------------------------------------------------------
 
 Gather = Callable[["Subjects"], Evidence]
@@ -171,7 +99,11 @@ class Claim:
         figure: Metrics of its records, the most informative first.
         cells: The lab trainings that it measures.
         seconds: Measuring time per seed in size small, without training.
-        large: The claim is about large models, so the lab cannot settle it.
+        plain: The claim in words that need no background, for the table that visitors read first.
+        found: What the paper found, in a few words.
+        gates: Conditions for testing the claim at all, for both lines.
+        scope: What the claim is about, if the lab cannot be it, such as "large models".
+        existential: The claim says that something can happen; not finding it here does not contradict it.
         sources: Models by hub id that size paper uses.
         revisions: Checkpoints of these models.
     """
@@ -186,9 +118,13 @@ class Claim:
     figure: tuple[str, ...]
     cells: tuple[str, ...] = ()
     seconds: float = 1.0
-    large: bool = False
     sources: tuple[str, ...] = ()
     revisions: str | None = None
+    plain: str = ""
+    found: str = ""
+    gates: tuple[Condition, ...] = ()
+    scope: str = ""
+    existential: bool = False
 
     @property
     def needs(self) -> str:
@@ -199,6 +135,25 @@ class Claim:
         """Every condition of both rules."""
         return [condition for conditions in (*self.published, *self.control) for condition in conditions]
 
+    def rule(self, line: str) -> Rule:
+        """Return the rule of a line, each alternative with the gates of the claim."""
+        return tuple((*self.gates, *each) for each in (self.published if line == PUBLISHED else self.control))
+
+
+@dataclass(frozen=True)
+class Power:
+    """How a rule judges simulated worlds at the number of units and the noise of the evidence.
+
+    Attributes:
+        power: Share of worlds in which the claim holds that are judged "reproduced".
+        false_alarms: Share of worlds in which it does not hold that are judged "reproduced".
+        refuted: Share of worlds in which it does not hold that are judged "not reproduced".
+    """
+
+    power: float
+    false_alarms: float
+    refuted: float
+
 
 @dataclass(frozen=True)
 class Verdict:
@@ -207,10 +162,11 @@ class Verdict:
     Attributes:
         claim: Id of the claim.
         line: `PUBLISHED` or `CONTROL`.
-        outcome: `REPRODUCED`, `NOT_REPRODUCED` or `INCONCLUSIVE`; `SMOKE_TEST` if the run was too small to judge.
+        outcome: `REPRODUCED`, `NOT_REPRODUCED`, `INCONCLUSIVE` or `UNTESTABLE`; `SMOKE_TEST` if the run was too small.
         effect: The estimate that decided; None if it was not measured.
         reasons: One sentence per condition, then what would settle the claim and what was run.
         quantity: Description of the effect.
+        power: How the rule judges simulated worlds; None if the evidence gives no noise to simulate with.
     """
 
     claim: str
@@ -219,6 +175,7 @@ class Verdict:
     effect: Estimate | None
     reasons: Reasons
     quantity: str = ""
+    power: Power | None = None
 
     @property
     def reason(self) -> str:
@@ -228,11 +185,15 @@ class Verdict:
     def to_record(self) -> Record:
         """Return the verdict as a record."""
         effect = self.effect
+        variant: dict[str, Any] = {"claim": self.claim, "line": self.line, "verdict": self.outcome}
+        variant["quantity"] = self.quantity
+        if self.power is not None:
+            variant |= asdict(self.power)
         return Record(
             "vectors",
             "verdict",
             None if effect is None else effect.value,
-            variant={"claim": self.claim, "line": self.line, "verdict": self.outcome, "quantity": self.quantity},
+            variant=variant,
             error=None if effect is None else effect.error,
             error_kind=None if effect is None or effect.error is None else f"spread-{effect.n}-{effect.unit}",
             n=None if effect is None else effect.n,
@@ -264,19 +225,6 @@ def shared_context(verdicts: Sequence[Verdict]) -> list[str]:
     return list(dict.fromkeys(line for verdict in verdicts for line in verdict.reasons.context))
 
 
-def judge(claim: Claim, evidence: Evidence) -> tuple[Verdict, Verdict]:
-    """Judge both lines of a claim.
-
-    A quantity with a value or error that is not finite counts as not measured.
-
-    Returns:
-        The verdict as published, and the verdict under the strongest control.
-    """
-    finite = {name: e for name, e in evidence.estimates.items() if math.isfinite(e.value + (e.error or 0.0))}
-    evidence = replace(evidence, estimates=finite)
-    return _line(claim, PUBLISHED, claim.published, evidence), _line(claim, CONTROL, claim.control, evidence)
-
-
 def unjudged(claim: Claim, reason: str) -> tuple[Verdict, Verdict]:
     """Return both verdicts of a claim without evidence."""
     reasons = Reasons((reason.removesuffix("."),), claim.settle)
@@ -286,54 +234,41 @@ def unjudged(claim: Claim, reason: str) -> tuple[Verdict, Verdict]:
     )
 
 
-def _line(claim: Claim, line: str, rule: Rule, evidence: Evidence) -> Verdict:
-    if not rule:
-        reasons = Reasons(("an open question: nothing was published to compare with",))
-        return Verdict(claim.id, line, SMOKE_TEST if evidence.smoke_test else INCONCLUSIVE, None, reasons)
+def measured(condition: Condition, evidence: Evidence) -> Estimate | None:
+    """Return the measured quantity of a condition with its possible values.
+
+    Returns:
+        None if it was not measured; a value or error that is not finite counts as not measured.
+    """
+    estimate = evidence.estimates.get(condition.name)
+    if estimate is None or not math.isfinite(estimate.value + (estimate.error or 0.0)):
+        return None
+    return replace(estimate, within=condition.within)
+
+
+def outcome_of(rule: Rule, evidence: Evidence) -> tuple[str, int, Condition | None]:
+    """Judge the alternatives of a rule.
+
+    Returns:
+        The outcome, the number of the alternative that decides, and its condition that decides.
+    """
     judged = [_alternative(conditions, evidence) for conditions in rule]
     outcomes = [outcome for outcome, _ in judged]
-    outcome = REPRODUCED if REPRODUCED in outcomes else INCONCLUSIVE if INCONCLUSIVE in outcomes else NOT_REPRODUCED
-    decider = judged[outcomes.index(outcome)][1]
-    effect = None if decider is None else decider.estimate(evidence)
-    quantity = "" if decider is None else decider.quantity
-    same = tuple(conditions for conditions, each in zip(rule, outcomes, strict=True) if each == outcome)
-    shown = same[:1] if outcome == REPRODUCED else same  # one alternative is enough; all that fail or stay open count
-    texts = tuple(
-        f"{'or ' if number and not index else ''}{_compared(condition, evidence)}"
-        for number, conditions in enumerate(shown)
-        for index, condition in enumerate(conditions)
-    )
-    if any(c.name in evidence.left_out for conditions in shown for c in conditions):
-        texts = ("only part of the claim was tested", *texts)
-    if evidence.smoke_test:
-        return Verdict(claim.id, line, SMOKE_TEST, effect, Reasons(texts, "", evidence.ran), quantity)
-    learnt = evidence.estimates.get(LEARNT)
-    if learnt is not None and learnt.value <= 0:
-        loss = f"their loss is {-learnt.value:.2g} nats per token above that of counting tokens"
-        texts, outcome = (f"the models have not learnt enough: {loss}", *texts), INCONCLUSIVE
-    if claim.large and evidence.scale == LAB:
-        settle = f"the lab cannot, because the claim is about large models. {claim.settle}"
-        return Verdict(claim.id, line, INCONCLUSIVE, effect, Reasons(texts, settle), quantity)
-    settle = claim.settle if outcome == INCONCLUSIVE else ""
-    return Verdict(claim.id, line, outcome, effect, Reasons(texts, settle, evidence.ran), quantity)
+    order = (REPRODUCED, INCONCLUSIVE)  # one alternative is enough; one that is open leaves the rule open
+    mixed = INCONCLUSIVE if NOT_REPRODUCED in outcomes and UNTESTABLE in outcomes else outcomes[0]
+    outcome = next((each for each in order if each in outcomes), mixed)
+    number = outcomes.index(outcome) if outcome in outcomes else outcomes.index(UNTESTABLE)
+    return outcome, number, judged[number][1]
 
 
 def _alternative(conditions: Sequence[Condition], evidence: Evidence) -> tuple[str, Condition | None]:
     """Return the outcome of conditions that must all hold, and the condition that decides; gates come first."""
     applicable = [c for c in conditions if c.name not in evidence.left_out]
-    judged = [(c.outcome(c.estimate(evidence)), c) for c in sorted(applicable, key=lambda c: not c.gate)]
-    for outcome, condition in judged:
-        if condition.gate and outcome != REPRODUCED:
-            return INCONCLUSIVE, condition
-    for wanted in (NOT_REPRODUCED, INCONCLUSIVE):
+    number = effects(applicable)
+    judged = [(c.outcome(measured(c, evidence), number), c) for c in sorted(applicable, key=lambda each: not each.gate)]
+    for wanted in (UNTESTABLE, NOT_REPRODUCED, INCONCLUSIVE):
         for outcome, condition in judged:
             if outcome == wanted:
                 return wanted, condition
     decider = next((condition for _, condition in judged if not condition.gate), None)
     return (INCONCLUSIVE if decider is None else REPRODUCED), decider
-
-
-def _compared(condition: Condition, evidence: Evidence) -> str:
-    if condition.name in evidence.left_out:
-        return f"{condition.description}: left out, {evidence.left_out[condition.name]}"
-    return condition.compared(condition.estimate(evidence))

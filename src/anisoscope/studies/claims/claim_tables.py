@@ -1,30 +1,27 @@
-"""Markdown tables of claims, rules and verdicts, as in docs/claims.md."""
+"""Markdown tables of claims, rules, verdicts, power and losses, as in docs/claims.md."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from pathlib import Path
+from statistics import fmean
 from typing import Any
 
-from anisoscope.errors import InputError
-from anisoscope.store.run import Run
-from anisoscope.studies.claims.claim import CONTROL, PUBLISHED, Claim, Condition, Rule
-from anisoscope.studies.claims.estimate import UNBOUNDED, Estimate, Range
+from anisoscope.studies.claims.claim import Claim, Verdict
+from anisoscope.studies.claims.conditions import Condition, Rule
+
+Judged = Sequence[tuple[Claim, Sequence[Verdict]]]
+_NOT_RUN = "not run"
 
 
 def rules_table(claims: Sequence[Claim]) -> str:
     """Return a Markdown table with both rules of each claim and what it needs."""
-    head = ("| id | claim | as published | strongest control | needs |", "|---|---|---|---|---|")
-    rows = (" | ".join(map(_cell, _cells(claim))) for claim in claims)
-    return "\n".join([*head, *(f"| {row} |" for row in rows)])
+    rows = [(claim.id, _gates(claim), _rule(claim.published), _rule(claim.control), claim.needs) for claim in claims]
+    return _table(("id", "testable only if", "as published", "strongest control", "needs"), rows)
 
 
-def _cells(claim: Claim) -> tuple[str, ...]:
-    return claim.id, claim.statement, _rule(claim.published), _rule(claim.control), claim.needs
-
-
-def _cell(text: str) -> str:
-    return text.replace("|", "\\|")
+def _gates(claim: Claim) -> str:
+    scope = [f"it is about {claim.scope}"] if claim.scope else []
+    return "; ".join([*scope, *(condition.quantity for condition in claim.gates)]) or "–"
 
 
 def _rule(rule: Rule) -> str:
@@ -32,70 +29,94 @@ def _rule(rule: Rule) -> str:
 
 
 def _condition(condition: Condition) -> str:
-    if condition.gate:
-        return f"only if {condition.description} > {condition.threshold:g}"
-    return f"{condition.description} {condition.requirement}"
+    return f"{'only if ' if condition.gate else ''}{condition.description} {condition.requirement}"
 
 
 # --- verdicts -----------------------------------------------------------------------------------------------------
 
 
-def verdicts_summary(folder: str | Path, claims: Sequence[Claim]) -> dict[str, Any]:
-    """Return the request of a run of claims, its duration, and every verdict with its effect and reason.
+def overview_table(claims: Sequence[Claim], judged: Judged) -> str:
+    """Return the table that visitors read first: the claim in plain words, what the paper found, and what we found."""
+    verdicts = {claim.id: pair for claim, pair in judged}
+    rows = []
+    for claim in claims:
+        pair = verdicts.get(claim.id)
+        shown = [_NOT_RUN, _NOT_RUN, ""] if pair is None else [*(f"**{each.outcome}**" for each in pair), _why(pair)]
+        rows.append((claim.id, claim.plain, claim.found, *shown))
+    return _table(("id", "in plain words", "the paper found", "as published", "under control", "why"), rows)
 
-    Raises:
-        InputError: The folder is a run of something else.
-    """
-    run = Run.open(folder)
-    info = run.info
-    if info.get("kind") != "claims":
-        raise InputError(f"{folder} is a run, but not of claims.")
-    verdicts = [
-        {
-            **{name: record.variant[name] for name in ("claim", "line", "verdict", "quantity")},
-            "effect": record.value,
-            "error": record.error,
-            "n": record.n,
-            "unit": None if record.error_kind is None else record.error_kind.split("-", 2)[2],
-            "reason": record.note,
-        }
-        for record in run.records()
-        if record.metric == "verdict"
+
+def _why(verdicts: Sequence[Verdict]) -> str:
+    """What decided: of the controlled line if the two differ, or of both if they agree."""
+    published, control = verdicts
+    decided = control if control.outcome != published.outcome or not published.quantity else published
+    if not decided.quantity:
+        return decided.reasons.conditions[0] if decided.reasons.conditions else ""
+    value = "not measured" if decided.effect is None else str(decided.effect)
+    return f"{decided.quantity}: {value}"
+
+
+def verdicts_table(claims: Sequence[Claim], judged: Judged) -> str:
+    """Return one row per claim, with the outcome of each line and the quantity that decided it."""
+    verdicts = {claim.id: pair for claim, pair in judged}
+    rows = [(c.id, *(map(_outcome, verdicts[c.id]) if c.id in verdicts else [_NOT_RUN] * 2)) for c in claims]
+    return _table(("id", "as published", "strongest control"), rows)
+
+
+def _outcome(verdict: Verdict) -> str:
+    text = f"**{verdict.outcome}**"
+    if not verdict.quantity:
+        return text
+    value = "was not measured" if verdict.effect is None else f"{verdict.effect}"
+    return f"{text}: {verdict.quantity}: {value}"
+
+
+def power_table(judged: Judged) -> str:
+    """Return how each rule judges simulated worlds at the noise of its evidence."""
+    rows = [
+        (
+            claim.id,
+            verdict.line,
+            f"{verdict.power.power:.0%}",
+            f"{verdict.power.false_alarms:.0%}",
+            f"{verdict.power.refuted:.0%}",
+        )
+        for claim, verdicts in judged
+        for verdict in verdicts
+        if verdict.power is not None
     ]
-    order = [
-        (claim.id, line) for claim in claims for line in (PUBLISHED, CONTROL)
-    ]  # an interrupted run has its verdicts in another order
-    verdicts.sort(key=lambda each: order.index((each["claim"], each["line"])))
-    return {**{name: info.get(name) for name in ("settings", "versions", "machine", "minutes")}, "verdicts": verdicts}
+    head = ("id", "line", "reproduced if it holds (power)", "reproduced if not (false alarm)", "refuted if not")
+    return _table(head, rows)
 
 
-def verdicts_table(summary: Mapping[str, Any], claims: Sequence[Claim]) -> str:
-    """Return a Markdown table of a summary: one row per claim, with the outcome of each line and what decided it.
+def losses_table(losses: Sequence[Mapping[str, Any]]) -> str:
+    """Return the loss of every lab training next to counts of neighbouring tokens, in nats per token."""
+    rows = [
+        (
+            row["cell"],
+            str(row["steps"]),
+            str(len(row["losses"])),
+            f"{fmean(row['losses']):.2f} ({min(row['losses']):.2f}–{max(row['losses']):.2f})",
+            f"{row['counts']:.2f}",
+            f"{row['frequencies']:.2f}",
+            "yes" if row["counts"] - max(row["losses"]) > 0.3 else "no",
+            f"{row['change_at_end']:.1%}",
+        )
+        for row in losses
+    ]
+    head = ("training", "steps", "seeds", "loss", "counts of neighbours", "token frequencies", "learnt", "last quarter")
+    return _table(head, rows)
 
-    The duration of the run follows the table.
-    """
-    head = ("| id | as published | strongest control |", "|---|---|---|")
-    ranges = {condition.quantity: condition.within for claim in claims for condition in claim.conditions}
-    outcomes = {(each["claim"], each["line"]): _outcome(each, ranges) for each in summary["verdicts"]}
-    rows = ([outcomes.get((claim.id, line), "not run") for line in (PUBLISHED, CONTROL)] for claim in claims)
-    lines = [*head, *(f"| {claim.id} | {' | '.join(row)} |" for claim, row in zip(claims, rows, strict=True))]
-    return "\n".join([*lines, "", _duration(summary)])
 
-
-def _duration(summary: Mapping[str, Any]) -> str:
+def duration(summary: Mapping[str, Any]) -> str:
+    """Return how long a run took, on what."""
     minutes, versions = summary["minutes"], summary["versions"]
     return (
-        f"It took {minutes['clock']:.0f} minutes by the clock and {minutes['processor']:.0f} of processor "
+        f"Measuring took {minutes['clock']:.0f} minutes by the clock and {minutes['processor']:.0f} of processor "
         f"({summary['machine']}; anisoscope {versions['anisoscope']}, torch {versions['torch']})."
     )
 
 
-def _outcome(verdict: Mapping[str, Any], ranges: Mapping[str, Range]) -> str:
-    text = f"**{verdict['verdict']}**"
-    if not verdict["quantity"]:
-        return text
-    if verdict["effect"] is None:
-        return _cell(f"{text}: {verdict['quantity']} was not measured")
-    unit, within = verdict["unit"] or "units", ranges.get(verdict["quantity"], UNBOUNDED)
-    effect = Estimate(verdict["effect"], verdict["error"], verdict["n"], unit, within)
-    return _cell(f"{text}: {verdict['quantity']}: {effect}")
+def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    lines = [head, ["---"] * len(head), *rows]
+    return "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines)

@@ -8,7 +8,7 @@ from statistics import fmean
 
 from anisoscope.records import Record
 from anisoscope.studies.claims.claim import Evidence
-from anisoscope.studies.claims.curve_shapes import fall, peak, rise
+from anisoscope.studies.claims.curve_shapes import rise_and_fall
 from anisoscope.studies.claims.estimate import Estimate
 from anisoscope.studies.claims.hidden_states import gaussian_dimension, states
 from anisoscope.studies.claims.measurements import DIMENSION
@@ -39,40 +39,56 @@ _DIMENSIONS: dict[str, Statistic] = {
 }
 
 
+_WORDS = {
+    "paper": "as published",
+    "two_nn": "duplicates removed",
+    "gride": f"wider neighbourhoods (GRIDE, k = {SCALE})",
+    "other_documents": "neighbours in other documents",
+}
+
+
 def dimension_evidence(subjects: SubjectSource) -> Evidence:
-    """Gather the rise and fall of the intrinsic dimension over training (S2)."""
-    models = subjects.checkpoints("decoder")
+    """Gather the rise and fall of the intrinsic dimension over training, after the transient (S2)."""
+    models = subjects.checkpoints("decoder", settled=True)
     whole = [model.measure(DIMENSION) for model in models]
-    halves = [[model.measure(DIMENSION, half) for model in models] for half in (0, 1)]
     records = _dimension_records(whole, [model.step for model in models])
-    return subjects.evidence(models, _rise_and_fall(whole, halves), records)
+    if whole[0].whole is None:
+        quantities = _over_seeds(whole)
+    else:
+        quantities = _over_documents([[model.measure(DIMENSION, half) for model in models] for half in (0, 1)])
+    note = f"steps {', '.join(str(model.step) for model in models)}"
+    return subjects.evidence(models, quantities, records, note=note)
 
 
-def _rise_and_fall(whole: Sequence[Units], halves: Sequence[Sequence[Units]]) -> dict[str, Estimate]:
-    """Peak minus first and peak minus last value.
+def _over_seeds(series: Sequence[Units]) -> dict[str, Estimate]:
+    """Peak minus first and minus last value of each seed, at the peak that the other seeds have."""
+    quantities: dict[str, Estimate] = {}
+    for name, dimension in _DIMENSIONS.items():
+        try:
+            by_step = [[dimension(view) for view in each.parts] for each in series]
+        except Missing:
+            continue
+        moves = rise_and_fall(list(zip(*by_step, strict=True)))
+        quantities[f"rise_{name}"] = Estimate.over([up for up, _ in moves], series[0].unit)
+        quantities[f"fall_{name}"] = Estimate.over([down for _, down in moves], series[0].unit)
+    return quantities
 
-    The published quantity takes the highest point of the same curve. The controls take the peak of one half of the
-    documents and evaluate it on the other half.
-    """
+
+def _over_documents(halves: Sequence[Sequence[Units]]) -> dict[str, Estimate]:
+    """The same for one training: one half of the documents has the peak, the other half is measured there."""
     makers: dict[str, Callable[[], Estimate]] = {}
-    for move in (rise, fall):
-        makers[f"{move.__name__}_paper"] = partial(estimate, partial(_at_same_peak, move), *whole)
-        for name in ("two_nn", "gride", "other_documents"):
-            statistic = partial(_at_other_peak, move, _DIMENSIONS[name])
-            makers[f"{move.__name__}_{name}"] = partial(estimate, statistic, *halves[0], *halves[1])
+    for number, move in enumerate(("rise", "fall")):
+        for name, dimension in _DIMENSIONS.items():
+            makers[f"{move}_{name}"] = partial(
+                estimate, partial(_at_other_peak, number, dimension), *halves[0], *halves[1]
+            )
     return estimates(makers)
 
 
-def _at_same_peak(move: Callable[[Sequence[float], int], float], *views: RunView) -> float:
-    curve = [_DIMENSIONS["paper"](view) for view in views]
-    return move(curve, peak(curve))
-
-
-def _at_other_peak(move: Callable[[Sequence[float], int], float], dimension: Statistic, *views: RunView) -> float:
-    """The first half of the views chooses the peak, the second half gives the value there."""
+def _at_other_peak(number: int, dimension: Statistic, *views: RunView) -> float:
     curve = [dimension(view) for view in views]
-    steps = len(curve) // 2
-    return move(curve[steps:], peak(curve[:steps]))
+    half = len(curve) // 2
+    return rise_and_fall([curve[:half], curve[half:]])[1][number]
 
 
 def _dimension_records(whole: Sequence[Units], steps: Sequence[int]) -> list[Record]:
@@ -83,7 +99,7 @@ def _dimension_records(whole: Sequence[Units], steps: Sequence[int]) -> list[Rec
                 value = estimate(dimension, units)
             except Missing:
                 continue
-            records.append(estimate_record(value, "intrinsic_dimension", of=name, step=step))
+            records.append(estimate_record(value, "intrinsic_dimension", of=_WORDS[name], step=step))
     return records
 
 

@@ -72,17 +72,44 @@ class Estimate:
         shrunk = (self.value * answers + 2) / (answers + 4)
         return replace(self, error=max(self.error, math.sqrt(shrunk * (1 - shrunk) / (answers + 4))))
 
+    @classmethod
+    def exact(cls, value: float, unit: str = "") -> Estimate:
+        """Return a number without error, such as a count or a measured loss.
+
+        >>> Estimate.exact(12, "states").interval
+        (12, 12)
+        """
+        return cls(value, 0.0, 0, unit)
+
+    @property
+    def is_exact(self) -> bool:
+        """Whether the number has no error."""
+        return self.n == 0
+
     @property
     def interval(self) -> tuple[float, float]:
         """The 95 % interval by Student's t with n − 1 degrees of freedom; all values if there are too few units."""
+        return self.interval_at(0.05)
+
+    def interval_at(self, alpha: float) -> tuple[float, float]:
+        """Return the two-sided interval that misses the true value with probability `alpha`.
+
+        >>> wide, narrow = (Estimate.over([1.0, 2.0, 3.0]).interval_at(alpha) for alpha in (0.01, 0.05))
+        >>> wide[0] < narrow[0]
+        True
+        """
+        if self.is_exact:
+            return self.value, self.value
         if self.error is None or self.n < FEWEST:
             return self.within
-        half = t_quantile(0.975, self.n - 1) * self.error
+        half = t_quantile(1 - alpha / 2, self.n - 1) * self.error
         least, most = self.within
         low, high = (min(max(end, least), most) for end in (self.value - half, self.value + half))
         return low, high
 
     def __str__(self) -> str:
+        if self.is_exact:
+            return f"{_short(self.value)} {self.unit}".rstrip()
         if self.error is None or self.n < FEWEST:
             unit = self.unit.removesuffix("s") if self.n == 1 else self.unit
             return f"{_short(self.value)} ({self.n} {unit}; an interval needs {FEWEST})"

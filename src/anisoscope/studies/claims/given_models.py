@@ -12,11 +12,11 @@ from typing import Any, TypeVar
 
 from torch import Tensor, nn
 
-from anisoscope.capture import expand, find_layout
 from anisoscope.data.batches import model_batches
 from anisoscope.data.inputs import device_of, first_item
 from anisoscope.data.token_table import Batch
 from anisoscope.errors import InputError
+from anisoscope.hooks import expand, find_layout
 from anisoscope.measurement.measure_model import measure
 from anisoscope.measurement.measure_weights import vocabulary_matrices
 from anisoscope.measurement.request import MODEL_SAMPLE

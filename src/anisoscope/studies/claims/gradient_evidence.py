@@ -10,16 +10,20 @@ from statistics import fmean
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from anisoscope.records import Record
 from anisoscope.store.run import Run
+from anisoscope.studies.claims.achievable_gain import AchievedGain, gain_of_model
 from anisoscope.studies.claims.given_models import GivenModel, groups_of, width_of
 from anisoscope.studies.claims.hidden_states import states
 from anisoscope.studies.claims.measurements import load_or_make
 from anisoscope.studies.claims.run_view import Entry, Missing, RunView, Units, estimate, estimate_record
 from anisoscope.studies.claims.subjects import Lab, LabModel, Subject
-from anisoscope.tangent import Tangent, energy, fit_bases, haar
+from anisoscope.studies.lab.targets import masked_token
+from anisoscope.tangent import Tangent, energy, fit_bases
 from anisoscope.tangent.null import EMBEDDING, GRADIENTS, HIDDEN, WEIGHT_IN, WEIGHT_OUT
+from anisoscope.tangent.objectives import choose_objective, cross_entropy
 from anisoscope.tangent.tangent_test import fit_frames, tangent_test
 
 NULLS = ("normal_control", "orientation", "coordinates", "transfer_slope", "local_test", "error_shuffle")
@@ -67,10 +71,8 @@ def _lab_test(lab: Lab, cell: str, seed: int, step: int, kind: str, fitted_at: i
     def make(folder: Path) -> Run:
         lab.on_status(f"gradients of {cell}, seed {seed}, step {step}")
         opened = lab.opened(cell, seed, step)
-        fit, test = lab.batches(cell, 0), lab.batches(cell, 1)
+        fit, test = lab_halves(lab, cell, seed)
         tangent = Tangent(proxies=(proxy,), ranks=(rank_of(lab),), nulls=NULLS)
-        config: Any = opened.model.config
-        loss = "next_token" if config.objective == "next" else "masked_token"
         frozen = None
         if fitted_at is not None:
             frozen = fit_frames(lab.opened(cell, seed, fitted_at), fit, tangent=tangent, seed=seed)
@@ -78,17 +80,55 @@ def _lab_test(lab: Lab, cell: str, seed: int, step: int, kind: str, fitted_at: i
             opened,
             fit=fit,
             test=test,
-            loss=loss,
+            loss=cross_entropy,
             tangent=tangent,
             gradients=gradients,
             frozen=frozen,
-            mask=lab.data(cell, seed).mask_id,
             seed=seed,
             step=step,
             out=folder,
         )
 
     return lab.stored_view(cell, seed, step, name, make)
+
+
+def lab_halves(lab: Lab, cell: str, seed: int) -> tuple[list[dict[str, Tensor]], list[dict[str, Tensor]]]:
+    """Return two halves of the held-out windows; a masked model gets the masks of its training, with labels."""
+    halves = lab.batches(cell, 0), lab.batches(cell, 1)
+    recipe, model = (getattr(lab.trained(cell, seed).experiment, part) for part in ("recipe", "model"))
+    if model.objective == "next":
+        return halves
+    mask = lab.data(cell, seed).mask_id
+    fit, test = (
+        [
+            masked_token(batch["input_ids"], mask, recipe.masking, seed, half, number)
+            for number, batch in enumerate(each)
+        ]
+        for half, each in enumerate(halves)
+    )
+    return fit, test
+
+
+def gains_of(subject: Subject) -> list[AchievedGain]:
+    """Return the achieved gain in isotropy of every unit of a subject (T2): every seed, or every group of documents."""
+    if isinstance(subject, LabModel):
+        lab, cell = subject.lab, subject.name
+        gains = []
+        for seed in lab.seeds_of(cell):
+            lab.on_status(f"removed directions of {cell}, seed {seed}")
+            opened = lab.opened(cell, seed, subject.step)
+            objective = choose_objective(cross_entropy, opened.model)
+            gains.append(gain_of_model(opened, objective, *lab_halves(lab, cell, seed), rank_of(lab), seed=seed))
+        return gains
+    if isinstance(subject, GivenModel):
+        opened = subject.open()
+        fit, test = subject.halves(opened)
+        loss = "next_token" if subject.decoder else "masked_token"
+        mask = getattr(opened.processor, "mask_token_id", None)
+        objective = choose_objective(loss, opened.model, mask=mask)
+        rank = min(RANK, width_of(opened.model) // 4)
+        return [gain_of_model(opened, objective, fit, group, rank) for group in groups_of(test)]
+    raise Missing(f"No gradients of {subject.name}.")
 
 
 def _given_gradients(model: GivenModel, fitted: GivenModel | None) -> Units:
@@ -121,8 +161,13 @@ def _given_gradients(model: GivenModel, fitted: GivenModel | None) -> Units:
 
 
 def hidden(view: RunView, metric: str, **variant: Any) -> list[Entry]:
-    """Return the numbers of a metric for hidden gradients, in the order of the layers."""
-    return view.find(metric, TOKENS, gradient=HIDDEN, **variant)
+    """Return the numbers of a metric for hidden gradients, in the order of the layers, without the last layer.
+
+    The gradient of the last state before the final norm is orthogonal to that state by construction.
+    """
+    entries = view.find(metric, TOKENS, gradient=HIDDEN, **variant)
+    last = max(entry.site.layer or 0 for entry in entries)
+    return [entry for entry in entries if (entry.site.layer or 0) < last or last == 0]
 
 
 def mean_of(view: RunView, metric: str, **variant: Any) -> float:
@@ -149,9 +194,9 @@ def log_ratio(*views: RunView) -> float:
     )
 
 
-def log_enrichment(view: RunView) -> float:
-    """Return the mean log of the gradient enrichment over layers."""
-    entries = [e for e in hidden(view, "gradient_enrichment", rows="plain", proxy="pca") if "stratum" not in e.variant]
+def log_enrichment(view: RunView, rows: str = "plain") -> float:
+    """Return the mean log of the gradient enrichment over layers, of plain gradients or of unit length."""
+    entries = [e for e in hidden(view, "gradient_enrichment", rows=rows, proxy="pca") if "stratum" not in e.variant]
     return fmean(math.log(max(entry.value, 1e-12)) for entry in entries)
 
 
@@ -162,10 +207,10 @@ def energy_of(view: RunView, **variant: Any) -> float:
     return fmean(e.value for e in entries if "null" not in e.variant and e.variant.get("stratum") == stratum)
 
 
-def removal_wins(view: RunView, null: str, dimension: str) -> list[bool]:
-    """For each layer: whether removing the basis makes gradients more isotropic than removing a control does."""
-    entries = hidden(view, "anisotropy_share", null=null, dimension=dimension, proxy="pca")
-    return [entry.value > (entry.null or 0.0) for entry in entries]
+def removal_wins(view: RunView) -> list[bool]:
+    """For each layer: whether removing the basis makes gradients more isotropic, and more so than a normal control."""
+    entries = hidden(view, "anisotropy_share", null="normal_control", dimension="ambient", proxy="pca")
+    return [entry.value > max(0.0, entry.null or 0.0) for entry in entries]
 
 
 # The null of each gradient. A weight's gradient lies in the span of its inputs by construction.
@@ -204,25 +249,21 @@ def _mean_null(which: dict[str, str], view: RunView) -> float:
 # --- the change of activations ------------------------------------------------------------------------------------
 
 
-def change_in_basis(lab: Lab, cell: str, seed: int, steps: Sequence[int]) -> list[tuple[float, float]]:
-    """For each layer and pair of steps: the share of ‖ΔH‖² in the basis minus r/d, and its p under random subspaces.
+def change_in_basis(lab: Lab, cell: str, seed: int, steps: Sequence[int]) -> list[float]:
+    """For each layer and pair of steps: the share of ‖ΔH‖² in the basis minus the activations' variance share in it.
 
-    Bases are fitted at the earlier step on one half of the windows; ΔH is measured on the other half.
+    Any change of activations that have a spectrum lies in their leading directions more than r/d does, so their own
+    variance is the comparison. Bases are fitted at the earlier step on one half of the windows; ΔH and the variance
+    are measured on the other half. The mean change, a drift of all states, is left out as in the variance.
     """
-    rank = rank_of(lab)
     fit, test = lab.batches(cell, 0), lab.batches(cell, 1)
     models = [lab.model(cell, seed, step) for step in steps]
-    bases = [
-        {site: fit_bases(x, ("pca",), (rank,))[0] for site, x in states(model, fit, ["resid"]).items()}
-        for model in models[:-1]
-    ]
-    rows = [states(model, test, ["resid"]) for model in models]
+    rank, rows = rank_of(lab), [states(model, test, ["resid"]) for model in models]
     results = []
-    for index, fitted in enumerate(bases):
-        for site, basis in fitted.items():
-            change = (rows[index + 1][site] - rows[index][site]).double()  # (n, d)
-            second = torch.mm(change.T, change)
-            law = haar(second, basis.effective)
-            inside = energy(second, basis)
-            results.append((inside - law.mean, law.p_value(inside)))
+    for index, model in enumerate(models[:-1]):
+        for site, x in states(model, fit, ["resid"]).items():
+            basis = fit_bases(x, ("pca",), (rank,))[0]
+            before = rows[index][site].double()  # (n, d)
+            change = rows[index + 1][site].double() - before
+            results.append(energy(torch.cov(change.T), basis) - energy(torch.cov(before.T), basis))
     return results

@@ -9,9 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from anisoscope.capture import capture, expand, find_layout
 from anisoscope.data.inputs import device_of, first_item
 from anisoscope.data.token_table import Batch
+from anisoscope.hooks import expand, find_layout, observe_sites
 from anisoscope.metrics import find
 from anisoscope.records import Site
 from anisoscope.stats.collect import cloud_of
@@ -121,7 +121,7 @@ def _captured(model: nn.Module, batches: Batches, sites: Sequence[str]) -> Any:
         captured[site] = replace(x, q=x.q.clone(), k=x.k.clone()) if isinstance(x, Heads) else x.clone()
 
     wanted = expand(layout, list(sites))
-    with torch.inference_mode(), capture(model, wanted, sink, layout=layout):
+    with torch.inference_mode(), observe_sites(model, wanted, sink, layout=layout):
         for batch in batches:
             captured.clear()
             inputs = batch.inputs if isinstance(batch, Batch) else batch

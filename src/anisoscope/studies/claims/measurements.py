@@ -33,6 +33,7 @@ SHAPE = MeasurementKind(
     ),
     spread=True,
 )
+SUBLAYERS = MeasurementKind("sublayers", ("spectral_anisotropy",))  # after every part of a layer; only in the lab
 TYLER = MeasurementKind("tyler", ("tyler_share",), grouped=True)
 DIMENSION = MeasurementKind("dimension", ("two_nn", "two_nn_paper", "gride"))
 LOCAL = MeasurementKind("local", ("local_isotropy", "isoscore"), grouped=True)

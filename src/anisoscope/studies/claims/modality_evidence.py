@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from statistics import fmean
+
+import numpy as np
 
 from anisoscope.records import Record
 from anisoscope.stats.inference import spearman, spearman_p
@@ -20,7 +22,15 @@ from anisoscope.studies.claims.modality_panel import (
     items_of,
     members,
 )
-from anisoscope.studies.claims.run_view import RunView, difference, estimate, estimate_share, profile_records
+from anisoscope.studies.claims.run_view import (
+    RunView,
+    Units,
+    difference,
+    estimate,
+    estimate_record,
+    estimate_share,
+    profile_records,
+)
 from anisoscope.studies.claims.subjects import Subjects
 
 HIGH = 0.2  # states with a higher mean cosine are called anisotropic
@@ -35,8 +45,9 @@ def cosine_evidence(subjects: Subjects) -> Evidence:
     """Gather the cosine by modality, as it is and compared with random weights, and that of convolutions (A1)."""
     panel = members(subjects)
     scale, left_out = (MODEL, absent_modalities(panel)) if subjects.given else (LAB, {})
-    records = tuple(_records(subjects, panel))
-    return Evidence(_description(subjects, panel), scale, cosine_quantities(panel), left_out, records)
+    trained = {member.modality for member in panel if not member.random and member.modality in TRANSFORMERS}
+    quantities = {**cosine_quantities(panel), "modalities": Estimate.exact(len(trained))}
+    return Evidence(_description(subjects, panel), scale, quantities, left_out, tuple(_records(subjects, panel)))
 
 
 def cosine_quantities(panel: Sequence[PanelMember]) -> dict[str, Estimate]:
@@ -101,7 +112,8 @@ def absent_modalities(panel: Sequence[PanelMember]) -> dict[str, str]:
     present = {member.modality for member in panel}
     names = {f"{kind}_{modality}": modality for kind in ("share", "risen") for modality in TRANSFORMERS}
     names |= dict.fromkeys(("cnn_lower", "cnn_lower_risen"), CONVOLUTION)
-    return {name: f"no model of {modality} was given" for name, modality in names.items() if modality not in present}
+    reasons = {name: f"no model of {modality} was given" for name, modality in names.items() if modality not in present}
+    return {**reasons, "modalities": "only the modalities of the given models are judged"} if reasons else {}
 
 
 # --- A2 -----------------------------------------------------------------------------------------------------------
@@ -120,9 +132,39 @@ def drift_evidence(subjects: Subjects) -> Evidence:
         "significant": together.of_answers(len(measured)),
         "explained": Estimate.of_flags([each.value > EXPLAINED for each in explained], "models"),
         "least_explained": min(explained, key=lambda each: each.value),
+        "states_of_models": Estimate.exact(min(len(_whole(units).profile("mean_cosine")) for units in measured)),
     }
     scale = MODEL if subjects.given else LAB
-    return Evidence(_description(subjects, panel), scale, quantities, records=tuple(_records(subjects, panel)))
+    records = [*_records(subjects, panel), *_correlations(panel)]
+    return Evidence(_description(subjects, panel), scale, quantities, records=tuple(records))
+
+
+def _whole(units: Units) -> RunView:
+    return units.whole or units.parts[0]
+
+
+def _correlations(panel: Sequence[PanelMember]) -> list[Record]:
+    """Both published correlations of cosine and norm of the mean over layers, for every trained model."""
+    return [
+        estimate_record(estimate(_over_layers(kind), member.measured), "drift_correlation", of=f"{member.name}, {name}")
+        for member in panel
+        if not member.random
+        for name, kind in (("Spearman", spearman), ("Pearson", pearson))
+    ]
+
+
+def _over_layers(kind: Callable[[Sequence[float], Sequence[float]], float]) -> Callable[[RunView], float]:
+    return lambda view: kind(view.profile("mean_cosine"), view.profile("drift_norm"))
+
+
+def pearson(a: Sequence[float], b: Sequence[float]) -> float:
+    """Return Pearson's correlation; 0 if one of the two does not vary.
+
+    >>> round(pearson([1.0, 2.0, 3.0], [2.0, 4.0, 6.0]), 6)
+    1.0
+    """
+    x, y = (np.asarray(each, dtype=float) - fmean(each) for each in (a, b))
+    return float(x @ y / max(float(np.linalg.norm(x) * np.linalg.norm(y)), 1e-300))
 
 
 def _together(view: RunView) -> float:

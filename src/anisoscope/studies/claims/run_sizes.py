@@ -19,7 +19,8 @@ class Size:
     draws: int  # seeds of simulations
     block: tuple[int, int, int]  # width of an untrained block, number and length of its sequences
     blocks: int  # seeds of it: 80 that agree put a share above 95 %
-    train_seconds: float  # of one lab training
+    short: int  # steps of the trainings with an intervention, which are compared at equal loss
+    seconds_per_step: float  # processor time of a lab training
     tokens: int = 65_536  # on which a model of the user is measured
     batch_tokens: int = 4096  # per batch; papers report the spread over batches
     smoke_test: bool = False  # tests the commands: the lab models learn nothing, so no claim is judged by them
@@ -34,10 +35,16 @@ class Size:
         return int(self.switches["steps"])
 
     @property
+    def saved_steps(self) -> tuple[int, ...]:
+        """The steps at which a training is saved: log-spaced, three per doubling, and the shares that rules name."""
+        spaced = {round(2 ** (power / 3)) for power in range(3 * self.steps.bit_length())}
+        shares = {round(share * self.steps) for share in SHARES}
+        return tuple(sorted(step for step in {*spaced, *shares} if step <= self.steps))
+
+    @property
     def measured_steps(self) -> tuple[int, ...]:
         """The steps at which a training is measured: close together early, when most changes."""
-        shares = (0, 1 / 32, 1 / 8, EARLY, 0.5, 0.75, 1)
-        return tuple(sorted({round(share * self.steps) for share in shares}))
+        return tuple(sorted({round(share * self.steps) for share in SHARES}))
 
     @property
     def early(self) -> tuple[int, ...]:
@@ -56,8 +63,22 @@ class Size:
 
 
 EARLY = 0.3  # of training, by steps
+SHARES = (0, 1 / 250, 1 / 125, 1 / 60, 1 / 32, 1 / 16, 1 / 8, EARLY, 0.5, 0.75, 1)  # measured, of the steps
 
-_SMALL = {"layers": 6, "width": 64, "heads": 4, "context": 64, "batch": 8, "steps": 300, "learning_rate": 0.005}
+_SMALL = {"layers": 6, "width": 64, "heads": 4, "context": 64, "batch": 8, "steps": 3000, "learning_rate": 0.005}
+_END = {"decay": 0.75, "floor": 0.02}  # the learning rate is low in the last quarter, so that the loss has settled
+_MEDIUM = {
+    "layers": 6,
+    "width": 192,
+    "heads": 6,
+    "context": 256,
+    "batch": 4,
+    "steps": 5000,
+    "learning_rate": 0.002,
+    "text": "docstrings",
+    "tokens": "bpe",
+    "symbols": 4096,
+}
 _TINY = {"layers": 3, "width": 16, "heads": 2, "context": 16, "batch": 4, "steps": 6, "learning_rate": 0.01}
 SIZES: Mapping[str, Size] = {
     size.name: size
@@ -71,7 +92,8 @@ SIZES: Mapping[str, Size] = {
             draws=4,
             block=(32, 2, 32),
             blocks=4,
-            train_seconds=0.4,
+            short=6,
+            seconds_per_step=0.06,
             tokens=4096,
             batch_tokens=1024,
             smoke_test=True,
@@ -79,13 +101,26 @@ SIZES: Mapping[str, Size] = {
         Size(
             "small",
             seeds=5,
-            switches={**_SMALL, "masking": 0.3, "rank": 8, "refresh": 40},
+            switches={**_SMALL, **_END, "masking": 0.3, "rank": 8, "refresh": 40},
             windows=64,
             sample=1024,
             draws=12,
             block=(256, 4, 128),
             blocks=80,
-            train_seconds=14,
+            short=1200,
+            seconds_per_step=0.045,
+        ),
+        Size(
+            "medium",
+            seeds=3,
+            switches={**_MEDIUM, **_END, "masking": 0.3, "rank": 16, "refresh": 100},
+            windows=64,
+            sample=2048,
+            draws=12,
+            block=(256, 4, 128),
+            blocks=80,
+            short=1500,
+            seconds_per_step=0.6,
         ),
         Size(
             "paper",
@@ -96,7 +131,8 @@ SIZES: Mapping[str, Size] = {
             draws=40,
             block=(768, 16, 512),
             blocks=80,
-            train_seconds=36_000,
+            short=20_000,
+            seconds_per_step=1.8,
             tokens=1_048_576,
         ),
     )
@@ -104,43 +140,79 @@ SIZES: Mapping[str, Size] = {
 
 
 # Trainings that figures show and no rule uses: only as many seeds as an interval needs.
-SHOWN = ("normal-only", "uniform", "no-attention", "untied-sgd", "narrow", "wide")
-
-# Trainings without a handicap, whose loss shows whether the lab has learnt anything.
-REFERENCES = ("decoder", "untied", "encoder")
-# The same, but harder to learn: a loss no better than that of counts is reported and decides nothing.
-HARDER = ("words", "causal-masked")
+SHOWN = ("untied-sgd", "narrow", "wide")
 
 
 def cells(size: Size) -> dict[str, dict[str, Any]]:
     """Return the switches of each lab training by name: the three kinds, and decoders with one change.
 
-    `isoscore-*`, `centring-*` and `temperature-*` are doses, in rising order.
+    The first six are trained to the end; the others are shorter, and compared at equal loss. `isoscore-*`, `centring-*`
+    and `temperature-*` are doses, in rising order.
     """
-    width = int(size.switches["width"])
-    return {
-        "decoder": {"kind": "decoder"},
-        "causal-masked": {"kind": "causal-masked"},
-        "encoder": {"kind": "encoder"},
-        "uniform": {"attention": "uniform"},
-        "no-attention": {"attention": "none"},
+    width, short = int(size.switches["width"]), {"steps": size.short}
+    changed: dict[str, dict[str, Any]] = {
+        SHORT_DECODER: {},
         "sigmoid": {"attention": "sigmoid"},
         "off-by-one": {"attention": "off-by-one"},
         "cosine": {"attention": "cosine"},
+        "mean-free-queries": {"mean_free": "queries"},
+        "mean-free-keys": {"mean_free": "keys"},
         "tangent-only": {"project": "tangent"},
-        "normal-only": {"project": "normal"},
         "random-only": {"project": "random"},
-        "words": {"tokens": "bpe", "symbols": 512},
-        "untied": {"tied": False},
         "untied-sgd": {"tied": False, "optimizer": "sgd", "learning_rate": 0.1},
         "narrow": {"tied": False, "width": width // 2},
         "wide": {"tied": False, "width": width * 2},
         **{f"isoscore-{weight:g}": {"isoscore": weight} for weight in ISOSCORE},
         **{f"centring-{share:g}": {"centring": share} for share in CENTRING},
         **{f"temperature-{t:g}": {"temperature": t} for t in TEMPERATURE},
+        **_causes(size.short // 2),
+    }
+    return {
+        "decoder": {"kind": "decoder"},
+        "encoder": {"kind": "encoder"},
+        "causal-masked": {"kind": "causal-masked"},
+        "untied": {"tied": False},
+        "learned-encoder": {"kind": "encoder", "positions": "learned"},
+        "words": {"tokens": "bpe", "symbols": int(size.switches.get("symbols", 1024)), "tied": False},
+        **{name: {**short, **switches} for name, switches in changed.items()},
     }
 
 
-ISOSCORE = (0.1, 1.0)  # weights of the regulariser; the decoder has 0
-CENTRING = (0.5, 1.0)  # shares of the mean that are removed; the decoder has 0
-TEMPERATURE = (0.5, 2.0)  # of attention; the decoder has 1
+SHORT_DECODER = "short-decoder"  # the decoder that the other short trainings are compared with
+ISOSCORE = (0.1, 1.0)  # weights of the regulariser; the short decoder has 0
+CENTRING = (0.5, 1.0)  # shares of the mean that are removed; the short decoder has 0
+TEMPERATURE = (0.5, 2.0)  # of attention; the short decoder has 1
+NEXT, UNIFORM, NO_ATTENTION, MASKED = "softmax-next", "uniform-next", "none-next", "softmax-masked"  # on Zipf's law
+EXPONENTS = (0.5, 1.5)  # of Zipf's law
+
+
+def cause_cells() -> dict[str, str]:
+    """Return the cells that separate attention, objective and token distribution, each with its description."""
+    words = {
+        NEXT: "softmax attention, next token",
+        UNIFORM: "uniform attention, next token",
+        NO_ATTENTION: "no attention, next token",
+        MASKED: "softmax attention, masked token",
+    }
+    return {f"{cell}-{e:g}": f"{text}, Zipf exponent {e:g}" for e in EXPONENTS for cell, text in words.items()}
+
+
+def _causes(steps: int) -> dict[str, dict[str, Any]]:
+    """Their switches. The next token often repeats this one, so a model without attention can learn the text too."""
+    kinds: dict[str, dict[str, Any]] = {
+        NEXT: {},
+        UNIFORM: {"attention": "uniform"},
+        NO_ATTENTION: {"attention": "none"},
+        MASKED: {"kind": "causal-masked"},
+    }
+    plain = {"tokens": "char", "symbols": None}
+    return {
+        f"{cell}-{e:g}": {
+            **kind,
+            **plain,
+            "steps": max(1, steps),
+            "text": f"zipf:exponent={e:g},vocabulary=256,copy=0.5,lag=1",
+        }
+        for e in EXPONENTS
+        for cell, kind in kinds.items()
+    }

@@ -16,14 +16,23 @@ from anisoscope.errors import AnisoscopeError, InputError, StoreError, unknown
 from anisoscope.measurement.run_output import discard_run, open_run, require_same_settings
 from anisoscope.store.files import parse_errors
 from anisoscope.store.run import Run
-from anisoscope.studies.claims import bernas2026, godey2024, machina2024, open_questions, razzhigaev2023
+from anisoscope.studies.claims import (
+    bernas2026,
+    godey2024,
+    later_papers,
+    machina2024,
+    open_questions,
+    razzhigaev2023,
+)
 from anisoscope.studies.claims.background_training import BackgroundTraining, spare_processes
-from anisoscope.studies.claims.claim import LAB, LEARNT, MODEL, Claim, Evidence, Verdict, judge, unjudged
+from anisoscope.studies.claims.claim import LAB, MODEL, Claim, Evidence, Verdict, unjudged
 from anisoscope.studies.claims.estimate import FEWEST
 from anisoscope.studies.claims.figure_cards import cards_of
+from anisoscope.studies.claims.gates import gates_left_out, gates_of_trainings
 from anisoscope.studies.claims.given_models import GivenModel, open_series
+from anisoscope.studies.claims.judging import judge
 from anisoscope.studies.claims.measurements import OnStatus
-from anisoscope.studies.claims.run_sizes import SHOWN, SIZES, Size
+from anisoscope.studies.claims.run_sizes import SHOWN, SIZES, Size, cells
 from anisoscope.studies.claims.subjects import Lab, Subjects
 
 CLAIMS: tuple[Claim, ...] = (
@@ -31,6 +40,7 @@ CLAIMS: tuple[Claim, ...] = (
     *razzhigaev2023.CLAIMS,
     *godey2024.CLAIMS,
     *machina2024.CLAIMS,
+    *later_papers.CLAIMS,
     *open_questions.CLAIMS,
 )
 _EVIDENCE, _LAB, _MODELS = "evidence", "lab", "models"
@@ -72,10 +82,12 @@ def time_to_wait(claims: Sequence[Claim], size: Size) -> float:
 
 def _work(claims: Sequence[Claim], size: Size) -> tuple[float, float]:
     """Minutes of one core for trainings, and for measurements."""
-    cells = {cell for claim in claims if "lab" in claim.ways for cell in claim.cells}
-    trainings = sum(min(FEWEST, size.seeds) if cell in SHOWN else size.seeds for cell in cells)
-    measuring = size.seeds * sum(claim.seconds for claim in claims) / SIZES["small"].train_seconds
-    return trainings * size.train_seconds / 60, measuring * size.train_seconds / 60
+    names = {cell for claim in claims if "lab" in claim.ways for cell in claim.cells}
+    seeds = {name: min(FEWEST, size.seeds) if name in SHOWN else size.seeds for name in names}
+    switches = cells(size)
+    steps = sum(seeds[name] * int(switches[name].get("steps", size.steps)) for name in names)
+    relative = size.steps * size.seconds_per_step / (SIZES["small"].steps * SIZES["small"].seconds_per_step)
+    return steps * size.seconds_per_step / 60, size.seeds * sum(claim.seconds for claim in claims) * relative / 60
 
 
 def _processes(minutes: float) -> int:
@@ -156,15 +168,15 @@ def run_claims(
     info = {"kind": "claims", "settings": request.to_json(), "versions": _versions(), "machine": machine}
     missing = [c for c in claims if kept_evidence(folder, c.id) is None and _trains(c, subjects, request)]
     processes = _processes(_work(missing, request.size)[0])
-    cells = list(dict.fromkeys(cell for claim in missing for cell in claim.cells))
-    with open_run(folder, info, command=command) as run, lab.training_in_background(cells, processes):
+    names = list(dict.fromkeys(cell for claim in missing for cell in claim.cells))
+    with open_run(folder, info, command=command) as run, lab.training_in_background(names, processes):
         minutes = _clock(run, lab.background)
         for claim in claims:
             try:
                 verdicts = judge(claim, kept_evidence(folder, claim.id) or _gather(claim, subjects, request, folder))
             except AnisoscopeError as error:
                 verdicts = unjudged(claim, str(error))
-            _publish(run, claim, verdicts)
+            publish(run, claim, verdicts)
             run.update_info(minutes=minutes())
             yield claim, verdicts
 
@@ -219,7 +231,13 @@ def _gather(claim: Claim, subjects: Subjects, request: ClaimsRequest, folder: Pa
     way = _way(claim, subjects)
     if way is None:
         raise InputError(f"The claim needs {claim.needs}")
-    evidence = _with_learning(claim.ways[way](replace(subjects, way=way)), claim, subjects)
+    evidence = _with_gates(claim.ways[way](replace(subjects, way=way)), claim, subjects)
+    keep_evidence(folder, claim, evidence)
+    return evidence
+
+
+def keep_evidence(folder: Path, claim: Claim, evidence: Evidence) -> None:
+    """Store the evidence of a claim in a run of claims."""
     home = folder / _EVIDENCE / claim.id
     shutil.rmtree(home, ignore_errors=True)
     home.parent.mkdir(parents=True, exist_ok=True)
@@ -227,20 +245,17 @@ def _gather(claim: Claim, subjects: Subjects, request: ClaimsRequest, folder: Pa
     with Run.create(home, info) as run:
         run.append(evidence.records)
         run.update_info(evidence=evidence.to_json())  # last, so that incomplete evidence is gathered again
-    return evidence
 
 
-def _with_learning(evidence: Evidence, claim: Claim, subjects: Subjects) -> Evidence:
-    """Add whether the lab's models have learnt anything; without that no claim is judged by them."""
+def _with_gates(evidence: Evidence, claim: Claim, subjects: Subjects) -> Evidence:
+    """Add what the losses of the trainings say about whether the claim can be tested."""
     if evidence.scale == MODEL:
-        return evidence
+        return replace(evidence, left_out={**evidence.left_out, **gates_left_out(claim.gates)})
     evidence = replace(evidence, smoke_test=subjects.size.smoke_test)
-    if evidence.scale != LAB or evidence.smoke_test:
+    if evidence.scale != LAB:
         return evidence
-    learnt, behind = subjects.lab.learnt(claim.cells), subjects.lab.no_better_than_counts(claim.cells)
-    estimates = evidence.estimates if learnt is None else {**evidence.estimates, LEARNT: learnt}
-    note = f"; the loss is no better than that of counting tokens: {', '.join(behind)}" if behind else ""
-    return replace(evidence, estimates=estimates, ran=evidence.ran + note)
+    gates = gates_of_trainings(claim.gates, subjects.lab, claim.cells)
+    return replace(evidence, estimates={**evidence.estimates, **gates})
 
 
 def _way(claim: Claim, subjects: Subjects) -> str | None:
@@ -275,7 +290,7 @@ def evidence_run(folder: str | Path, claim: str) -> Run | None:
 # --- verdicts -----------------------------------------------------------------------------------------------------
 
 
-def _publish(run: Run, claim: Claim, verdicts: tuple[Verdict, Verdict]) -> None:
+def publish(run: Run, claim: Claim, verdicts: tuple[Verdict, Verdict]) -> None:
     """Store the verdicts in the run and drop earlier ones of the same claim."""
     others = [record for record in run.records() if record.variant.get("claim") != claim.id]
     order = {each.id: index for index, each in enumerate(CLAIMS)}

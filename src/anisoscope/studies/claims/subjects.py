@@ -26,17 +26,20 @@ from anisoscope.studies.claims.claim import LAB, MODEL, Evidence
 from anisoscope.studies.claims.estimate import FEWEST, Estimate
 from anisoscope.studies.claims.given_models import GivenModel, describe_models
 from anisoscope.studies.claims.hidden_states import Batches
-from anisoscope.studies.claims.measurements import MeasurementKind, OnStatus, load_or_make
-from anisoscope.studies.claims.run_sizes import HARDER, REFERENCES, SHOWN, Size, cells
+from anisoscope.studies.claims.measurements import SUBLAYERS, MeasurementKind, OnStatus, load_or_make
+from anisoscope.studies.claims.run_sizes import SHOWN, Size, cells
 from anisoscope.studies.claims.run_view import Missing, RunView, Units
+from anisoscope.studies.claims.sublayer_states import sublayer_records
 from anisoscope.studies.claims.vocabulary_matrix import matrix_view
 from anisoscope.studies.lab.experiment import Experiment, changed
 from anisoscope.studies.lab.losses import read_losses
+from anisoscope.studies.lab.masked_baseline import masked_ngram_loss
 from anisoscope.studies.lab.token_data import Data, open_data
-from anisoscope.studies.lab.train import Trained
+from anisoscope.studies.lab.train import Trained, validation_batches
 from anisoscope.studies.lab.twins import prepare_cell, train_cell
 
 _BATCH = 16  # windows per forward pass
+_TRAINING_BATCHES = 6  # of 64 windows of the training text
 T = TypeVar("T")
 
 
@@ -74,8 +77,8 @@ class SubjectSource(Protocol):
     def models(self, *cells: str) -> Sequence[Subject]:
         """Return models at their last step."""
 
-    def checkpoints(self, cell: str) -> Sequence[Subject]:
-        """Return one model at several steps of its training."""
+    def checkpoints(self, cell: str, *, settled: bool = False) -> Sequence[Subject]:
+        """Return one model at several steps of its training; `settled` leaves the first transient out in the lab."""
 
     def evidence(
         self,
@@ -109,7 +112,8 @@ class Lab:
         """Return one training at its end."""
         folder = self.folder / f"{cell}-seed-{seed}"
         if folder not in self._trained:
-            self.on_status(f"training {cell}, seed {seed}")
+            if not _is_complete(folder):
+                self.on_status(f"training {cell}, seed {seed}")
             done = self.background.result((cell, seed)) or self.train(cell, seed)
             if done.stopped == "interrupted":
                 raise KeyboardInterrupt
@@ -174,7 +178,15 @@ class Lab:
 
     def last(self, cell: str) -> LabModel:
         """Return the trainings of a cell at their last step."""
-        return LabModel(self, cell, self.size.steps)
+        return LabModel(self, cell, self.steps_of(cell))
+
+    def steps_of(self, cell: str) -> int:
+        """Return the number of steps of a cell."""
+        return int(cells(self.size)[cell].get("steps", self.size.steps))
+
+    def series(self, cell: str) -> list[LabModel]:
+        """Return the trainings of a cell at every measured step that they reach."""
+        return [LabModel(self, cell, step) for step in self.size.measured_steps if step <= self.steps_of(cell)]
 
     def view(self, cell: str, seed: int, step: int, kind: MeasurementKind, half: int | None = None) -> RunView:
         """Measure one seed of a cell at one step."""
@@ -182,6 +194,11 @@ class Lab:
 
         def make(folder: Path) -> Run:
             self.on_status(f"{kind.name} of {cell}, seed {seed}, step {step}")
+            if kind is SUBLAYERS:
+                window = int(self.size.switches["context"])
+                run = Run.create(folder, {"kind": "sublayers"})
+                run.append(sublayer_records(self.model(cell, seed, step), self.batches(cell), window))
+                return run
             options: dict[str, Any] = {"metrics": kind.metrics, "sites": kind.sites, "errors": False}
             model = self.model(cell, seed, step)
             return measure(model, self.batches(cell, half), sample=self.size.sample, out=folder, **options)
@@ -209,35 +226,70 @@ class Lab:
     def loss(self, cell: str, seed: int, step: int | None = None) -> float:
         """Return the validation loss nearest to a step, or at the end."""
         rows = read_losses(self.trained(cell, seed).folder)
-        wanted = self.size.steps if step is None else step
+        wanted = self.steps_of(cell) if step is None else step
         return float(min(rows, key=lambda row: abs(row["step"] - wanted))["validation"])
 
-    def gain(self, cell: str, seed: int) -> float:
-        """Return by how much the last loss beats counts of tokens, or of pairs if the model predicts the next token."""
+    def margin(self, cell: str, seed: int) -> float:
+        """Return by how much the last loss beats counts of neighbours: pairs, or both neighbours of a masked token."""
         trained = self.trained(cell, seed)
-        counts = "bigram" if trained.experiment.model.objective == "next" else "unigram"
-        return trained.baselines[counts] - self.loss(cell, seed)
+        if trained.experiment.model.objective == "next":
+            return trained.baselines["bigram"] - self.loss(cell, seed)
+        return self._masked_baseline(cell, seed) - self.loss(cell, seed)
 
-    def learnt(self, cells: Sequence[str]) -> Estimate | None:
-        """Return the least gain of the reference trainings among some cells, over seeds; None without any."""
-        gains = [self.over_seeds(partial(self.gain, cell)) for cell in cells if cell in REFERENCES]
-        return min(gains, key=lambda gain: gain.value, default=None)
+    def _masked_baseline(self, cell: str, seed: int) -> float:
+        experiment, data = self.trained(cell, seed).experiment, self.data(cell, seed)
+        return masked_ngram_loss(data, validation_batches(experiment, data), causal=experiment.model.causal)
 
-    def no_better_than_counts(self, cells: Sequence[str]) -> list[str]:
-        """Return the harder trainings among some cells whose loss does not clearly beat that of counts."""
-        harder = [cell for cell in cells if cell in HARDER]
-        return [cell for cell in harder if self.over_seeds(partial(self.gain, cell)).interval[0] <= 0]
+    def change_at_end(self, cell: str, seed: int) -> float:
+        """Return the change of the loss over the last quarter of training, as a share of the last loss."""
+        last = self.loss(cell, seed)
+        return abs(self.loss(cell, seed, round(0.75 * self.steps_of(cell))) - last) / last
+
+    def settled_steps(self, cell: str) -> tuple[int, ...]:
+        """Return the measured steps after the transient: those at which every seed beats token frequencies.
+
+        In the first steps a network learns how frequent each token is, and all states collapse onto one direction.
+        Without any such step, all measured steps are returned, and the gate SETTLED is not met.
+        """
+        steps = [step for step in self.size.measured_steps if step <= self.steps_of(cell)]
+        late = [step for step in steps if self._below_frequencies(cell, step) > 0]
+        return tuple(step for step in steps if late and step >= late[0]) or tuple(steps)
+
+    def settled_margin(self, cell: str) -> float:
+        """Return by how much the worst seed beats token frequencies at the first step that counts."""
+        return self._below_frequencies(cell, self.settled_steps(cell)[0])
+
+    def _below_frequencies(self, cell: str, step: int) -> float:
+        seeds = self.seeds_of(cell)
+        return min(self.trained(cell, s).baselines["unigram"] - self.loss(cell, s, step) for s in seeds)
+
+    def step_at_loss(self, cell: str, seed: int, level: float) -> int:
+        """Return the first saved step at which the loss is at most `level`; the last step if it never is."""
+        steps = [step for step in self.size.saved_steps if step < self.steps_of(cell)]
+        return next((step for step in steps if self.loss(cell, seed, step) <= level), self.steps_of(cell))
+
+
+def matched_steps(lab: Lab, one: str, other: str, seed: int) -> tuple[int, int]:
+    """Return the saved steps at which two trainings first reach the final loss of the worse one."""
+    level = max(lab.loss(one, seed), lab.loss(other, seed))
+    return lab.step_at_loss(one, seed, level), lab.step_at_loss(other, seed, level)
 
 
 def _plan(size: Size, text: str | None, cell: str, seed: int) -> Experiment:
-    switches = {**size.switches, **cells(size)[cell], "seed": seed}
-    return changed(Experiment(), switches if text is None else {**switches, "text": text})
+    given = {} if text is None else {"text": text}
+    return changed(Experiment(), {**size.switches, **given, **cells(size)[cell], "seed": seed})  # some have their own
+
+
+def _is_complete(folder: Path) -> bool:
+    """Whether a training in this folder has reached its last step."""
+    ended = Run.open(folder).info.get("ended") if (folder / "run.json").is_file() else None
+    return isinstance(ended, dict) and ended.get("stopped") is None
 
 
 def _train(folder: Path, size: Size, text: str | None, cell: str, seed: int) -> Trained:
     """Train one cell, or resume it. A plain function, because other processes call it."""
     plan, name = _plan(size, text, cell, seed), f"{cell}-seed-{seed}"
-    return train_cell(plan, folder, name, checkpoints=at(*size.measured_steps))
+    return train_cell(plan, folder, name, checkpoints=at(*size.saved_steps))
 
 
 @dataclass(frozen=True)
@@ -264,6 +316,13 @@ class LabModel:
 
     def per_unit(self, compute: Callable[[nn.Module, Batches, int], T]) -> list[T]:
         batches = self.lab.batches(self.name)
+        seeds = self.lab.seeds_of(self.name)
+        return [compute(self.lab.model(self.name, seed, self.step), batches, seed) for seed in seeds]
+
+    def over_training_text(self, compute: Callable[[nn.Module, Batches, int], T]) -> list[T]:
+        """Call compute as `per_unit` does, on windows of the training text: it has far more types of tokens."""
+        data = self.lab.data(self.name)
+        batches = [{"input_ids": data.windows(64, self.window, number)} for number in range(_TRAINING_BATCHES)]
         seeds = self.lab.seeds_of(self.name)
         return [compute(self.lab.model(self.name, seed, self.step), batches, seed) for seed in seeds]
 
@@ -305,9 +364,11 @@ class Subjects:
     def models(self, *cells: str) -> Sequence[Subject]:
         return [self.lab.last(cell) for cell in cells] if self.way == "lab" else self.given_models
 
-    def checkpoints(self, cell: str) -> Sequence[Subject]:
+    def checkpoints(self, cell: str, *, settled: bool = False) -> Sequence[Subject]:
         if self.way == "lab":
-            return [self.lab.at_step(cell, step) for step in self.size.measured_steps]
+            if not settled:
+                return self.lab.series(cell)
+            return [self.lab.at_step(cell, step) for step in self.lab.settled_steps(cell)]
         return self.given_checkpoints
 
     def evidence(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,9 +12,11 @@ import numpy as np
 from anisoscope.data.sample_text import help_topics
 from anisoscope.errors import InputError
 from anisoscope.store.files import similar_paths, user_path
+from anisoscope.studies.lab.docstrings import docstrings
 from anisoscope.studies.lab.enwik8 import articles
 
 EMBEDDED = "topics"
+DOCSTRINGS = "docstrings"
 _PIECE = 1 << 14  # characters per document of a plain text file
 _PIECES = 20  # documents of a short file, at least
 _ZIPF_LETTER = 0x4E00  # token k of a synthetic text is this character plus k: each token one letter, none of them ASCII
@@ -35,7 +37,8 @@ def open_text(source: str | Path) -> Text:
     """Open a text by name.
 
     Args:
-        source: `topics` (embedded), `zipf` or `zipf:exponent=1.2,vocabulary=500`, `enwik8:PATH`, or a text file.
+        source: `topics` (embedded), `docstrings` (of installed packages),
+            `zipf` or `zipf:exponent=1.2,vocabulary=500`, `enwik8:PATH`, or a text file.
 
     Raises:
         InputError: There is no such file, or an option of `zipf` is wrong.
@@ -46,11 +49,15 @@ def open_text(source: str | Path) -> Text:
     name, _, rest = str(source).partition(":")
     if str(source) == EMBEDDED:
         return embedded_text()
+    if str(source) == DOCSTRINGS:
+        return docstring_text()
     if name == "zipf":
         return zipf_text(**_numbers(rest))
     path = user_path(rest if name == "enwik8" else source)
     if not path.is_file():
-        known = f"{EMBEDDED} (embedded), zipf:exponent=1, enwik8:PATH or a text file"
+        known = (
+            f"{EMBEDDED} (embedded), {DOCSTRINGS} (of installed packages), zipf:exponent=1, enwik8:PATH or a text file"
+        )
         raise InputError(f"No text at {path}{similar_paths(path)}. Give {known}.")
     if name == "enwik8":
         return Text(str(source), lambda: articles(path))
@@ -60,6 +67,26 @@ def open_text(source: str | Path) -> Text:
 def embedded_text() -> Text:
     """Return Python's help topics, one document each: English prose with code, without a download."""
     return Text(EMBEDDED, help_topics)
+
+
+def docstring_text() -> Text:
+    """Return the docstrings of installed packages, joined to documents of one file or more: technical English.
+
+    The packages are dependencies of anisoscope, so the text is there without a download. Python's help topics are not
+    part of it, so they can serve as another text.
+    """
+    return Text(DOCSTRINGS, lambda: _joined(each.text for each in docstrings()))
+
+
+def _joined(texts: Iterable[str]) -> Iterator[str]:
+    held: list[str] = []
+    for text in texts:
+        held.append(text)
+        if sum(map(len, held)) >= _PIECE:
+            yield "\n\n".join(held)
+            held = []
+    if held:
+        yield "\n\n".join(held)
 
 
 # --- synthetic ----------------------------------------------------------------------------------------------------
@@ -87,8 +114,10 @@ def zipf_text(
         length: Total number of tokens.
         seed: Seed of the draws.
     """
-    if not (vocabulary > 1 and 0 <= copy < 1 and lag >= 1 and length > 0):
-        raise InputError("zipf needs vocabulary > 1, copy in [0, 1), lag ≥ 1 and length > 0.")
+    if not (1 < vocabulary <= 1 << 20 and 0 <= copy < 1 and 1 <= lag <= length <= 1 << 40):
+        raise InputError("zipf needs 1 < vocabulary ≤ 2^20, copy in [0, 1) and 1 ≤ lag ≤ length ≤ 2^40.")
+    if not (abs(exponent) <= 100 and 0 <= seed < 1 << 63):
+        raise InputError("zipf needs an exponent from -100 to 100 and a seed from 0 to 2^63 - 1.")
     vocabulary, lag, length = int(vocabulary), int(lag), int(length)
     name = f"zipf:exponent={exponent:g},vocabulary={vocabulary},copy={copy:g},lag={lag},length={length},seed={seed:g}"
     size = max(lag, min(_PIECE, length // _PIECES))  # tokens per document

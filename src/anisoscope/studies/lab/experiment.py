@@ -25,6 +25,9 @@ _CHOICES = {
     "project": ("none", "tangent", "normal", "random"),
     "tokens": TOKENIZERS,
 }
+# Far beyond any small transformer: a mistyped number must not take all memory.
+_MOST = {"steps": 10**9, "batch": 1 << 16, "accumulate": 1 << 16, "rank": 1 << 16, "refresh": 10**9, "symbols": 1 << 20}
+_LARGEST = 1e30  # fits into float32
 
 
 @dataclass(frozen=True)
@@ -41,6 +44,7 @@ class Recipe:
     learning_rate: float = 2e-3
     warmup: float = 0.05  # share of the steps during which the learning rate rises
     floor: float = 0.1  # final learning rate as a share of the highest
+    decay: float = 1.0  # share of the steps after which the learning rate has reached the floor
     weight_decay: float = 0.1  # of matrices; norms and biases do not decay
     clip: float = 1.0  # largest norm of the gradient; 0: no clipping
     bf16: bool = False  # autocast to bfloat16
@@ -56,15 +60,21 @@ class Recipe:
         for name in ("tokens", "optimizer", "project"):
             if getattr(self, name) not in _CHOICES[name]:
                 raise InputError(f"{name} is {getattr(self, name)!r}; choose one of {', '.join(_CHOICES[name])}.")
-        for name in ("steps", "batch", "accumulate", "rank", "refresh"):
-            if getattr(self, name) < 1:
-                raise InputError(f"{name} is {getattr(self, name)}; it must be at least 1.")
-        for name in ("warmup", "floor", "masking", "shrinkage"):
+        for name, most in _MOST.items():
+            value = getattr(self, name)
+            if value is not None and not 1 <= value <= most:
+                raise InputError(f"{name} is {value:,}; it must be from 1 to {most:,}.")
+        for name in ("warmup", "floor", "decay", "masking", "shrinkage"):
             if not 0 <= getattr(self, name) <= 1:
                 raise InputError(f"{name} is {getattr(self, name)}; it must be a share from 0 to 1.")
+        for name in ("learning_rate", "weight_decay", "clip", "isoscore"):
+            if not abs(getattr(self, name)) <= _LARGEST:
+                raise InputError(f"{name} is {getattr(self, name)}; it must be a number up to {_LARGEST:g}.")
         for name in ("learning_rate", "weight_decay", "clip", "seed"):
             if getattr(self, name) < 0:
                 raise InputError(f"{name} is {getattr(self, name)}; it cannot be negative.")
+        if self.seed >= 1 << 63:
+            raise InputError(f"seed is {self.seed}; it must be below 2^63.")
 
 
 @dataclass(frozen=True)

@@ -24,6 +24,8 @@ def make_optimizer(model: Transformer, recipe: Recipe) -> torch.optim.Optimizer:
 def learning_rate(recipe: Recipe, step: int) -> float:
     """Return the learning rate of a step: a linear rise, then a cosine down to `floor` times the highest value.
 
+    The cosine ends after the share `decay` of the steps; the rest of the training has the lowest rate.
+
     >>> recipe = Recipe(steps=100, warmup=0.1, learning_rate=1.0, floor=0.0)
     >>> [round(learning_rate(recipe, step), 3) for step in (0, 9, 55, 100)]
     [0.1, 1.0, 0.5, 0.0]
@@ -31,5 +33,5 @@ def learning_rate(recipe: Recipe, step: int) -> float:
     warmup = round(recipe.warmup * recipe.steps)
     if step < warmup:
         return recipe.learning_rate * (step + 1) / warmup
-    angle = math.pi * (step - warmup) / max(1, recipe.steps - warmup)
+    angle = math.pi * min(1.0, (step - warmup) / max(1, round(recipe.decay * recipe.steps) - warmup))
     return recipe.learning_rate * (recipe.floor + (1 - recipe.floor) * (1 + math.cos(angle)) / 2)

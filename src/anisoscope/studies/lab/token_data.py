@@ -10,17 +10,19 @@ from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-from tokenizers import Tokenizer
 from torch import Tensor
 
 from anisoscope.errors import InputError, StoreError
 from anisoscope.store.files import file_errors, parse_errors, read_json, replacing
 from anisoscope.studies.lab.corpora import Text
 from anisoscope.studies.lab.tokens import UNKNOWN, encode, load_tokenizer, make_tokenizer, save_tokenizer
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
 
 _HELD_OUT = 0.1  # of the text, for validation
 _CHUNK = 1 << 20  # tokens counted at a time
@@ -135,7 +137,7 @@ def open_data(folder: Path) -> Data:
 
 def unigram_loss(data: Data) -> float:
     """Return −mean ln p(b) over the validation text; p are training frequencies with one extra count per token."""
-    return float(-np.log(_unigram(data)[data.validation]).mean())
+    return float(-np.log(unigram_law(data)[data.validation]).mean())
 
 
 def bigram_loss(data: Data) -> float:
@@ -143,7 +145,7 @@ def bigram_loss(data: Data) -> float:
 
     n_ab counts the pair in the training text; t_a is the number of different tokens after a (Witten and Bell).
     """
-    size, p = data.vocabulary, _unigram(data)
+    size, p = data.vocabulary, unigram_law(data)
     pairs, together = _pair_counts(data)  # (distinct pairs,) each
     alone = np.bincount(pairs // size, together, minlength=size)  # n_a
     followers = np.bincount(pairs // size, minlength=size)  # t_a
@@ -166,9 +168,20 @@ def _pair_counts(data: Data) -> tuple[Ids, Ids]:
     return pairs, counts
 
 
-def _unigram(data: Data) -> Ids:
+def unigram_law(data: Data) -> Ids:
+    """Return the frequency p(b) of each token in the training text, with one extra count per token: (tokens,)."""
     counts = _counts(data) + 1
     return counts / counts.sum()
+
+
+def bigram_law(data: Data) -> Ids:
+    """Return p(b | a) as `bigram_loss` uses it, for all pairs: (tokens, tokens) with a in the rows."""
+    size, p = data.vocabulary, unigram_law(data)
+    pairs, together = _pair_counts(data)
+    n_ab = np.zeros((size, size))
+    n_ab[pairs // size, pairs % size] = together
+    weight = np.maximum((n_ab > 0).sum(1, keepdims=True), 1)  # t_a
+    return (n_ab + weight * p) / (n_ab.sum(1, keepdims=True) + weight)
 
 
 def _counts(data: Data) -> Ids:

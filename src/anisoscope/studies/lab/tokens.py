@@ -7,9 +7,11 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
-
 from anisoscope.errors import InputError, unknown
+from anisoscope.extras import needs
+
+with needs("hf", "the lab"):
+    from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 
 KINDS = ("char", "byte", "bpe")
 MASK, UNKNOWN = "[MASK]", "[UNK]"

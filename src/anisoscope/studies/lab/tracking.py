@@ -29,6 +29,8 @@ def tracked(steps: int, schedule: Schedule | None = None, **options: Any) -> Obs
         windows = max(1, _TOKENS // held_out["input_ids"].shape[1])
         probe = {name: x[:windows] for name, x in held_out.items()}
         due = any_of(schedule or default(), at(steps))
-        return Tracker(model, probe, folder, schedule=due, resume=start, **{"sample": _SAMPLE, **options})
+        return Tracker(
+            model, probe, folder, schedule=due, resume=start, **{"sample": _SAMPLE, "total_steps": steps, **options}
+        )
 
     return observe

@@ -11,6 +11,7 @@ from typing import Any, Protocol
 
 import torch
 from torch import Tensor
+from torch.optim import Optimizer
 
 from anisoscope.errors import InputError, StoreError, first_line
 from anisoscope.schedule import Schedule, any_of, every, log_spaced
@@ -40,7 +41,8 @@ class Observer(Protocol):
     @property
     def should_stop(self) -> bool: ...
     def probe(self, step: int) -> None: ...
-    def watch(self, step: int) -> None: ...
+    def watch(self, step: int, *, loss: Tensor | None = None, optimizer: Optimizer | None = None) -> None: ...
+    def flush(self) -> None: ...
     def close(self) -> None: ...
 
 
@@ -129,9 +131,10 @@ class _Parts:
     data: Data
     device: torch.device
     model: Transformer
-    optimizer: torch.optim.Optimizer
+    optimizer: Optimizer
     interventions: Interventions
     held_out: Tensor  # (windows, context)
+    validation: list[dict[str, Tensor]]  # the same windows with targets
 
     @property
     def recipe(self) -> Recipe:
@@ -179,7 +182,7 @@ def _steps(
 ) -> tuple[int, str | None]:
     """Run the steps from `start` on; return the last step and why it stopped. `pending` losses have no row yet."""
     last = parts.recipe.steps
-    validated = any_of(log_spaced(), every(max(1, last // 10)))
+    validated = any_of(log_spaced(), every(max(1, last // 10)), checkpoints)  # so that checkpoints have a loss
     drop_losses(parts.folder, start)
     for step in range(start, last + 1):
         ends = step == last or interrupts.interrupted or (observer is not None and observer.should_stop)
@@ -191,6 +194,8 @@ def _steps(
             if on_step is not None:
                 on_step(step, float(pending[-1]))
         if saves or step % _STATE_EVERY == 0:
+            if observer is not None:
+                observer.flush()  # a training that resumes here does not repeat the steps before
             save_state(parts.folder, _state(parts, step, pending))
         if validated(step) or step == last:
             add_losses(parts.folder, _losses(parts, step, pending))
@@ -224,7 +229,7 @@ def _step(parts: _Parts, step: int, observer: Observer | None) -> Tensor:
         (objective / recipe.accumulate).backward()
         total += loss.detach() / recipe.accumulate
     if observer is not None:
-        observer.watch(step)
+        observer.watch(step, loss=total, optimizer=parts.optimizer)
     if recipe.clip:
         torch.nn.utils.clip_grad_norm_(model.parameters(), recipe.clip)
     parts.optimizer.step()
@@ -240,22 +245,29 @@ def _assemble(experiment: Experiment, folder: Path, data: Data, device: torch.de
     model = Transformer(config, recipe.seed).to(device).train()
     held_out = data.held_out(HELD_OUT, config.context).to(device)
     interventions = Interventions(model, recipe, held_out)
-    return _Parts(experiment, folder, data, device, model, make_optimizer(model, recipe), interventions, held_out)
+    optimizer, validation = make_optimizer(model, recipe), validation_batches(experiment, data)
+    return _Parts(experiment, folder, data, device, model, optimizer, interventions, held_out, validation)
 
 
 def _batch(parts: _Parts, step: int, part: int) -> dict[str, Tensor]:
     """The inputs of a step, a function of seed and step alone: equal in every twin, and after an interruption."""
     recipe, context = parts.recipe, parts.experiment.model.context
     ids = parts.data.windows(recipe.batch, context, recipe.seed, _WINDOWS, step, part)
-    return _with_targets(parts, ids, recipe.seed, _MASKS, step, part)
-
-
-def _with_targets(parts: _Parts, ids: Tensor, *seed: int) -> dict[str, Tensor]:
-    if parts.experiment.model.objective == "next":
-        batch = next_token(ids)
-    else:
-        batch = masked_token(ids, parts.data.mask_id, parts.recipe.masking, *seed)
+    batch = _with_targets(parts.experiment, parts.data, ids, recipe.seed, _MASKS, step, part)
     return {name: x.to(parts.device) for name, x in batch.items()}
+
+
+def _with_targets(experiment: Experiment, data: Data, ids: Tensor, *seed: int) -> dict[str, Tensor]:
+    if experiment.model.objective == "next":
+        return next_token(ids)
+    return masked_token(ids, data.mask_id, experiment.recipe.masking, *seed)
+
+
+def validation_batches(experiment: Experiment, data: Data) -> list[dict[str, Tensor]]:
+    """Return the held-out windows on which the validation loss is computed, with the same masks at every step."""
+    windows = data.held_out(HELD_OUT, experiment.model.context).split(experiment.recipe.batch)
+    seed = experiment.recipe.seed
+    return [_with_targets(experiment, data, ids, seed, _VALIDATION, number) for number, ids in enumerate(windows)]
 
 
 def _device(name: str | None) -> torch.device:
@@ -314,10 +326,9 @@ def _validation(parts: _Parts) -> float:
     """The mean loss over the held-out windows without dropout; masks are the same at every step."""
     parts.model.eval()
     total = 0.0
-    windows = parts.held_out.cpu().split(parts.recipe.batch)
-    for number, ids in enumerate(windows):
-        batch = _with_targets(parts, ids, parts.recipe.seed, _VALIDATION, number)
+    for batch in parts.validation:
+        inputs = {name: x.to(parts.device) for name, x in batch.items()}
         with torch.autocast(parts.device.type, torch.bfloat16, enabled=parts.recipe.bf16):
-            total += float(parts.model(**batch).loss) * len(ids)
+            total += float(parts.model(**inputs).loss) * len(inputs["input_ids"])
     parts.model.train()
     return total / len(parts.held_out)

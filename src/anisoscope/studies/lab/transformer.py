@@ -19,6 +19,7 @@ from torch.nn import functional
 CHOICES = {
     "objective": ("next", "masked"),
     "attention": ("softmax", "off-by-one", "sigmoid", "cosine", "uniform", "none"),
+    "mean_free": ("none", "queries", "keys"),
     "positions": ("learned", "rotary", "none"),
     "norm": ("layer", "rms"),
     "norm_at": ("pre", "post"),
@@ -28,6 +29,17 @@ MODEL_TYPE = "anisoscope-lab"  # in config.json of a checkpoint
 _IGNORED = -100  # label without a loss, as in torch
 _STD = 0.02  # of initial weights, in GPT-2 and in BERT
 _MEMORY = 10  # batches in a running mean: few, because the mean moves fast early in training
+
+
+# Far beyond any small transformer: a mistyped number must not take all memory.
+_MOST = {
+    "vocabulary": 1 << 20,
+    "context": 1 << 20,
+    "layers": 1024,
+    "width": 1 << 14,
+    "heads": 1 << 10,
+    "mlp_width": 1 << 16,
+}
 
 
 @dataclass(frozen=True)
@@ -47,6 +59,7 @@ class Config:
     causal: bool = True  # a token sees only earlier tokens; False: the whole window
     objective: str = "next"  # `labels` are the window itself, shifted inside, or (masked) the masked tokens
     attention: str = "softmax"
+    mean_free: str = "none"  # queries or keys without their running mean, so that they cannot drift
     temperature: float = 1.0  # divides the logits: sharper below 1
     positions: str = "rotary"
     norm: str = "layer"
@@ -71,9 +84,10 @@ class Config:
         for name, choices in CHOICES.items():
             if getattr(self, name) not in choices:
                 raise ValueError(f"{name} is {getattr(self, name)!r}; choose one of {', '.join(choices)}")
-        for name in ("vocabulary", "context", "layers", "width", "heads", "mlp_width"):
-            if getattr(self, name) is not None and getattr(self, name) < 1:
-                raise ValueError(f"{name} is {getattr(self, name)}; it must be at least 1")
+        for name, most in _MOST.items():
+            value = getattr(self, name)
+            if value is not None and not 1 <= value <= most:
+                raise ValueError(f"{name} is {value:,}; it must be from 1 to {most:,}")
         if self.width % self.heads or (self.positions == "rotary" and self.width // self.heads % 2):
             even = " of even width" if self.positions == "rotary" else ""
             raise ValueError(f"width {self.width} does not divide into {self.heads} heads{even}; change one of them")
@@ -115,6 +129,8 @@ class SelfAttention(nn.Module):
         if self.kind == "cosine":
             self.q_norm = UnitLength(config.heads, math.sqrt(self.head_dim))
             self.k_norm = UnitLength()
+        self.q_centring = Centring(config.width, 1.0) if config.mean_free == "queries" else nn.Identity()
+        self.k_centring = Centring(config.width, 1.0) if config.mean_free == "keys" else nn.Identity()
         if self.kind in ("off-by-one", "sigmoid"):
             # No fused kernel has these kinds; capture sees what passes through these identities.
             self.queries, self.keys, self.pattern = nn.Identity(), nn.Identity(), nn.Identity()
@@ -137,7 +153,8 @@ class SelfAttention(nn.Module):
         if self.kind == "uniform":  # zero queries give all keys the same weight
             zeros = x.new_zeros(x.shape[0], self.num_heads, x.shape[1], self.head_dim)
             return zeros, zeros
-        q, k = self._split(self.q_proj(x)), self._split(self.k_proj(x))  # (b, T, heads, head_dim)
+        q, k = self.q_centring(self.q_proj(x)), self.k_centring(self.k_proj(x))  # (b, T, width)
+        q, k = self._split(q), self._split(k)  # (b, T, heads, head_dim)
         if self.kind == "cosine":
             q, k = self.q_norm(q), self.k_norm(k)
         q, k = q.transpose(1, 2), k.transpose(1, 2)

@@ -1,0 +1,177 @@
+"""Findings of the atlas in plain words. Every number comes from the evidence; a missing model drops its sentence."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from statistics import median
+
+from anisoscope.studies.atlas.atlas_svg import half_depth
+from anisoscope.studies.atlas.claim_matrix import FAILS, HOLDS, bell_or_flat, few_tokens, high_cosine, low_dimension
+from anisoscope.studies.atlas.evidence import ModelEvidence, Point
+from anisoscope.studies.atlas.quantisation import Shift
+
+_SHARE = "spectral_anisotropy"
+
+
+def findings(models: Sequence[ModelEvidence], shifts: Sequence[Shift] = ()) -> list[str]:
+    """Return the findings as sentences, the most important first."""
+    named = {model.name: model for model in models}
+    sentences = [
+        _overview(models),
+        _few_tokens(models),
+        _bells(models),
+        _encoders(models),
+        _training(models),
+        _cosines(models),
+        _dimensions(models),
+        _contrastive(named),
+        _pair(named),
+        _fine_tuned(named),
+        _rounded(shifts),
+    ]
+    return [sentence for sentence in sentences if sentence]
+
+
+def _overview(models: Sequence[ModelEvidence]) -> str:
+    modalities = {model.modality for model in models}
+    return (
+        f"{len(models)} trained models of {len(modalities)} kinds of data ({', '.join(sorted(modalities))}) pass their "
+        "known-good check and are measured with the same instrument, each next to an untrained twin."
+    )
+
+
+def _few_tokens(models: Sequence[ModelEvidence]) -> str:
+    made = [model for model in models if few_tokens(model).answer == HOLDS]
+    judged = [model for model in models if few_tokens(model).answer in (HOLDS, FAILS)]
+    if not judged:
+        return ""
+    examples = "; ".join(f"{model.name}: {few_tokens(model).text}" for model in made[:6])
+    return (
+        f"**A few tokens make the peak in {len(made)} of {len(judged)} models.** Without first tokens of windows and "
+        "massive tokens, the highest share of one direction falls to less than half"
+        + (f" ({examples})." if made else ".")
+    )
+
+
+def _bells(models: Sequence[ModelEvidence]) -> str:
+    decoders = [model for model in models if model.kind == "decoder"]
+    if not decoders:
+        return ""
+    counts = {
+        tokens: [m.name for m in decoders if bell_or_flat(m, tokens).answer == HOLDS] for tokens in ("all", "no-sink")
+    }
+    return (
+        f"**The bell of decoders**: {len(counts['all'])} of {len(decoders)} decoders show it with all tokens"
+        f"{_listed(counts['all'])}, {len(counts['no-sink'])} without sinks{_listed(counts['no-sink'])}."
+    )
+
+
+def _encoders(models: Sequence[ModelEvidence]) -> str:
+    encoders = [m for m in models if bell_or_flat(m, "all").answer in (HOLDS, FAILS) and m.kind == "encoder"]
+    if not encoders:
+        return ""
+    flat = [model.name for model in encoders if bell_or_flat(model, "all").answer == HOLDS]
+    return (
+        f"**Encoders are not always flat**: {len(flat)} of {len(encoders)} encoders keep the share of the top "
+        f"direction within a range of 0.1 over their layers{_listed(flat)}."
+    )
+
+
+def _training(models: Sequence[ModelEvidence]) -> str:
+    ratios: dict[str, list[float]] = {_SHARE: [], "two_nn": []}
+    for model in models:
+        for metric, found in ratios.items():
+            trained, untrained = half_depth(model, metric), half_depth(model, metric, "untrained")
+            if trained is not None and untrained is not None and untrained[1] > 0:
+                found.append(trained[1] / untrained[1])
+    if not all(ratios.values()):
+        return ""
+    up = {metric: sum(ratio > 1 for ratio in found) for metric, found in ratios.items()}
+    return (
+        "**What training does, in all modalities**: at half depth and without sinks, the share of the top direction is "
+        f"above that of the untrained twin in {up[_SHARE]} of {len(ratios[_SHARE])} models (median ratio "
+        f"{median(ratios[_SHARE]):.2f}), and the intrinsic dimension is above it in {up['two_nn']} of "
+        f"{len(ratios['two_nn'])} (median ratio {median(ratios['two_nn']):.2f})."
+    )
+
+
+def _cosines(models: Sequence[ModelEvidence]) -> str:
+    judged = {model.name: high_cosine(model) for model in models if model.kind != "convolutional"}
+    high = [name for name, verdict in judged.items() if verdict.answer == HOLDS]
+    return (
+        f"**Mean cosine** exceeds 0.2 in most layers of {len(high)} of {len(judged)} transformers; "
+        "it is not a property of every transformer."
+        if len(high) < len(judged)
+        else f"**Mean cosine** exceeds 0.2 in most layers of all {len(judged)} transformers."
+    )
+
+
+def _dimensions(models: Sequence[ModelEvidence]) -> str:
+    judged = [model for model in models if low_dimension(model).answer in (HOLDS, FAILS)]
+    if not judged:
+        return ""
+    tops = {model.name: max(p[1] for p in model.points("two_nn", "no-sink")) for model in judged}
+    highest = max(tops, key=lambda name: tops[name])
+    low = sum(low_dimension(model).answer == HOLDS for model in judged)
+    return (
+        f"**Intrinsic dimension is low** (below 60 in every layer) in {low} of {len(judged)} models; the highest value "
+        f"is {tops[highest]:.1f}, in {highest}."
+    )
+
+
+def _contrastive(named: Mapping[str, ModelEvidence]) -> str:
+    if not {"SCEPTR", "SCEPTR-MLM"} <= set(named):
+        return ""
+    parts = []
+    for metric, words in ((_SHARE, "top direction's share"), ("mean_cosine", "mean cosine"), ("isoscore", "IsoScore")):
+        both = [named[name].points(metric, "no-sink") for name in ("SCEPTR", "SCEPTR-MLM")]
+        if all(both):
+            parts.append(f"{words} {_number(both[0][-1])} against {_number(both[1][-1])}")
+    return (
+        f"**Contrastive training** (SCEPTR, last layer) against masked residues only (SCEPTR-MLM): {'; '.join(parts)}."
+    )
+
+
+def _pair(named: Mapping[str, ModelEvidence]) -> str:
+    if not {"IgLM", "AntiBERTy"} <= set(named):
+        return ""
+    parts = []
+    for name in ("IgLM", "AntiBERTy"):
+        tops = [max(p[1] for p in named[name].points(_SHARE, tokens)) for tokens in ("all", "no-sink")]
+        parts.append(
+            f"the {named[name].kind} {name} peaks at {tops[0]:.2f} with all tokens, {tops[1]:.2f} without sinks"
+        )
+    return f"**Decoder and encoder on the same antibodies**: {'; '.join(parts)}."
+
+
+def _fine_tuned(named: Mapping[str, ModelEvidence]) -> str:
+    names = [name for name in ("rxnfp-pretrained", "rxnfp-classes", "rxnfp-10k") if name in named]
+    if len(names) < 2:
+        return ""
+    parts = []
+    for name in names:
+        share, dimension = (named[name].points(metric, "no-sink")[-1] for metric in (_SHARE, "two_nn"))
+        parts.append(f"{name} {_number(share)} (dimension {dimension[1]:.1f})")
+    return f"**Fine-tuning on classes** changes the last layer's top direction: {'; '.join(parts)}."
+
+
+def _rounded(shifts: Sequence[Shift]) -> str:
+    if not shifts:
+        return ""
+    parts = []
+    for kind in sorted({shift.kind for shift in shifts}, reverse=True):
+        rows = [shift for shift in shifts if shift.kind == kind]
+        moved = [shift for shift in rows if shift.moved]
+        parts.append(f"{kind} moves {len(moved)} of {len(rows)} profiles by more than their error")
+    return f"**Rounding weights**: {'; '.join(parts)} (table below)."
+
+
+def _number(point: Point) -> str:
+    return f"{point[1]:.3f} ± {point[2]:.3f}" if point[2] else f"{point[1]:.3f}"
+
+
+def _listed(names: Sequence[str]) -> str:
+    if not names:
+        return ""
+    shown = ", ".join(names[:8])
+    return f" ({shown}{' and more' if len(names) > 8 else ''})"
