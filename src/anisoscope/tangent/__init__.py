@@ -29,6 +29,8 @@ class Tangent:
 
     Raises:
         InputError: If a proxy is unknown, a rank is not positive, or `frozen_after` is not between 0 and 1.
+
+    Example: `tangent_test(model, fit, test, tangent=Tangent(proxies=("pca",), ranks=(8, 32)))`.
     """
 
     proxies: Sequence[str | Proxy] = ("pca",)

@@ -8,7 +8,7 @@ from functools import partial
 
 import torch
 
-from anisoscope.capture.backward import TapeTargets, differentiable, record_tape, run_model
+from anisoscope.hooks.backward import TapeTargets, differentiable, record_tape, run_model
 from anisoscope.records import Record
 from anisoscope.tangent.energy import chance
 from anisoscope.tangent.gradient_case import GradientCase

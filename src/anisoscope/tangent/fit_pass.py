@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from anisoscope.capture.backward import Tape, TapeTargets, record_tape, run_model
+from anisoscope.hooks.backward import Tape, TapeTargets, record_tape, run_model
 from anisoscope.measurement.policies import massive_norm
 from anisoscope.records import Record
 from anisoscope.stats.row_norms import Norms

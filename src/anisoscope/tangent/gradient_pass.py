@@ -8,9 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from anisoscope.capture.backward import Tape, TapeTargets, record_tape, require_gradients, run_model
 from anisoscope.data.token_table import Batch
 from anisoscope.errors import CaptureError
+from anisoscope.hooks.backward import Tape, TapeTargets, record_tape, require_gradients, run_model
 from anisoscope.tangent.frequency import STRATA, frequency_strata, token_counts
 from anisoscope.tangent.gradient_case import GradientCase
 from anisoscope.tangent.gradients import Gradients

@@ -84,7 +84,7 @@ def factorise(
             loadings = _loaded(y, known if subspace is None else known @ subspace)
         loadings, concepts, trace = _alternate(y, loadings, rounds, size)
         if subspace is not None:
-            concepts, last = _solve(loadings, rows, size, size)
+            concepts, last = _solve(loadings, rows.double(), size, size)
             trace.append(min(last, trace[-1]))  # D is freer on the full rows: higher by rounding alone
     return SemiNMF(loadings, concepts, tuple(trace), _effective_rank(loadings, concepts))
 
@@ -124,20 +124,21 @@ def _alternate(y: Tensor, loadings: Tensor, rounds: int, size: float) -> tuple[T
     next round starts at the best one with a smaller step.
     """
     inside = _square(y)
+    exact = y.double()
     outside = max(0.0, size - inside) / size  # what compression leaves out is part of the objective
-    concepts, error = _solve(loadings, y, inside, size)
+    concepts, error = _solve(loadings, exact, inside, size)
     trace, ahead, step = [error + outside], concepts, _STEP
     start = loadings
     for _ in range(rounds):
         tried = _hals(y, ahead, start)
-        solved, error = _solve(tried, y, inside, size)
+        solved, error = _solve(tried, exact, inside, size)
         if error + outside > trace[-1]:
             start, ahead, step = loadings, concepts, step / 2
             trace.append(trace[-1])
             continue
         start = (tried + step * (tried - loadings)).clamp_(min=0)
         loadings, concepts, step = tried, solved, min(1.0, _LONGER * step)
-        ahead = _solve(start, y, inside, size)[0]
+        ahead = _solve(start, exact, inside, size)[0]
         trace.append(error + outside)
         if trace[-2] - trace[-1] < _SLOW * trace[-1]:
             break
@@ -157,15 +158,19 @@ def _hals(y: Tensor, concepts: Tensor, loadings: Tensor) -> Tensor:
 
 
 def _solve(loadings: Tensor, y: Tensor, inside: float, size: float) -> tuple[Tensor, float]:
-    """The best D for these loadings, and ‖Y − ZD‖² (‖Y‖² is `inside`) as a share of `size`."""
-    z = loadings.T  # (k, n)
-    gram = (z @ loadings).double()  # (k, k)
-    cross = (z @ y).double()  # (k, m)
+    """The best D for these loadings, and ‖Y − ZD‖² (‖Y‖² is `inside`) as a share of `size`.
+
+    Products are in float64. Loadings can be close to dependent, and float32 products then report an objective that is
+    lower than that of the factors, so that later, better rounds look like rises and are undone.
+    """
+    z = loadings.double()  # (n, k)
+    gram = z.T @ z  # (k, k)
+    cross = z.T @ y  # (k, m)
     ridge = 1e-10 * gram.diagonal().mean().clamp(min=1e-300)  # keeps concepts that no row uses finite
     ridged = gram + ridge * torch.eye(len(gram), dtype=gram.dtype, device=gram.device)
     concepts = torch.linalg.solve(ridged, cross)
     explained = 2 * (concepts * cross).sum() - (concepts * (gram @ concepts)).sum()
-    return concepts.to(y.dtype), max(0.0, inside - float(explained)) / max(size, 1e-300)
+    return concepts.to(loadings.dtype), max(0.0, inside - float(explained)) / max(size, 1e-300)
 
 
 def _effective_rank(loadings: Tensor, concepts: Tensor) -> float:

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 from torch import nn
 
-from anisoscope.capture import Layout
-from anisoscope.capture.backward import TapeTargets, input_embedding, reader_and_writer
 from anisoscope.errors import InputError
+from anisoscope.hooks import Layout
+from anisoscope.hooks.backward import TapeTargets, input_embedding, reader_and_writer
 from anisoscope.records import Site
 from anisoscope.tangent import Tangent
 from anisoscope.tangent.null import EMBEDDING, HIDDEN, WEIGHT_IN, WEIGHT_OUT

@@ -9,10 +9,10 @@ from typing import Any
 
 from torch import nn
 
-from anisoscope.capture import expand, find_layout
-from anisoscope.capture.backward import differentiable
 from anisoscope.data.inputs import device_of, first_item
 from anisoscope.errors import InputError, unknown
+from anisoscope.hooks import expand, find_layout
+from anisoscope.hooks.backward import differentiable
 from anisoscope.measurement.request import (
     FIT_OPTIONS,
     TANGENT_DEFAULTS,
@@ -204,6 +204,8 @@ def fit_frames(
 
     Returns:
         The bases of each site, by its name.
+
+    Example: `tangent_test(later, fit, test, frozen=fit_frames(early, fit))`.
     """
     request = tangent_request(options)
     side = make_side(fit, "fit", sinks=sinks, seed=request.statistics.seed)

@@ -1,0 +1,1 @@
+"""What practitioners ask of embeddings: duplicates, hubs, the cone, retrieval and labels, before and after remedies."""
