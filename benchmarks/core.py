@@ -17,9 +17,10 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from anisoscope import measure_rows, metrics, open_vectors
+from anisoscope import Geometry, measure_rows, metrics, open_vectors
 from anisoscope.data.vectors import write_npy
 from anisoscope.errors import InputError
+from anisoscope.measurement.row_engine import RowEngine, RowOptions
 from anisoscope.stats.collect import batches_of, cloud_of
 from anisoscope.stats.directions import Directions
 from anisoscope.stats.moments import Moments
@@ -27,6 +28,7 @@ from anisoscope.stats.rows import Rows
 from benchmarks.harness import Figure, Outcome, Settings, clock, in_turn, ratio
 
 DIM = 768
+_SUMS = ["mean_cosine", "spectral_anisotropy", "isoscore", "participation_ratio"]  # metrics without neighbours
 _CHUNK = 16384  # rows written to a file at once
 
 
@@ -64,6 +66,43 @@ def cosine(settings: Settings) -> Outcome:
             Figure("mean cosine, error against all pairs", _cosine_error(x[:4096]), "", 1e-6),
         ]
     )
+
+
+def geometry(settings: Settings) -> Outcome:
+    """Compare `Geometry.update`, and one metric of an array, with one full product of the same rows."""
+    x = _rows(4096 if settings.quick else 16384)
+    batches = x.split(1024)
+    streamed, options = Geometry(_SUMS, expected=len(x)), RowOptions(metrics.find(_SUMS), expected=len(x))
+    times = in_turn(
+        {
+            "product": lambda: x.T @ x,
+            "update": lambda: _updated(streamed, batches),
+            "all statistics": lambda: _collected(batches, options).whole(),
+            "isoscore": lambda: metrics.isoscore(x),
+        },
+        settings.rounds,
+    )
+    size = f"{len(x):,} × {DIM}"
+    return Outcome(
+        [
+            ratio(f"Geometry.update of {size} in batches of 1,024, in products", times, "update", "product", 1.3),
+            ratio("the same, and the rows that wait for a full piece", times, "all statistics", "product"),
+            ratio(f"metrics.isoscore of {size}, in products", times, "isoscore", "product", 1.5),
+        ]
+    )
+
+
+def _updated(streamed: Geometry, batches: Iterable[Tensor]) -> None:
+    streamed.reset()
+    for batch in batches:
+        streamed.update(batch)
+
+
+def _collected(batches: Iterable[Tensor], options: RowOptions) -> RowEngine:
+    engine = RowEngine(options)
+    for batch in batches:
+        engine.add(batch, None)
+    return engine
 
 
 def stream(settings: Settings) -> Outcome:

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from anisoscope.capture import find_layout
+from anisoscope.hooks import find_layout
 from anisoscope.measurement.engine import Engine
 from anisoscope.measurement.request import Request
 from anisoscope.measurement.site_evaluation import EvaluationOptions

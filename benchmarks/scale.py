@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from anisoscope.capture import find_layout
+from anisoscope.hooks import find_layout
 from anisoscope.measurement.engine import Engine
 from anisoscope.measurement.request import Request
 from benchmarks.harness import RESULTS, ROOT, Figure, Outcome, Settings, load

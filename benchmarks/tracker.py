@@ -1,4 +1,4 @@
-"""Benchmark the tracker: steps that are not due, due steps, the default schedule, memory; and Cockpit."""
+"""Benchmark the tracker: steps that are not due, scalars, due steps, the default schedule, memory; and Cockpit."""
 
 from __future__ import annotations
 
@@ -26,6 +26,7 @@ hf: Any = transformers
 RANK = 64
 TRAINING = 10_000  # steps of the training for which the default schedule is calculated
 CALLS = 1000  # a single idle call is too short to time
+SCALARS = 20  # steps whose scalars are timed together, with what is written at every tenth
 COCKPIT = Peer(
     "Cockpit",
     (("torch==2.13.0", "numpy>=2"), ("setuptools<81", "cockpit-for-pytorch==1.0.2", "backpack-for-pytorch==1.7.1")),
@@ -63,7 +64,10 @@ def _figures(times: dict[str, list[float]], size: Size) -> list[Figure]:
     tokens = size.context * size.batch
     watched = [t["watched"] / t["step"] for t in part]
     return [
-        _figure("calls at a step that is not due, in steps", [t["idle"] / t["step"] for t in part], 0.001),
+        _figure(
+            "calls at a step that is not due, without scalars, in steps", [t["idle"] / t["step"] for t in part], 0.001
+        ),
+        _figure("the scalars of every step", [1 + t["scalars"] / t["step"] for t in part], 1.005),
         _figure(f"a watched step, proxies of rank {RANK} at all layers", watched, 1.10),
         _figure(f"a probe of {tokens:,} tokens, in steps", [t["probe"] / t["step"] for t in part]),
         _figure("the same with error bars, in steps", [t["barred"] / t["step"] for t in part]),
@@ -77,15 +81,16 @@ def _figure(name: str, each: Sequence[float], target: float | None = None) -> Fi
 
 
 def _at_default(t: dict[str, float]) -> float:
-    """Return the time of a training with the default schedule as a multiple of the same training alone."""
+    """Return the time of a training with the default schedule and scalars as a multiple of the same training alone."""
     due = sum(map(default(), range(TRAINING)))
     barred = -(-due // 10)
     more = (due - barred) * t["probe"] + barred * t["barred"] + due * (t["watched"] - t["step"])
+    more += TRAINING * t["scalars"]
     return 1 + more / (TRAINING * t["step"])
 
 
 def _at_every_50th(t: dict[str, float]) -> float:
-    more = 0.9 * t["large"] + 0.1 * t["large barred"] + t["watched"] - t["step"]
+    more = 0.9 * t["large"] + 0.1 * t["large barred"] + t["watched"] - t["step"] + 50 * t["scalars"]
     return 1 + more / (50 * t["step"])
 
 
@@ -96,7 +101,8 @@ def _times(folder: Path, size: Size, rounds: int) -> dict[str, list[float]]:
     tangent = Tangent(ranks=[min(RANK, size.width // 4)], nulls=["orientation"])
 
     def track(name: str, items: int, bars: int | None, **options: Any) -> Tracker:
-        return Tracker(model, _batch(size, items, 1), folder / name, bars_every=bars, tangent=tangent, **options)
+        fixed = {"bars_every": bars, "tangent": tangent, "scalars": False}
+        return Tracker(model, _batch(size, items, 1), folder / name, **{**fixed, **options})
 
     probing = {
         "probe": track("probe", size.batch, None, schedule=every(1)),
@@ -105,13 +111,18 @@ def _times(folder: Path, size: Size, rounds: int) -> dict[str, list[float]]:
         "large barred": track("large-barred", 4 * size.batch, 1, schedule=every(1), gradients=False),
     }
     idle = track("idle", size.batch, None, schedule=lambda _: False)
-    times: dict[str, list[float]] = {name: [] for name in ("step", "watched", "idle", *probing)}
+    scalars = track("scalars", size.batch, None, schedule=lambda _: False, scalars=True, optimizer=optimiser)
+    times: dict[str, list[float]] = {name: [] for name in ("step", "watched", "idle", "scalars", *probing)}
     for number in range(rounds + 1):  # the first sets up buffers and caches
         batch = _batch(size, size.batch, 100 + number)
         taken = {name: _timed(each.probe, number) for name, each in probing.items()}
         taken["watched"] = _timed(_step, model, optimiser, batch, probing["probe"], number)
         taken["step"] = _timed(_step, model, optimiser, batch, None, number)
         taken["idle"] = _timed(_call, idle) / CALLS
+        loss = model(**batch).loss
+        loss.backward()
+        taken["scalars"] = _timed(_note, scalars, loss, SCALARS * number) / SCALARS
+        optimiser.zero_grad()
         for name, seconds in taken.items() if number else ():
             times[name].append(seconds)
     return times
@@ -121,6 +132,12 @@ def _call(idle: Tracker) -> None:
     for number in range(CALLS):
         idle.probe(number)
         idle.watch(number)
+
+
+def _note(scalars: Tracker, loss: Tensor, first: int) -> None:
+    for number in range(first, first + SCALARS):
+        scalars.probe(number)
+        scalars.watch(number, loss=loss)
 
 
 def _step(

@@ -1,6 +1,6 @@
 """Write the generated pages of docs/ (`make docs`). A test fails if a page is older than the code.
 
-`python docs/build.py --claims RUN` first copies the verdicts of a run of claims to docs/claims-small.json.
+`python docs/build.py --claims RUN` first copies the evidence of a run of claims into the package.
 """
 
 from __future__ import annotations
@@ -13,17 +13,29 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent))  # find the helpers next to this file from any folder
 
+from api_reference import api_page
 from blocks import blocks_of, refreshed, run_blocks
 from cli_reference import cli_page
 from reader import prepare
 
 from anisoscope.metrics import catalogue
 from anisoscope.metrics.metric import INVARIANCES, Metric
-from anisoscope.studies.claims.claim_tables import rules_table, verdicts_summary, verdicts_table
+from anisoscope.studies.atlas.atlas_page import atlas_html, atlas_markdown
+from anisoscope.studies.atlas.evidence import atlas_evidence, committed_evidence, study_path
+from anisoscope.studies.atlas.quantisation import read_study, shifts
+from anisoscope.studies.claims.claim_tables import (
+    duration,
+    losses_table,
+    overview_table,
+    power_table,
+    rules_table,
+    verdicts_table,
+)
+from anisoscope.studies.claims.committed_evidence import FILE, committed, judged, pack_evidence
 from anisoscope.studies.claims.runner import CLAIMS
 
 HERE = Path(__file__).parent
-VERDICTS = HERE / "claims-small.json"
+EVIDENCE = HERE.parent / "src" / "anisoscope" / "studies" / "claims" / FILE
 HEADER = "<!-- written by docs/build.py from the code: do not edit -->\n\n"
 
 
@@ -32,20 +44,40 @@ def pages() -> dict[Path, str]:
     return {
         HERE / "metrics.md": HEADER + metrics_page(),
         HERE / "cli.md": HEADER + cli_page(),
+        HERE / "api.md": HEADER + api_page(),
         HERE / "claims.md": claims_page(),
+        **atlas_pages(),
     }
 
 
 def claims_page() -> str:
-    """Return the page of claims with new tables: the rules from the code, the verdicts from their summary."""
+    """Return the page of claims with new tables: the rules from the code, the verdicts from the committed evidence."""
     page = (HERE / "claims.md").read_text()
-    tables = {"rules": rules_table(CLAIMS), "verdicts": verdicts_table(json.loads(VERDICTS.read_text()), CLAIMS)}
+    packed = committed()
+    pairs = judged(packed)
+    tables = {
+        "overview": overview_table(CLAIMS, pairs),
+        "verdicts": f"{verdicts_table(CLAIMS, pairs)}\n\n{duration(packed)}",
+        "losses": losses_table(packed["losses"]),
+        "power": power_table(pairs),
+        "rules": rules_table(CLAIMS),
+    }
     for name, table in tables.items():
         begin, end = f"<!-- {name}: written by docs/build.py -->", f"<!-- end of {name} -->"
         if (page.count(begin), page.count(end)) != (1, 1):
             raise SystemExit(f"docs/claims.md needs one {begin} and one {end} after it, for the table of {name}.")
         page = f"{page.partition(begin)[0]}{begin}\n\n{table}\n\n{end}{page.partition(end)[2]}"
     return page
+
+
+def atlas_pages() -> dict[Path, str]:
+    """Return the atlas in Markdown and HTML, from the evidence that comes with the library."""
+    folder = committed_evidence()
+    models, rounded = atlas_evidence(folder), shifts(read_study(study_path(folder)))
+    return {
+        HERE / "atlas.md": HEADER + atlas_markdown(models, rounded),
+        HERE / "atlas.html": atlas_html(models, rounded),
+    }
 
 
 def metrics_page() -> str:
@@ -84,23 +116,23 @@ def _row(metric: Metric) -> str:
 
 def walked() -> list[Path]:
     """List the pages whose blocks run, in order, in one folder per page."""
-    return [HERE / "tour.md", HERE / "pitfalls.md", *sorted((HERE / "howto").glob("*.md"))]
+    return [HERE / "tour.md", HERE / "pitfalls.md", HERE / "for-agents.md", *sorted((HERE / "howto").glob("*.md"))]
 
 
 def walk(page: Path) -> str:
     """Return a page with the current output of its blocks."""
     text = page.read_text()
     with tempfile.TemporaryDirectory() as folder:
-        if page.parent.name == "howto":
+        if page.parent.name == "howto" or page.name == "for-agents.md":
             prepare(Path(folder))
         return refreshed(text, list(run_blocks(blocks_of(text), Path(folder), page.name)))
 
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser()
-    parser.add_argument("--claims", type=Path, help="a run of all claims, whose verdicts the page shows")
+    parser.add_argument("--claims", type=Path, help="a run of all claims, whose evidence the page shows")
     if (run := parser.parse_args().claims) is not None:
-        VERDICTS.write_text(json.dumps(verdicts_summary(run, CLAIMS), indent=1, ensure_ascii=False) + "\n")
+        EVIDENCE.write_text(json.dumps(pack_evidence(run), ensure_ascii=False, separators=(",", ":")) + "\n")
     for path, text in pages().items():
         path.write_text(text)
     for path in walked():

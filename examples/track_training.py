@@ -41,14 +41,14 @@ tracker = Tracker(
     probe=counting(seed=1_000_000, items=32),  # held out: never trained on
     out=folder,
     schedule=any_of(log_spaced(until=16), every(20)),
-    alerts=[alerts.collapse(), alerts.high_cosine()],
+    alerts=alerts.standard(),
 )
 with tracker:
     for step in range(STEPS + 1):
         tracker.probe(step)
         loss = model(**counting(step)).loss
         loss.backward()
-        tracker.watch(step)
+        tracker.watch(step, loss=loss)
         optimizer.step()
         optimizer.zero_grad()
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from anisoscope.capture import Layout, capture, expand, find_layout
+from anisoscope.hooks import Layout, expand, find_layout, observe_sites
 from anisoscope.records import Site
 from tests.tiny_models import CATALOGUE
 
@@ -30,7 +30,7 @@ def captured(
     def keep(site: Site, x: Any) -> None:
         got[str(site)] = x.clone() if isinstance(x, Tensor) else x  # some models go on to add in place
 
-    with torch.no_grad(), capture(model, sites, keep, layout=layout) as seen:
+    with torch.no_grad(), observe_sites(model, sites, keep, layout=layout) as seen:
         output = model(**batch)
     if not {"q", "k"} & set(sites):
         seen.require(expand(layout, sites))

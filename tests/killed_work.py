@@ -70,13 +70,19 @@ def track(material: Path, folder: Path) -> None:
         optimiser.load_state_dict(state["optimiser"])
         start = state["step"]
     run = folder / "run"
-    rules = [alerts.collapse(below=2.0, probes=2), alerts.dimension_fell(by=0.01), alerts.high_cosine(above=-1.0)]
+    rules = [
+        alerts.collapse(below=2.0, probes=2, after=0),
+        alerts.dimension_fell(by=0.01, after=0),
+        alerts.high_cosine(above=-1.0, after=0),
+    ]
     options: dict[str, Any] = {"schedule": every(1), "bars_every": 3, "alerts": rules, "sample": 64}
+    options["optimizer"] = optimiser  # known from the first step on, also after a restart
     with Tracker(
         model, training.held_out(), run, resume=start if (run / "run.json").is_file() else None, **options
     ) as tracker:
         for step in range(start, STEPS):
             if step % 3 == 0:
+                tracker.flush()
                 state = {"model": model.state_dict(), "optimiser": optimiser.state_dict(), "step": step}
                 with replacing(saved) as temporary:
                     torch.save(state, temporary)

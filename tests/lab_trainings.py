@@ -32,9 +32,12 @@ class Recorder:
     def probe(self, step: int) -> None:
         self.calls.append(("probe", step))
 
-    def watch(self, step: int) -> None:
+    def watch(self, step: int, *, loss: Any = None, optimizer: Any = None) -> None:
         self.calls.append(("watch", step))
         self.should_stop = self.stop_at is not None and step + 1 >= self.stop_at
+
+    def flush(self) -> None:
+        pass
 
     def close(self) -> None:
         self.calls.append(("close", -1))

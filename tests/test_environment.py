@@ -14,6 +14,7 @@ from typer.testing import CliRunner
 from anisoscope import __version__
 from anisoscope import environment as doctor
 from anisoscope.cli import app
+from anisoscope.extras import EXTRAS
 
 STATES = {"ok", "missing", "limited", "broken"}
 
@@ -53,13 +54,13 @@ def test_the_core_works_and_every_dependency_is_checked() -> None:
 
 @pytest.mark.usefixtures("quick")
 def test_the_result_comes_first_and_working_packages_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(doctor, "_needed", lambda: {"torch": ">=2", "numpy": ">=1"})
+    monkeypatch.setattr(doctor, "_requirements", lambda: ({"torch": ">=2", "numpy": ">=1"}, {}))
     done = CliRunner().invoke(app, ["doctor"])
     assert done.stdout.startswith("Everything needed works.")
     assert "packages" in done.stdout
     assert "numpy" not in done.stdout
     assert "numpy" in CliRunner().invoke(app, ["doctor", "--all"]).stdout
-    monkeypatch.setattr(doctor, "_needed", lambda: {"numpy": ">=99", "not-a-package": ">=3"})
+    monkeypatch.setattr(doctor, "_requirements", lambda: ({"numpy": ">=99", "not-a-package": ">=3"}, {}))
     assert CliRunner().invoke(app, ["doctor"]).stdout.startswith("Needed and not working: numpy, not-a-package.")
 
 
@@ -80,15 +81,28 @@ def test_packages_that_are_slow_to_import_are_left_to_a_thorough_check(monkeypat
 
 @pytest.mark.usefixtures("quick")
 def test_a_missing_dependency_is_broken_with_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(doctor, "_needed", lambda: {"torch": ">=2.9", "not-a-package": ">=3"})
+    monkeypatch.setattr(doctor, "_requirements", lambda: ({"torch": ">=2.9", "not-a-package": ">=3"}, {}))
     done = CliRunner().invoke(app, ["doctor"])
     assert done.exit_code == 1
     assert "pip install 'not-a-package>=3'" in done.stdout
 
 
 @pytest.mark.usefixtures("quick")
+def test_an_extra_that_is_not_installed_is_listed_once_with_its_command(monkeypatch: pytest.MonkeyPatch) -> None:
+    present = doctor._version
+    monkeypatch.setattr(doctor, "_version", lambda name: None if name in ("pillow", "peft") else present(name))
+    checks = results()
+    assert {name.removeprefix("extra ") for name in checks if name.startswith("extra ")} == set(EXTRAS)
+    assert (checks["extra vision"].state, checks["extra hf"].state) == ("missing", "missing")
+    assert checks["extra vision"].detail == "images: pip install 'anisoscope[vision]'"
+    assert checks["extra audio"].state == "ok"
+    assert "pillow" not in checks
+    assert CliRunner().invoke(app, ["doctor"]).exit_code == 0
+
+
+@pytest.mark.usefixtures("quick")
 def test_a_dependency_of_the_wrong_version_breaks_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(doctor, "_needed", lambda: {"numpy": ">=99"})
+    monkeypatch.setattr(doctor, "_requirements", lambda: ({"numpy": ">=99"}, {}))
     assert results()["numpy"].state == "broken"
     assert "is not >=99" in results()["numpy"].detail
 
@@ -96,7 +110,7 @@ def test_a_dependency_of_the_wrong_version_breaks_it(monkeypatch: pytest.MonkeyP
 def test_an_import_that_fails_is_named_with_its_reason(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     (tmp_path / "scipy.py").write_text("raise ImportError('libfoo.so: no such file')")
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    monkeypatch.setattr(doctor, "_needed", lambda: {"scipy": ">=1"})
+    monkeypatch.setattr(doctor, "_requirements", lambda: ({"scipy": ">=1"}, {}))
     monkeypatch.setattr(doctor, "_OPTIONAL", {})
     check = next(iter(doctor._packages(thorough=False)))
     assert check.state == "broken"

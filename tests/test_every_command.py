@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -34,13 +35,21 @@ CASES: dict[str, tuple[list[str], str, str | None]] = {
     "tangent": (["model", "--text", "text.jsonl", "--tokens", "600", "--window", "16", "--rank", "4"], "energy", None),
     "curvature": (["--seeds", "4"], "Curvature", None),
     "similarity": (["model", "model", "--text", "text.jsonl", "--out", "alike"], "CKA", "alike/records.jsonl"),
+    "sinks": (["model", "--text", "text.jsonl", "--tokens", "300", "--out", "sinks.json"], "massive", "sinks.json"),
     "metrics": ([], "isoscore", None),
+    "embeddings": (["vectors.npy", "--out", "checked"], "hubs", "checked/records.jsonl"),
     "transform": (["vectors.npy", "--centre", "--out", "better.npy"], "isoscore", "better.npy"),
     "claims run": (["N4", "--size", "tiny", "--out", "claims"], "N4", "claims/records.jsonl"),
     "claims report": (["--out", "claims"], "claims.html", "claims/claims.html"),
+    "claims power": (["--out", "nowhere"], "power", None),
+    "atlas list": ([], "stories15M", None),
+    "atlas show": (["--metric", "spectral_anisotropy"], "stories15M", None),
+    "atlas page": (["--html", "atlas.html"], "atlas.html", "atlas.html"),
     "lab train": ([*TRAINED, "--out", "trained"], "Loss", "trained/checkpoints"),
     "lab twins": ([*TRAINED, "--seeds", "1", "--out", "twins"], "decoder", "twins"),
 }
+# They download, or need what a download gave: tests/studies/atlas.
+ELSEWHERE = {"atlas run", "atlas add", "atlas report"}
 
 
 def leaves(command: Any, name: str = "") -> list[str]:
@@ -85,4 +94,31 @@ def test_a_command_does_its_job(command: str, folder: Path) -> None:
 
 
 def test_no_command_is_left_out() -> None:
-    assert set(leaves(typer.main.get_command(app))) == {*CASES, "serve"}
+    assert set(leaves(typer.main.get_command(app))) == {*CASES, "serve", *ELSEWHERE}
+
+
+def test_every_command_that_prints_results_prints_json() -> None:
+    def options(command: Any) -> set[str]:
+        return {option for parameter in command.params for option in parameter.opts}
+
+    def found(command: Any, name: str = "") -> dict[str, bool]:
+        if not hasattr(command, "commands"):
+            return {name.strip(): "--json" in options(command)}
+        return {
+            leaf: has for word, sub in command.commands.items() for leaf, has in found(sub, f"{name} {word}").items()
+        }
+
+    assert [name for name, has in found(typer.main.get_command(app)).items() if not has] == ["serve"]
+
+
+@pytest.mark.parametrize(
+    "command", ["demo", "look", "report", "show", "figure", "compare", "export", "sinks", "metrics"]
+)
+def test_json_is_the_only_thing_on_stdout(command: str, folder: Path) -> None:
+    words, _, written = CASES[command]
+    for name in NEEDS.keys() & set(words):
+        run(*NEEDS[name])
+    done = CliRunner().invoke(app, [*command.split(), *words, "--json"])
+    assert done.exit_code == 0, done.output
+    assert json.loads(done.stdout)
+    assert written is None or (folder / written).exists()

@@ -17,13 +17,14 @@ from anisoscope.cli import app
 
 ROOT = Path(__file__).parent.parent
 DOCS = ROOT / "docs"
-WALKED = [DOCS / "tour.md", DOCS / "pitfalls.md", *sorted((DOCS / "howto").glob("*.md"))]
+WALKED = [DOCS / "tour.md", DOCS / "pitfalls.md", DOCS / "for-agents.md", *sorted((DOCS / "howto").glob("*.md"))]
 PAGES = [*sorted(ROOT.glob("*.md")), *sorted(DOCS.rglob("*.md"))]
 
 # Blocks that are not run, by page: each needs something that tests do not have. A new one must be added here.
 NOT_RUN = {
     "add-a-claim.md": ["needs the claim in the package"],
-    "measure-my-model.md": ["needs downloads, images and recordings"],
+    "mask-sinks.md": ["needs a model of images"],
+    "measure-my-model.md": ["needs downloads, images and recordings", "needs a model and a dataset of yours"],
     "run-on-a-cluster.md": ["needs several workers", "needs eight processes", "needs Slurm"],
 }
 
@@ -46,7 +47,7 @@ COMMANDS: Any = typer.main.get_command(app)
 @pytest.mark.filterwarnings("default")  # a reader sees warnings of libraries and continues
 @pytest.mark.parametrize("page", WALKED, ids=lambda page: page.name)
 def test_blocks_print_what_the_page_shows(page: Path, tmp_path: Path) -> None:
-    if page.parent.name == "howto":
+    if page.parent.name == "howto" or page.name == "for-agents.md":
         reader.prepare(tmp_path)
     for block, output in blocks.run_blocks(blocks.blocks_of(page.read_text()), tmp_path, page.name):
         if block.shown is not None:

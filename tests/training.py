@@ -93,8 +93,10 @@ def train(
 
 
 def tracked(folder: Path, model: nn.Module, **options: Any) -> Tracker:
-    """A tracker of that model at every other step."""
-    return Tracker(model, held_out(), folder / "run", **{"schedule": every(2), "bars_every": None, **options})
+    """A tracker of that model at every other step, without the scalars of every step."""
+    return Tracker(
+        model, held_out(), folder / "run", **{"schedule": every(2), "bars_every": None, "scalars": False, **options}
+    )
 
 
 def records(folder: Path, **columns: Any) -> list[Record]:

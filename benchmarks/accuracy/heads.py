@@ -57,18 +57,19 @@ def queries_and_keys(cell: HeadCell) -> tuple[Tensor, Tensor]:
 def worst_of(cell: HeadCell) -> list[Worst]:
     """Return the largest error of each attention metric in a cell."""
     q, k = queries_and_keys(cell)
+    v = k.flip(3)  # values: any rows of the keys' shape
     scaling = 1 / math.sqrt(cell.d)
     blocks = HeadBlocks()
     for index in torch.arange(_SEQUENCES).split(2):
         counts = torch.ones(len(index), cell.length, dtype=torch.bool)
-        blocks.add(Heads(q[index], k[index], scaling, causal=cell.causal), counts, index)
+        blocks.add(Heads(q[index], k[index], scaling, causal=cell.causal, v=v[index]), counts, index)
     cloud = blocks.cloud()
     found = {
         name: {(v.index, *v.variant.items()): v.value for v in metric.values(cloud) if v.value is not None}
         for name, metric in catalogue().items()
         if "heads" in metric.requires and "reference" not in metric.requires
     }
-    wanted = head_numbers(_numpy(q), _numpy(k), scaling, causal=cell.causal)
+    wanted = head_numbers(_numpy(q), _numpy(k), scaling, causal=cell.causal, v=_numpy(v))
     missed = sorted(set(found) - set(wanted))
     if missed:
         raise AssertionError(f"the oracle has no values for {', '.join(missed)}")

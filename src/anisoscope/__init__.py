@@ -11,16 +11,21 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from anisoscope.data.vectors import open_vectors
+    from anisoscope.embedding_quality.check import embeddings
     from anisoscope.errors import AnisoscopeError, CaptureError, InputError, MetricError, StoreError
+    from anisoscope.hooks.site_cache import capture
     from anisoscope.measurement.compare_models import similarity
+    from anisoscope.measurement.find_sinks import sinks
     from anisoscope.measurement.geometry import Geometry
     from anisoscope.measurement.measure_model import measure
     from anisoscope.measurement.measure_rows import measure_rows
     from anisoscope.measurement.recompute import recompute
+    from anisoscope.measurement.sink_profile import Sinks
     from anisoscope.metrics.metric import Metric, Undefined, Value, metric
     from anisoscope.models.open import open_model
     from anisoscope.records import Record, Site
     from anisoscope.remedies import Remedy, fit_remedy
+    from anisoscope.report.views import compare, concat, write_report
     from anisoscope.store.run import Run
     from anisoscope.tangent import Tangent
     from anisoscope.tangent.tangent_test import fit_frames, tangent_test
@@ -38,12 +43,17 @@ _HOME = {
     "Record": "records",
     "Remedy": "remedies",
     "Run": "store.run",
+    "Sinks": "measurement.sink_profile",
     "Site": "records",
     "StoreError": "errors",
     "Tangent": "tangent",
     "Tracker": "tracker",
     "Undefined": "metrics.metric",
     "Value": "metrics.metric",
+    "capture": "hooks.site_cache",
+    "compare": "report.views",
+    "concat": "report.views",
+    "embeddings": "embedding_quality.check",
     "fit_frames": "tangent.tangent_test",
     "fit_remedy": "remedies",
     "measure": "measurement.measure_model",
@@ -53,7 +63,9 @@ _HOME = {
     "open_vectors": "data.vectors",
     "recompute": "measurement.recompute",
     "similarity": "measurement.compare_models",
+    "sinks": "measurement.find_sinks",
     "tangent_test": "tangent.tangent_test",
+    "write_report": "report.views",
 }
 
 _MODULES = ("alerts", "integrations", "metrics", "schedule", "synthetic", "testing")
@@ -68,12 +80,17 @@ __all__ = [
     "Record",
     "Remedy",
     "Run",
+    "Sinks",
     "Site",
     "StoreError",
     "Tangent",
     "Tracker",
     "Undefined",
     "Value",
+    "capture",
+    "compare",
+    "concat",
+    "embeddings",
     "fit_frames",
     "fit_remedy",
     "measure",
@@ -83,7 +100,9 @@ __all__ = [
     "open_vectors",
     "recompute",
     "similarity",
+    "sinks",
     "tangent_test",
+    "write_report",
 ]
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import reduce
@@ -15,6 +15,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DataParallel, DistributedDataParallel
 
+from anisoscope.stats.moments import Moments
 from anisoscope.stats.packing import pack, unpack
 
 S = TypeVar("S")
@@ -60,6 +61,22 @@ class Ranks:
         agreed: T = shared[0]
         return agreed
 
+    def add(self, x: Tensor) -> Tensor:
+        """Return the sum of a tensor of the same shape over all ranks, on every rank, in one collective."""
+        if self.world == 1:
+            return x
+        total = x.detach().clone()
+        dist.all_reduce(total, group=self.group)
+        return total
+
+    def add_on_first(self, x: Tensor) -> Tensor:
+        """Return the sum over all ranks on rank 0; elsewhere the content is undefined. No rank holds two copies."""
+        if self.world == 1:
+            return x
+        total = x.detach().clone()
+        dist.reduce(total, dst=0, group=self.group)
+        return total
+
     def collect(self, value: T, owner: int) -> Iterator[T]:
         """Yield the values of the other ranks on `owner`, one at a time so that only one is held; nothing elsewhere."""
         if self.rank != owner:
@@ -101,6 +118,48 @@ def add_over_ranks(statistic: S | None, kind: type[S], ranks: Ranks | None = Non
     parts: list[Any] = [unpack(kind, each) for each in arrays if each is not None]
     total: S | None = reduce(lambda a, b: a + b, parts) if parts else None
     return total
+
+
+def add_moments_on_first(
+    parts: Sequence[Moments | None], dim: Sequence[int], ranks: Ranks, like: Tensor
+) -> list[Moments | None]:
+    """Return, on rank 0, the sum of each of several moments over all ranks; elsewhere, only its count is meaningful.
+
+    One collective finds the common means. Then one per sum is reduced, so that rank 0 holds one sum at a time besides
+    the results, whatever the number of ranks.
+
+    Args:
+        parts: This rank's moments in the same order on every rank; None if it has no rows.
+        dim: The width of each.
+        ranks: The processes.
+        like: A tensor on the device that the collectives use.
+
+    Returns:
+        The sums; None if no rank has rows.
+    """
+    if ranks.world == 1:
+        return list(parts)
+    sums = [
+        like.new_zeros(d + 1) if m is None else torch.cat((m.mean * m.n, m.mean.new_full((1,), m.n))).to(like)
+        for m, d in zip(parts, dim, strict=True)
+    ]
+    totals = list(ranks.add(torch.cat(sums)).split([d + 1 for d in dim]))
+    out: list[Moments | None] = []
+    for moments, total in zip(parts, totals, strict=True):
+        n = int(total[-1])
+        if not n:
+            out.append(None)
+            continue
+        mean = total[:-1] / n
+        flat = (
+            torch.zeros(len(mean) ** 2 + len(mean) + 1).to(like)
+            if moments is None
+            else moments.about(mean.to(moments.mean)).to(like)
+        )
+        summed = ranks.add_on_first(flat)
+        d = len(mean)
+        out.append(Moments(n, mean, summed[: d * d].reshape(d, d), summed[d * d : -1], summed[-1]))
+    return out
 
 
 @contextmanager

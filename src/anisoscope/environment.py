@@ -20,12 +20,12 @@ from importlib.metadata import PackageNotFoundError, requires, version
 from pathlib import Path
 
 from anisoscope import __version__
+from anisoscope.extras import EXTRAS, install_command
 
 _SECONDS = 120  # limit for one trial; importing torch from a slow disk takes long
 _LITTLE = 5e9  # bytes; the downloads of a sweep may need more
 _MODULES = {"pillow": "PIL", "vl-convert-python": "vl_convert"}  # packages whose module has another name
 _OPTIONAL = {
-    "ray": "sweeps on a cluster",
     "lightning": "the Lightning callback",
     "datasets": "text by datasets id",
     "wandb": "logging to Weights & Biases",
@@ -105,16 +105,19 @@ def checks(thorough: bool = False) -> Iterator[Check]:
 
 
 def _packages(thorough: bool) -> Iterator[Check]:
-    """Every necessary package, then the optional ones: its version, and whether it can be imported.
+    """Every extra, every package of the base installation, then those of the extras and other optional ones.
 
-    Optional ones, and those that take long to import, are imported only by a thorough check.
+    Optional packages that no extra names, and those that take long to import, are imported only by a thorough check.
     """
-    needed = _needed()
-    versions = {name: _version(name) for name in (*needed, *_OPTIONAL)}
+    needed, extras = _requirements()
+    wanted = needed | {name: allowed for packages in extras.values() for name, allowed in packages.items()}
+    versions = {name: _version(name) for name in (*wanted, *_OPTIONAL)}
+    for extra, packages in extras.items():
+        yield _extra(extra, {name: versions[name] for name in packages})
     tried = [
         name
         for name, installed in versions.items()
-        if installed and (thorough or (name in needed and name not in _SLOW))
+        if installed and (thorough or (name in wanted and name not in _SLOW and name != "ray"))
     ]
     modules = {name: _MODULES.get(name, name.replace("-", "_")) for name in tried}
     output, failed = _output(_IMPORTS, *modules.values())
@@ -124,30 +127,50 @@ def _packages(thorough: bool) -> Iterator[Check]:
             "packages", "broken", f"importing them ended the process ({failed}); install anisoscope again", True
         )
     for name, installed in versions.items():
-        optional = name not in needed
+        allowed = wanted.get(name, "")
+        wrong = "broken" if name in needed else "limited"
         problem = reasons.get(modules.get(name, ""))
-        if installed is None and optional:
-            yield Check(name, "missing", f"only needed for {_OPTIONAL[name]}: pip install {name}", True)
-        elif installed is None:
-            yield Check(name, "broken", f"not installed; pip install '{name}{needed[name]}'", True)
+        if installed is None:
+            if name in needed:
+                yield Check(name, "broken", f"not installed; pip install '{name}{allowed}'", True)
+            elif name in _OPTIONAL:
+                yield Check(name, "missing", f"only needed for {_OPTIONAL[name]}: {install_command(name)}", True)
         elif problem is not None:
-            remedy = f"only needed for {_OPTIONAL[name]}" if optional else f"pip install '{name}{needed[name]}'"
-            yield Check(
-                name, "limited" if optional else "broken", f"{installed} cannot be imported ({problem}); {remedy}", True
-            )
-        elif not optional and not _allowed(installed, needed[name]):
-            yield Check(name, "broken", f"{installed} is not {needed[name]}; pip install '{name}{needed[name]}'", True)
+            remedy = f"only needed for {_OPTIONAL[name]}" if name in _OPTIONAL else f"pip install '{name}{allowed}'"
+            yield Check(name, wrong, f"{installed} cannot be imported ({problem}); {remedy}", True)
+        elif not _allowed(installed, allowed):
+            yield Check(name, wrong, f"{installed} is not {allowed}; pip install '{name}{allowed}'", True)
         else:
             yield Check(name, "ok", installed, True)
 
 
-def _needed() -> dict[str, str]:
-    """The necessary packages with their allowed versions; only torch if anisoscope itself is not installed."""
+def _extra(extra: str, versions: dict[str, str | None]) -> Check:
+    """Whether the packages of an extra are installed."""
+    absent = [name for name, installed in versions.items() if installed is None]
+    if absent:
+        return Check(f"extra {extra}", "missing", f"{EXTRAS[extra]}: {install_command(extra)}")
+    return Check(f"extra {extra}", "ok", f"{EXTRAS[extra]}; {', '.join(versions)}")
+
+
+def _requirements() -> tuple[dict[str, str], dict[str, dict[str, str]]]:
+    """The packages of the base installation and of each extra, with their allowed versions.
+
+    Only torch if anisoscope itself is not installed.
+    """
     try:
-        lines = [line for line in requires("anisoscope") or () if "extra" not in line]
+        lines = requires("anisoscope") or []
     except PackageNotFoundError:
         lines = ["torch"]
-    return {match[1]: match[2] for line in lines if (match := re.match(r"([\w.-]+)\s*([^;]*)", line.strip()))}
+    needed: dict[str, str] = {}
+    extras: dict[str, dict[str, str]] = {extra: {} for extra in EXTRAS}
+    for line in lines:
+        package = re.match(r"([\w.-]+)\s*([^;]*)", line.strip())
+        extra = re.search(r"extra\s*==\s*['\"]([\w-]+)['\"]", line)
+        if package is not None and extra is None:
+            needed[package[1]] = package[2].strip()
+        elif package is not None and extra is not None and extra[1] in extras:
+            extras[extra[1]][package[1]] = package[2].strip()
+    return needed, {extra: packages for extra, packages in extras.items() if packages}
 
 
 def _allowed(installed: str, allowed: str) -> bool:
@@ -215,7 +238,7 @@ def _hub() -> Check:
     try:
         from huggingface_hub import constants
     except ImportError:
-        return Check(what, "limited", "huggingface_hub cannot be imported: models from folders only")
+        return Check(what, "missing", f"models from the hub and from folders: {install_command('hf')}")
     cache = Path(constants.HF_HUB_CACHE)
     models = len(list(cache.glob("models--*"))) if cache.is_dir() else 0
     stored = f"{models} models in {cache}"

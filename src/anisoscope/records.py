@@ -10,11 +10,21 @@ from typing import Any
 from anisoscope.errors import InputError
 
 # Kinds of sites of one layer, in the order of a forward pass. Sites of q and k may name a single head.
-_LAYER_KINDS = ("q.pre", "k.pre", "q", "k", "pattern", "attn", "mlp", "resid")
+_LAYER_KINDS = ("q.pre", "k.pre", "q", "k", "pattern", "attn", "router", "mlp", "resid")
 _HEAD_KINDS = ("q.pre", "k.pre", "q", "k")
-_WHOLE_KINDS = ("vectors", "embed", "final.in", "final")
+_WHOLE_KINDS = ("vectors", "embed", "final.in", "final", "loop")
 _NAMED_KINDS = ("vectors", "in", "weight")
-_ORDER = {"vectors": 0, "embed": 1, **dict.fromkeys(_LAYER_KINDS, 2), "final.in": 3, "final": 4, "in": 5, "weight": 6}
+_ORDER = {
+    "vectors": 0,
+    "embed": 1,
+    **dict.fromkeys(_LAYER_KINDS, 2),
+    "final.in": 3,
+    "final": 4,
+    "in": 5,
+    "weight": 6,
+    "loop": 7,
+}
+SUMMED_KINDS = ("pattern", "router")  # sites that have no rows: their tensors are summed up over heads or experts
 _DIGITS = 9  # of the number of a layer or head: more than any model needs, and fits in 32 bits
 _STACKS = ("", "enc", "dec")
 
@@ -26,9 +36,10 @@ class Site:
     - `embed`: the input of layer 0; `resid.i`: the output of layer i, counting from 0;
     - `attn.i`, `mlp.i`: the outputs of attention and MLP of layer i;
     - `q.i.h`, `k.i.h`: queries and keys of head h; `q.pre.i.h`, `k.pre.i.h`: the same before rotary embedding;
-    - `pattern.i`: the attention probabilities of layer i;
+    - `pattern.i`: the attention probabilities of layer i; `router.i`: the choice of experts of layer i;
     - `final.in`, `final`: the input and output of the final norm;
-    - `in.<module>`: the input of a module; `weight.<name>`: a matrix; `vectors`: rows without a model.
+    - `in.<module>`: the input of a module; `weight.<name>`: a matrix; `vectors`: rows without a model;
+    - `loop`: the training loop as a whole, such as its loss.
 
     Encoder-decoder models prefix `enc.` or `dec.`, gradients prefix `grad.`.
 
@@ -72,7 +83,8 @@ class Site:
                 return cls(kind, layer=int(numbers[0]), head=int(numbers[1]), stack=stack, grad=grad)
         raise InputError(
             f"{text[:80]!r} is not a site. Sites are embed, resid.7, attn.7, mlp.7, q.7.3, k.7.3, q.pre.7.3, "
-            "pattern.7, final, final.in, in.<module> or weight.<name>, with an optional prefix enc., dec. or grad."
+            "pattern.7, router.7, final, final.in, in.<module> or weight.<name>, with an optional prefix enc., dec. or "
+            "grad."
         )
 
     def __str__(self) -> str:
@@ -113,6 +125,9 @@ class Record:
         null: The value that isotropic rows of the same documents would give.
         n: Number of rows.
         note: A caveat, or why `value` is missing.
+
+    >>> Record("resid.3", "isoscore", 0.2, n=4096).to_json()["value"]
+    0.2
     """
 
     site: str

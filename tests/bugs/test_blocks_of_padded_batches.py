@@ -6,8 +6,8 @@ from pathlib import Path
 
 import torch
 
-from anisoscope.capture import find_layout
 from anisoscope.data.batches import model_batches
+from anisoscope.hooks import find_layout
 from anisoscope.measurement.engine import Engine
 from anisoscope.measurement.request import Request
 from anisoscope.models.open import open_model

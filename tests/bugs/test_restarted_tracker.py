@@ -15,7 +15,7 @@ OPTIONS: dict[str, Any] = {"schedule": every(1), "bars_every": 3, "gradients": F
 
 def follow(folder: Path, steps: range, resume: int | None = None) -> None:
     """The model does not change, so only the state of the tracker can differ."""
-    rules = [alerts.collapse(below=2.0, probes=1)]  # holds from the first probe to the last
+    rules = [alerts.collapse(below=2.0, probes=1, after=0)]  # holds from the first probe to the last
     model = small_model().eval()
     with tracked(folder, model, **OPTIONS, alerts=rules, resume=resume) as tracker:
         for step in steps:

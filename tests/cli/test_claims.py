@@ -10,8 +10,9 @@ from typer.testing import CliRunner
 
 from anisoscope.cli import app
 from anisoscope.cli.claims import verdicts_view
-from anisoscope.studies.claims.claim import LAB, Evidence, judge
+from anisoscope.studies.claims.claim import LAB, Evidence
 from anisoscope.studies.claims.estimate import Estimate
+from anisoscope.studies.claims.judging import judge
 from anisoscope.studies.claims.runner import find_claims
 
 VERDICTS = ("reproduced", "inconclusive")
@@ -40,7 +41,8 @@ def test_a_smoke_test_prints_a_banner_and_no_verdict(tmp_path: Path) -> None:
 
 
 def test_a_run_that_has_learnt_prints_verdicts_without_the_banner() -> None:
-    quantities = {"removed": Estimate(0.97, 0.01, 5), "removed_equal": Estimate(0.1, 0.05, 5)}
+    quantities = {"removed": Estimate(0.97, 0.01, 5), "beyond_other_layer": Estimate(-0.2, 0.02, 5)}
+    quantities |= {"learnt": Estimate.exact(1.0), "settled": Estimate.exact(0.5)}
     for width in (80, 120):
         text = text_of(Evidence("the lab", LAB, quantities), width)
         assert "smoke test" not in text
@@ -48,4 +50,4 @@ def test_a_run_that_has_learnt_prints_verdicts_without_the_banner() -> None:
         assert "○ strongest control: not reproduced" in text
         assert text.count("Run: the lab") == 1
         assert all(len(line) <= width for line in text.splitlines())
-        assert "[0, 0.239]" in " ".join(text.split())  # a share is never negative
+        assert "[0.942, 0.998]" in " ".join(text.split())

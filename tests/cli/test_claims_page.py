@@ -17,7 +17,8 @@ def page_of(folder: Path, *, smoke_test: bool, ran: str = "the lab", **settings:
     """The page of a run with made-up evidence for T2."""
     info = {"kind": "claims", "settings": {"size": "small", **settings}, "versions": {"anisoscope": "0"}}
     Run.create(folder, info).close()
-    quantities = {"removed": Estimate(0.97, 0.01, 5), "removed_equal": Estimate(0.1, 0.05, 5)}
+    quantities = {"removed": Estimate(0.97, 0.01, 5), "beyond_other_layer": Estimate(-0.1, 0.01, 5)}
+    quantities |= {"learnt": Estimate.exact(1.0), "settled": Estimate.exact(1.0)}  # the gates are open
     evidence = Evidence(ran, LAB, quantities, smoke_test=smoke_test).to_json()
     Run.create(folder / "evidence" / "T2", {"kind": "evidence", "evidence": evidence}).close()
     return write_claims_page(folder, folder / "page.html").read_text()
@@ -48,4 +49,4 @@ def test_texts_are_escaped_and_the_style_is_not(tmp_path: Path) -> None:
 def test_what_was_run_is_stated_once_per_claim(tmp_path: Path) -> None:
     page = page_of(tmp_path / "run", smoke_test=False)
     assert page.count("Run: the lab") == 1
-    assert "0.1 [0, 0.239] over 5 seeds" in page
+    assert "−0.1 [−0.128, −0.0722] over 5 seeds" in page.replace("-", "−")

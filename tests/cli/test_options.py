@@ -47,7 +47,7 @@ def test_a_command_may_have_its_own_default() -> None:
     def show(request: Request) -> None:
         typer.echo(f"{request.sites.sites} {request.data.batch} {request.statistics.seed}")
 
-    assert CliRunner().invoke(app, []).output == "['resid'] 4 0\n"
+    assert CliRunner().invoke(app, []).output == "('resid',) 4 0\n"
 
 
 def test_limits_and_help_come_from_the_field() -> None:

@@ -29,7 +29,7 @@ def test_show_prints_curves_sentences_and_caveats(tmp_path: Path) -> None:
     run = runs.make_run(tmp_path / "exp", runs.profiles((0, 1000)))
     printed = " ".join(call("show", str(run.path)).stdout.split())
     assert "▁" in printed
-    assert "the top direction has 84 % of the variance" in printed
+    assert "84 % to 10 % at resid.2" in printed
     assert "Caveats" in printed
 
 
@@ -55,7 +55,7 @@ def test_a_folder_with_runs_in_it_stands_for_all_of_them(tmp_path: Path) -> None
         runs.make_run(tmp_path / "runs" / name, runs.profiles())
     folder = str(tmp_path / "runs")
     assert call("report", folder).exit_code == 0
-    assert "<h1>a, b</h1>" in (tmp_path / "runs" / "report.html").read_text()
+    assert "<title>a, b" in (tmp_path / "runs" / "report.html").read_text()
     drawn = tmp_path / "fig.json"
     assert call("figure", folder, "--metric", "two_nn", "--save", str(drawn)).exit_code == 0
     assert {row["run"] for row in json.loads(drawn.read_text())["datasets"]["rows"]} == {"a", "b"}

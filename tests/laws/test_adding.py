@@ -19,6 +19,7 @@ from anisoscope.stats.cloud import Cloud, from_arrays, to_arrays
 from anisoscope.stats.collector import Collector
 from anisoscope.stats.directions import CentredDirections, Directions, UnitSquares
 from anisoscope.stats.documents import Documents
+from anisoscope.stats.entries import Entries
 from anisoscope.stats.moments import Moments
 from anisoscope.stats.packing import pack, unpack
 from anisoscope.stats.partition import Partition
@@ -26,6 +27,9 @@ from anisoscope.stats.row_norms import Norms
 from anisoscope.stats.rows import Rows, token_table
 from anisoscope.stats.sample import Extremes, Sample
 from anisoscope.stats.scratch import Room
+from anisoscope.stats.sequence_spectra import SequenceSpectra
+from anisoscope.stats.token_steps import TokenSteps
+from anisoscope.stats.writes import Writes
 
 CENTRE = Moments.of(
     Rows(torch.randn(50, 5, generator=torch.Generator().manual_seed(1)), token_table(torch.arange(50), torch.zeros(50)))
@@ -36,6 +40,10 @@ MAKE: dict[str, Callable[[Rows], Any]] = {
     "Directions": Directions.of,
     "UnitSquares": UnitSquares.of,
     "Norms": Norms.of,
+    "Entries": Entries.of,
+    "Writes": lambda rows: Writes.of(Rows(rows.x, rows.tokens, (rows.x, 2 * rows.x.flip(1) + 1))),
+    "TokenSteps": TokenSteps.of,
+    "SequenceSpectra": SequenceSpectra.of,
     "Documents": Documents.of,
     "Sample": partial(Sample.of, size=20),
     "Extremes": partial(Extremes.of, size=20),
@@ -105,7 +113,7 @@ def test_unpacking_names_missing_arrays() -> None:
         unpack(Moments, arrays)
 
 
-@pytest.mark.parametrize("kind", [Moments, Directions, UnitSquares, Norms, CentredDirections, Partition])
+@pytest.mark.parametrize("kind", [Moments, Directions, UnitSquares, Norms, CentredDirections, Partition, Writes])
 def test_subtracting_a_part_leaves_the_rest(kind: type) -> None:
     rows = make_rows(100, mean=3.0)
     make = MAKE[kind.__name__]

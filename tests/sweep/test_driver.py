@@ -55,6 +55,19 @@ def test_every_step_has_the_numbers_of_measure_and_its_drift(
     assert {file.name for file in (run.path / "paired").iterdir()} == {"0.safetensors", "300.safetensors"}
 
 
+def test_a_sweep_measures_one_row_per_sequence_like_measure(
+    made: tuple[Path, Path], text: Path, tmp_path: Path
+) -> None:
+    request = SMALL | {"metrics": ["isoscore"], "sites": ["resid"], "rows": "mean"}
+    assert not sweep(made[0], out=tmp_path / "run", text=text, **request).failed
+    run = anisoscope.Run.open(tmp_path / "run")
+    alone = anisoscope.measure(made[0] / "checkpoint-200", text=text, **request)
+    mine = {(r.site, r.metric, r.tokens): r.value for r in run if r.step == 200}
+    assert {(r.site, r.metric, r.tokens): r.value for r in alone}.items() <= mine.items()
+    assert run.info["rows"] == "mean"
+    assert any(r.metric == "cka" and r.step == 300 and r.tokens == "no-sink" for r in run)  # drift of the means
+
+
 def test_similarity_between_steps_is_that_of_the_same_tokens(
     made: tuple[Path, Path], text: Path, tmp_path: Path
 ) -> None:

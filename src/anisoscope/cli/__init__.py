@@ -1,15 +1,18 @@
 """The command line: one thin function per command."""
 
 from anisoscope.cli import (  # noqa: F401
+    atlas,
     claims,
     demo,
     doctor,
+    embeddings,
     lab,
     look,
     measure,
     report,
     runs,
     similarity,
+    sinks,
     sweep,
     tangent,
     transform,

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shlex
 import sys
+import tempfile
 import time
+import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Annotated, Any, NoReturn
 
 import typer
-from rich.console import Console, ConsoleOptions, ConsoleRenderable, RenderHook, RenderResult
+from rich.console import Console, ConsoleOptions, ConsoleRenderable, RenderableType, RenderHook, RenderResult
 from rich.markup import escape
 from rich.progress import (
     BarColumn,
@@ -29,9 +33,10 @@ from rich.text import Text
 from typer.core import TyperGroup
 
 from anisoscope import __version__
-from anisoscope.errors import AnisoscopeError, visible
+from anisoscope.errors import AnisoscopeError, first_line, visible
 from anisoscope.store.files import refusal
 
+_BUG = 70  # exit code of an internal error, EX_SOFTWARE of sysexits.h
 _LINE_EVERY = 60.0  # seconds between two lines of progress if stderr is not a terminal
 
 
@@ -61,11 +66,14 @@ Metrics = Annotated[
     list[str] | None,
     typer.Option("--metrics", "-m", help="Metrics by name, separated by commas; may be repeated. Default: all."),
 ]
+WrittenAsJson = Annotated[
+    bool, typer.Option("--json", help="Print the file's path and size as one JSON object and nothing else.")
+]
 AsJson = Annotated[bool, typer.Option("--json", help="Print the records as one JSON list and nothing else.")]
 
 
 def main() -> None:
-    """Run a command; an expected error ends with one line on stderr and exit code 1."""
+    """Run a command; an expected error ends with one line on stderr and exit code 1, an unexpected one with 70."""
     try:
         app()
     except AnisoscopeError as error:
@@ -78,15 +86,29 @@ def main() -> None:
     except Exception as error:
         message = refusal(error)
         if message is None:
-            raise  # a bug: the traceback is needed
+            _end_with_bug(error)
         where = getattr(error, "filename", None)
         _end(f"{where}: {message}" if where else message)
 
 
-def _end(message: str) -> NoReturn:
+def _end(message: str, code: int = 1) -> NoReturn:
     """End the program with one line."""
     stderr().print(f"[bold red]anisoscope:[/] {escape(' '.join(message.splitlines()))}", soft_wrap=True)
-    sys.exit(1)
+    sys.exit(code)
+
+
+def _end_with_bug(error: Exception) -> NoReturn:
+    """End the program after an error that nobody foresaw: one line, and the traceback in a file."""
+    text = f"{command_line()}\n\n{''.join(traceback.format_exception(error))}"
+    try:
+        descriptor, name = tempfile.mkstemp(prefix="anisoscope-error-", suffix=".txt")
+        with os.fdopen(descriptor, "w", encoding="utf-8", errors="backslashreplace") as file:
+            file.write(text)
+        details = f"The details are in {name}; please send that file to the maintainers of anisoscope."
+    except OSError:
+        stderr().print(text, markup=False, highlight=False, soft_wrap=True)
+        details = "Please send the text above to the maintainers of anisoscope."
+    _end(f"unexpected {type(error).__name__}: {first_line(error)}. This is a bug. {details}", _BUG)
 
 
 @app.callback(invoke_without_command=True)
@@ -97,6 +119,19 @@ def version(
     if show:
         typer.echo(f"anisoscope {__version__}")
         context.exit()
+
+
+def print_json(value: Any) -> None:
+    """Print what `--json` promises: one line of JSON on stdout. Numbers that are not finite are an error, not NaN."""
+    typer.echo(json.dumps(value, allow_nan=False))
+
+
+def print_written(what: str, path: Path, *, as_json: bool) -> None:
+    """Report a file that a command wrote: a line on stderr, or with `--json` its path and size on stdout."""
+    if as_json:
+        print_json({"what": what, "file": str(path), "bytes": path.stat().st_size})
+    else:
+        stderr().print(escape(f"{what}: {path} ({path.stat().st_size / 1e6:.1f} MB)"), soft_wrap=True)
 
 
 def command_line() -> str:
@@ -168,6 +203,15 @@ class Bar:
     def note(self, text: str) -> None:
         """Print a sentence above the bar."""
         self._progress.console.print(text, markup=False, highlight=False, soft_wrap=True)
+
+    @property
+    def is_live(self) -> bool:
+        """Whether a person sees the bar: stderr is a terminal."""
+        return self._progress.console.is_terminal and not self._progress.disable
+
+    def show(self, what: RenderableType) -> None:
+        """Print a table above the bar."""
+        self._progress.console.print(what)
 
     def _print_line(self) -> None:
         console, now = self._progress.console, time.monotonic()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import json
+import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -15,7 +15,17 @@ from rich.padding import Padding
 from rich.panel import Panel
 from rich.table import Table
 
-from anisoscope.cli.app import AsJson, app, command_line, progress_bar, stderr, stdout
+from anisoscope.cli.app import (
+    AsJson,
+    WrittenAsJson,
+    app,
+    command_line,
+    print_json,
+    print_written,
+    progress_bar,
+    stderr,
+    stdout,
+)
 from anisoscope.cli.lab import Overwrite
 from anisoscope.errors import InputError
 
@@ -36,10 +46,11 @@ _MARKS = {
     "reproduced": "[green]●[/]",
     "not reproduced": "[red]○[/]",
     "inconclusive": "[dim]·[/]",
+    "untestable here": "[dim]–[/]",
     "smoke test": "[dim]▨[/]",
 }
 _LEGEND = (
-    "● reproduced   ○ not reproduced   · inconclusive   ▨ smoke test, not judged\n"
+    "● reproduced   ○ not reproduced   · inconclusive   – untestable here   ▨ smoke test, not judged\n"
     "First mark: as published; second mark: strongest control. Minutes: one core, size small."
 )
 
@@ -57,7 +68,7 @@ def listed(
 
     verdicts = last_verdicts(out)
     if as_json:
-        typer.echo(json.dumps([_row(claim, verdicts.get(claim.id, {})) for claim in CLAIMS]))
+        print_json([_row(claim, verdicts.get(claim.id, {})) for claim in CLAIMS])
         return
     stdout().print(_list_table(CLAIMS, verdicts, find_size("small")))
 
@@ -90,7 +101,7 @@ def run(
     images: Annotated[Path | None, typer.Option(help="A folder of images, for image models.")] = None,
     audio: Annotated[Path | None, typer.Option(help="A folder of recordings, for audio models.")] = None,
     size: Annotated[
-        str, typer.Option(help="tiny (a smoke test without verdicts), small, or paper (published models).")
+        str, typer.Option(help="tiny (a smoke test without verdicts), small, medium or paper (published models).")
     ] = "small",
     seeds: Annotated[int | None, typer.Option(min=3, help="Lab trainings of each kind.")] = None,
     out: Out = _OUT,
@@ -132,7 +143,7 @@ def run(
     if not any(kept_evidence(out, claim.id) for claim, _ in judged):
         raise InputError(f"No evidence for any claim. {judged[0][0].id}: {judged[0][1][0].reason}")
     if as_json:
-        typer.echo(json.dumps([verdict.to_record().to_json() for _, pair in judged for verdict in pair]))
+        print_json([verdict.to_record().to_json() for _, pair in judged for verdict in pair])
         return
     stdout().print(verdicts_view(judged))
     if any(verdict.outcome == SMOKE_TEST for _, pair in judged for verdict in pair):
@@ -140,19 +151,70 @@ def run(
     stderr().print(f"[dim]report[/]  anisoscope claims report --out {escape(str(out))}", soft_wrap=True)
 
 
-@claims.command(epilog="Example:\n\n    anisoscope claims report --out runs/claims --page claims.html")
+@claims.command(
+    epilog="Examples:\n\n    anisoscope claims report\n\n    anisoscope claims report --out runs/pythia --page p.html"
+)
 def report(
     out: Out = _OUT,
     page: Annotated[Path | None, typer.Option(help="The .html file; claims.html in the run by default.")] = None,
+    as_json: WrittenAsJson = False,
 ) -> None:
-    """Write one HTML page with every claim that was run: figures, verdicts and reasons."""
-    from anisoscope.cli.claims_page import write_claims_page
+    """Write one HTML page with every claim that was run: figures, verdicts and reasons.
 
-    written = write_claims_page(out, page or out / "claims.html")
-    stderr().print(f"report: {escape(str(written))} ({written.stat().st_size / 1e6:.1f} MB)")
+    Without a run in --out, the page shows the evidence that comes with the package.
+    """
+    from anisoscope.cli.claims_page import write_claims_page
+    from anisoscope.studies.claims.committed_evidence import committed, unpack_evidence
+
+    if not out.exists():
+        with tempfile.TemporaryDirectory() as temporary:
+            folder = unpack_evidence(committed(), Path(temporary) / "claims")
+            written = write_claims_page(folder, page or Path("claims.html"))
+        stderr().print(f"[dim]{escape(str(out))} does not exist: this is the evidence that comes with the package[/]")
+    else:
+        written = write_claims_page(out, page or out / "claims.html")
+    print_written("report", written, as_json=as_json)
+
+
+@claims.command(epilog="Examples:\n\n    anisoscope claims power\n\n    anisoscope claims power --out runs/pythia")
+def power(out: Out = _OUT, as_json: AsJson = False) -> None:
+    """Show how reliable each rule is at the noise of the evidence.
+
+    Each rule judges 200 simulated worlds in which its claim holds and 200 in which it does not. Power is the share of
+    the first that it calls reproduced, false alarms the share of the second. Below 80 % power a claim is never called
+    "not reproduced". Without a run in --out, the evidence that comes with the package is used.
+    """
+    from anisoscope.studies.claims.committed_evidence import committed, judged
+    from anisoscope.studies.claims.judging import judge
+    from anisoscope.studies.claims.runner import CLAIMS, kept_evidence
+
+    if out.exists():
+        evidence = [(claim, kept_evidence(out, claim.id)) for claim in CLAIMS]
+        pairs = [(claim, judge(claim, each)) for claim, each in evidence if each is not None]
+    else:
+        pairs = [(claim, (a, b)) for claim, (a, b) in judged(committed())]
+    verdicts = [verdict for _, pair in pairs for verdict in pair if verdict.power is not None]
+    if not verdicts:
+        raise InputError(f"{out} has no evidence with an interval. Gather some with: anisoscope claims run --out {out}")
+    if as_json:
+        print_json([verdict.to_record().variant for verdict in verdicts])
+        return
+    stdout().print(_power_view(verdicts))
 
 
 # --- tables -------------------------------------------------------------------------------------------------------
+
+
+def _power_view(verdicts: Sequence[Verdict]) -> Table:
+    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
+    for name in ("id", "line", "verdict", "power", "false alarms", "refuted if it does not hold"):
+        table.add_column(name, justify="left" if name in ("id", "line", "verdict") else "right")
+    for verdict in verdicts:
+        shares = verdict.power
+        assert shares is not None
+        values = (shares.power, shares.false_alarms, shares.refuted)
+        table.add_row(verdict.claim, verdict.line, verdict.outcome, *(f"{value:.0%}" for value in values))
+    return table
 
 
 def _row(claim: Claim, verdicts: dict[str, str]) -> dict[str, object]:

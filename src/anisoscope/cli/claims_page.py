@@ -17,7 +17,8 @@ from anisoscope.report.tables import of_metric, table_of
 from anisoscope.report.templates import asset, render
 from anisoscope.store.files import parse_errors, write_text
 from anisoscope.store.run import Run
-from anisoscope.studies.claims.claim import SMOKE_TEST_NOTE, Claim, Evidence, Verdict, judge, shared_context
+from anisoscope.studies.claims.claim import SMOKE_TEST_NOTE, Claim, Evidence, Verdict, shared_context
+from anisoscope.studies.claims.judging import judge
 from anisoscope.studies.claims.runner import CLAIMS, evidence_run, kept_evidence
 
 _WIDTH, _HEIGHT = 420, 240

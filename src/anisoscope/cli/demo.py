@@ -1,18 +1,17 @@
-"""`demo`: three small models trained and measured in a few minutes."""
+"""`demo`: two small models trained side by side, with three published curves as they grow."""
 
 from __future__ import annotations
 
-from functools import partial
 from pathlib import Path
 from typing import Annotated
 
 import typer
 from rich.markup import escape
 
-from anisoscope.cli.app import app, progress_bar, stderr, stdout
+from anisoscope.cli.app import AsJson, app, command_line, print_json, progress_bar, stderr, stdout
 from anisoscope.cli.claims import verdicts_view
-from anisoscope.cli.lab import Overwrite, report_stopped, training_bar
-from anisoscope.cli.lab_tables import demo_table, introduction
+from anisoscope.cli.demo_view import CurvesDisplay, curves_view, introduction
+from anisoscope.cli.lab import Overwrite
 from anisoscope.store.files import file_errors
 
 
@@ -26,41 +25,52 @@ from anisoscope.store.files import file_errors
 )
 def demo(
     out: Annotated[Path, typer.Option(help="Folder for runs, report and pictures.")] = Path("runs/demo"),
+    steps: Annotated[int, typer.Option(min=1, help="Steps of each training.")] = 2000,
     clouds: Annotated[bool, typer.Option("--clouds", help="Only measure synthetic clouds with known values.")] = False,
     overwrite: Overwrite = False,
+    as_json: AsJson = False,
 ) -> None:
-    """Train three small transformers while measuring them: a table, verdicts on claims, and a report.
+    """Train a decoder and an encoder side by side and watch three published curves appear.
 
-    Interrupt it at any time: the same command resumes.
+    Ends with the curves next to what the papers report, verdicts by the rules of `claims`, and a report. You can
+    interrupt it at any time: the same command resumes.
     """
     if clouds:
-        _clouds(out)
+        _clouds(out, as_json)
         return
-    import torch
-
     from anisoscope.report.page import write_report
     from anisoscope.store.run import Run
-    from anisoscope.studies.demo_training import SWITCHES, demo_verdicts, table_rows, train_models
+    from anisoscope.studies.demo_training import SWITCHES, demo_verdicts, train_side_by_side, verdicts_run
 
-    torch.set_num_threads(1)  # models this small gain little from a second thread, and lose much on a busy machine
-    console = stdout()
-    console.print(introduction(int(SWITCHES["steps"])))
-    trainings = train_models(out, partial(training_bar, keep=True), overwrite=overwrite)
-    report_stopped([each.trained for each in trainings.values()])
-    console.print(demo_table(table_rows(trainings), trainings))
+    console = stderr() if as_json else stdout()
+    console.print(introduction(steps))
+    switches = {**SWITCHES, "steps": steps}
+    try:
+        with CurvesDisplay(console, steps) as display:
+            trainings = train_side_by_side(out, switches, on_change=display, overwrite=overwrite)
+    except KeyboardInterrupt:
+        again = escape(command_line().replace(" --overwrite", ""))
+        stderr().print(f"Stopped, and saved in {escape(str(out))}. Resume with: {again}", soft_wrap=True)
+        raise typer.Exit(130) from None
+    console.print(curves_view(trainings, steps))
     with stderr().status("judging claims"):
         judged = demo_verdicts(trainings)
-    console.print("[bold]Claims, judged by the rules of `anisoscope claims run`[/]")
-    console.print("[dim]One training per model gives no interval, so every claim stays open.[/]")
+    console.print("[bold]Judged by the rules of `anisoscope claims run`[/]")
+    console.print("[dim]The units are groups of held-out windows of these two trainings; other seeds may differ.[/]")
     console.print(verdicts_view(judged, settle=False))
     console.print()
     with stderr().status("writing the report"):
-        report = write_report([Run.open(each.trained.folder) for each in trainings.values()], out / "report.html")
+        runs = [Run.open(each.folder) for each in trainings.values()]
+        records = [verdict.to_record() for _, pair in judged for verdict in pair]
+        report = write_report([*runs, verdicts_run(out / "verdicts", records)], out / "report.html")
+    if as_json:
+        print_json([verdict.to_record().to_json() for _, pair in judged for verdict in pair])
+        return
     console.print(f"[bold]report[/]  {escape(str(report))}", soft_wrap=True)
     console.print("[dim]next    anisoscope measure MODEL --text FILE · anisoscope claims run --help[/]", soft_wrap=True)
 
 
-def _clouds(out: Path) -> None:
+def _clouds(out: Path, as_json: bool) -> None:
     """Measure synthetic clouds with known values; print a table and save a picture."""
     from anisoscope.report.charts import clouds_chart, save_chart
     from anisoscope.report.terminal import clouds_table
@@ -70,6 +80,9 @@ def _clouds(out: Path) -> None:
         out.mkdir(parents=True, exist_ok=True)
     with progress_bar("clouds", None) as bar:
         measured = measure_clouds(bar)
-    stdout().print(clouds_table(measured.records, measured.metrics))
+    if as_json:
+        print_json({name: [record.to_json() for record in records] for name, records in measured.records.items()})
+    else:
+        stdout().print(clouds_table(measured.records, measured.metrics))
     picture = save_chart(clouds_chart(measured.points, measured.records), out / "clouds.png")
     stderr().print(f"picture: {escape(str(picture))}")

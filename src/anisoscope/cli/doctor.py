@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated
@@ -12,7 +11,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from anisoscope.cli.app import app, stderr, stdout
+from anisoscope.cli.app import app, print_json, stderr, stdout
 
 if TYPE_CHECKING:
     from anisoscope.environment import Check
@@ -41,7 +40,7 @@ def doctor(
     with stderr().status("checking"):
         results = list(checks(thorough))
     if as_json:
-        typer.echo(json.dumps([asdict(check) for check in results]))
+        print_json([asdict(check) for check in results])
     else:
         stdout().print(_view(results, full))
     if any(check.state == "broken" for check in results):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import json
 import os
 import shlex
 from collections.abc import Callable, Iterator, Sequence
@@ -16,7 +15,7 @@ import typer
 from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from anisoscope.cli.app import app, command_line, stderr, stdout
+from anisoscope.cli.app import app, command_line, print_json, stderr, stdout
 from anisoscope.cli.lab_tables import losses_table
 from anisoscope.errors import InputError
 
@@ -42,7 +41,7 @@ def _training_options(
     steps: Annotated[int | None, typer.Option(min=1, help="Updates of the weights [2000].")] = None,
     batch: Annotated[int | None, typer.Option(min=1, help="Windows per step [16].")] = None,
     text: Annotated[
-        str | None, typer.Option(help="A text file, topics (embedded), zipf:exponent=1.2 or enwik8:PATH.")
+        str | None, typer.Option(help="A text file, topics (embedded), docstrings, zipf:exponent=1.2 or enwik8:PATH.")
     ] = None,
     tokens: Annotated[str | None, typer.Option(help="Tokenizer: char, byte or bpe [char].")] = None,
     symbols: Annotated[int | None, typer.Option(min=2, help="Largest vocabulary of the tokenizer.")] = None,
@@ -206,7 +205,7 @@ def training_bar(description: str, total: int, keep: bool = False) -> Iterator[O
 def _show(runs: list[tuple[str, Trained]], as_json: bool) -> None:
     rows = [_summary(name, done) for name, done in runs]
     if as_json:
-        typer.echo(json.dumps(rows))
+        print_json(rows)
         return
     stdout().print(losses_table(rows))
     if all(_was_complete(done) for _, done in runs):

@@ -13,7 +13,7 @@ from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
-from anisoscope.cli.app import app, command_line, progress_bar, stdout
+from anisoscope.cli.app import AsJson, app, command_line, print_json, progress_bar, stdout
 from anisoscope.cli.measure import is_vectors, require_sound, require_value
 from anisoscope.cli.options import with_request
 from anisoscope.measurement.request import ModelOptions, Request, VectorOptions, names_of
@@ -53,22 +53,29 @@ def look(
         str, typer.Argument(help="A model: folder, hub id, .gguf; or vectors (.npy .npz .safetensors .parquet .pt).")
     ],
     request: Request,
+    as_json: AsJson = False,
 ) -> None:
     """Take a first look: eight headline metrics of a model or of vectors, in sentences, a short table and a page.
 
     A model reads 4,096 tokens. There are no error bars: the last line is the command that computes them. Readings are
     rules of thumb for the layer with the strongest finding: a share under 20 % is "no", from 50 % on "yes".
     """
-    from anisoscope.report.overview import in_rows, rows_by_metric
+    from anisoscope.report.overview import rows_by_metric
     from anisoscope.report.page import write_report
     from anisoscope.report.questions import answers, questions_table, streams_of
     from anisoscope.report.run_tables import GLOSSARY, stream_title
+    from anisoscope.report.sentences import in_rows
     from anisoscope.report.tables import table_of
 
     vectors = is_vectors(source, request)
     if request.source() is None and not vectors:
         request = request.having(text="sample:topics")
     run = _run_of(source, request, vectors)
+    page = write_report([run], _folder(source, request) / "report.html")
+    if as_json:
+        print_json([record.to_json() for record in run.records()])
+        require_sound(run, run.path)
+        return
     rows = rows_by_metric(table_of([run]))
     results = {stream: answers(rows, stream) for stream in streams_of(rows)}
     parts: list[Any] = [Text(_title(source, run), style="bold"), Text("")]
@@ -80,7 +87,6 @@ def look(
             sentences.add_row(Text(answer.question, style="bold"), Text(f"{sentence[:1].upper()}{sentence[1:]}."))
         parts += [sentences, Text(""), questions_table(found, title), Text("")]
     policy = "" if vectors else "Values are without first and massive tokens unless stated. "
-    page = write_report([run], _folder(source, request) / "report.html")
     console = stdout()
     console.print(Group(*parts, Text(f"{policy}No error bars. {GLOSSARY}", style="dim")))
     console.print(f"[bold]page[/]        {escape(str(page))}", soft_wrap=True)
@@ -92,7 +98,6 @@ def _run_of(source: str, request: Request, vectors: bool) -> Run:
     """Measure the headline metrics into a run, with the same engine as `measure`."""
     from anisoscope.measurement.measure_model import MEASURE_OPTIONS, measure
     from anisoscope.measurement.measure_rows import ROW_OPTIONS, measure_rows
-    from anisoscope.store.run import Run
 
     out = _folder(source, request)
     request = request.having(metrics=list(METRICS), errors=False, out=out, overwrite=request.output.out is None)
@@ -100,12 +105,13 @@ def _run_of(source: str, request: Request, vectors: bool) -> Run:
     options = {name: value for name, value in request.flat().items() if name in names}
     if vectors:
         with progress_bar("rows", None) as bar:
-            require_value(measure_rows(source, list(METRICS), command=command_line(), progress=bar, **options))
-        return Run.open(out)
+            run = measure_rows(source, list(METRICS), command=command_line(), progress=bar, **options)
+        require_value(run.records())
+        return run
     total = request.statistics.tokens if request.data.text is not None else None
     with progress_bar("tokens", total) as bar:
         run = measure(source, command=command_line(), progress=bar, on_status=bar.say, **options)
-    require_value(list(run.records()))
+    require_value(run.records())
     return run
 
 

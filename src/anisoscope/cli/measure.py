@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shlex
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.markup import escape
 
-from anisoscope.cli.app import AsJson, app, command_line, progress_bar, stderr, stdout
+from anisoscope.cli.app import AsJson, Bar, app, command_line, print_json, progress_bar, stderr, stdout
 from anisoscope.cli.options import with_request
 from anisoscope.errors import InputError
 from anisoscope.measurement.request import (
@@ -69,8 +69,9 @@ def measure(
     Prints sentences, a short table and caveats. The run in --out holds every number.
     """
     if is_vectors(source, request):
-        records, info, title = _measure_vectors(source, request)
-        _show(records, info, title, as_json=as_json, full=full)
+        vectors, title = _measure_vectors(source, request)
+        records = vectors.records()
+        _show(records, vectors.info, title, as_json=as_json, full=full)
         _next(request.output.out, as_json)
         require_value(records)
         return
@@ -82,7 +83,7 @@ def measure(
     run = _measure_model(source, request)
     if run is None:  # another process prints
         return
-    records = list(run.records())
+    records = run.records()
     _show(records, run.info, source, as_json=as_json, full=full)
     _next(request.output.out, as_json)
     require_sound(run, request.output.out)
@@ -105,8 +106,8 @@ def _nothing_to_measure(source: str) -> str:
     return f"no file {source}{similar_paths(Path(source))}; {what}"
 
 
-def _measure_vectors(source: str, request: Request) -> tuple[list[Record], dict[str, Any], str]:
-    """The records of a file of vectors, the info of its run, and a title."""
+def _measure_vectors(source: str, request: Request) -> tuple[Run, str]:
+    """The run of a file of vectors, and a title."""
     from anisoscope.data.vectors import open_vectors
     from anisoscope.measurement.measure_rows import ROW_OPTIONS, measure_rows
 
@@ -115,8 +116,8 @@ def _measure_vectors(source: str, request: Request) -> tuple[list[Record], dict[
     vectors = open_vectors(source, **named)
     metrics = request.statistics.metrics
     with progress_bar("rows", None) as bar:
-        records = measure_rows(vectors, metrics, command=command_line(), progress=bar, **options)
-    return records, {"data": {"d": vectors.d}}, f"{vectors.name}: {vectors.n:,} rows × {vectors.d} ({vectors.dtype})"
+        run = measure_rows(vectors, metrics, command=command_line(), progress=bar, **options)
+    return run, f"{vectors.name}: {vectors.n:,} rows × {vectors.d} ({vectors.dtype})"
 
 
 def _measure_model(source: str, request: Request) -> Run | None:
@@ -147,16 +148,28 @@ def _measure_on_ranks(source: str, request: Request) -> Run | None:
                 on_status=bar.say,
                 on_evaluated=bar.at,
                 on_note=bar.note,
+                on_provisional=partial(_show_provisional, bar) if bar.is_live else None,
                 distributed=job.world > 1,
             )
         return run if job.is_first else None
+
+
+def _show_provisional(bar: Bar, tokens: int, records: list[Record]) -> None:
+    """A first table above the progress bar; the final one has error bars and replaces its numbers."""
+    from anisoscope.report.overview import frame_of, rows_by_metric
+    from anisoscope.report.questions import answers, questions_table, streams_of
+
+    rows = rows_by_metric(frame_of(records)) if records else {}
+    for stream in streams_of(rows):
+        title = f"Provisional: {stream} after {tokens:,} tokens, without error bars"
+        bar.show(questions_table(answers(rows, stream), title))
 
 
 def _show(records: list[Record], info: Mapping[str, Any], title: str, *, as_json: bool, full: bool) -> None:
     from anisoscope.report.overview import frame_of, overview
 
     if as_json:
-        typer.echo(json.dumps([record.to_json() for record in records]))
+        print_json([record.to_json() for record in records])
     elif records:
         stdout().print(overview(frame_of(records), info, title, full=full))
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -11,7 +10,7 @@ import typer
 from rich.markup import escape
 from rich.text import Text
 
-from anisoscope.cli.app import AsJson, Metrics, app, stderr, stdout
+from anisoscope.cli.app import AsJson, Metrics, WrittenAsJson, app, print_json, print_written, stderr, stdout
 from anisoscope.cli.options import split_names
 from anisoscope.errors import InputError
 from anisoscope.store.files import parse_json
@@ -33,22 +32,28 @@ Runs = Annotated[list[Path], typer.Argument(help="Run folders, or folders with r
 def report(
     runs: Runs,
     out: Annotated[Path | None, typer.Option(help="The .html file; default: report.html in the first folder.")] = None,
+    as_json: WrittenAsJson = False,
 ) -> None:
-    """Write one self-contained HTML page: sentences, charts, metric cards and all records."""
+    """Write one self-contained HTML page: the main result, a chart, question by question, and all records."""
     from anisoscope.report.page import write_report
 
     written = write_report(_open_runs(runs), out or runs[0] / "report.html")
-    stderr().print(f"report: {escape(str(written))} ({written.stat().st_size / 1e6:.1f} MB)")
+    print_written("report", written, as_json=as_json)
 
 
 @app.command(epilog="Examples:\n\n    anisoscope show runs/exp1\n\n    anisoscope show runs/exp1 --all")
 def show(
     run: Annotated[Path, typer.Argument(help="A run folder, or a folder with runs in it.")],
     full: Annotated[bool, typer.Option("--all", help="Print every metric, not only the headline ones.")] = False,
+    as_json: AsJson = False,
 ) -> None:
-    """Show a run in the terminal at its last step: sentences, a short table, caveats."""
-    for opened in _open_runs([run]):
-        _show(opened, full)
+    """Show a run in the terminal at its last step: the main result, the headline numbers, a short table, caveats."""
+    opened = _open_runs([run])
+    if as_json:
+        print_json([record.to_json() for each in opened for record in each.records()])
+        return
+    for each in opened:
+        _show(each, full)
 
 
 def _show(opened: Run, full: bool) -> None:
@@ -61,6 +66,11 @@ def _show(opened: Run, full: bool) -> None:
         raise InputError(f"{opened.name} has no records yet; measure something first")
     if opened.info.get("kind") == "similarity" and not full:
         stdout().print(similarity_table(list(opened.records()), opened.info))
+        return
+    if opened.info.get("kind") == "embeddings" and opened.info.get("complete") and not full:
+        from anisoscope.report.embedding_summary import embedding_summary
+
+        stdout().print(embedding_summary(list(opened.records()), opened.info["embeddings"], opened.name))
         return
     stdout().print(overview(table, opened.info, opened.name, full=full))
 
@@ -89,6 +99,7 @@ def figure(
     dark: Annotated[bool, typer.Option("--dark", help="Use a dark background.")] = False,
     width: Annotated[int, typer.Option(min=50, help="Of the plot, in pixels.")] = 520,
     height: Annotated[int, typer.Option(min=50, help="Of the plot, in pixels.")] = 300,
+    as_json: WrittenAsJson = False,
 ) -> None:
     """Draw a figure for a paper: one metric of one or more runs, the chart chosen by the shape of its records."""
     from anisoscope.report.charts import plot, save_chart
@@ -96,7 +107,7 @@ def figure(
     opened = _open_runs(runs)
     picked = dict(_pick(text) for text in pick or ())
     chart = plot(opened, metric, kind=kind, colour=colour, pick=picked, dark=dark, width=width, height=height)
-    stderr().print(f"figure: {escape(str(save_chart(chart, save)))}")
+    print_written("figure", save_chart(chart, save), as_json=as_json)
 
 
 def _open_runs(paths: Sequence[Path]) -> list[Run]:
@@ -154,7 +165,7 @@ def compare(
     title = f"{one.name} and {other.name}" + (", layers matched by relative depth" if found.pairs.by_depth else "")
     notes = [Text(note, style="dim") for note in found.notes]
     if as_json:
-        typer.echo(json.dumps([each.to_json() for each in results]))
+        print_json([each.to_json() for each in results])
         stderr().print(*notes, sep="\n")
     else:
         table = sites_table(results, title) if sites else differences_table(results, title, both["step"].nunique())

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.markup import escape
 
-from anisoscope.cli.app import AsJson, app, stderr, stdout
+from anisoscope.cli.app import AsJson, WrittenAsJson, app, print_json, print_written, stdout
 from anisoscope.cli.options import split_names
 
 
@@ -24,24 +22,25 @@ def recompute(
     """Compute metrics for a stored run, from its statistics."""
     from anisoscope.measurement.recompute import recompute as recompute_run
     from anisoscope.report.run_tables import layers_table
-    from anisoscope.store.run import Run
 
-    records = recompute_run(run, split_names(metrics) or [])
+    names = split_names(metrics) or []
+    result = recompute_run(run, names)
+    records = [record for record in result if record.metric in names]
     if as_json:
-        typer.echo(json.dumps([record.to_json() for record in records]))
+        print_json([record.to_json() for record in records])
     else:
         last = max((record.step for record in records), default=0)
         shown = [record for record in records if record.step == last]
-        stdout().print(layers_table(shown, Run.open(run).info, title=str(run)))
+        stdout().print(layers_table(shown, result.info, title=str(run)))
 
 
 @app.command(epilog="Example:\n\n    anisoscope export runs/exp1 --to run.parquet")
 def export(
     run: Annotated[Path, typer.Argument(help="A run folder.")],
     to: Annotated[Path, typer.Option(help="A .parquet, .csv or .jsonl file.")],
+    as_json: WrittenAsJson = False,
 ) -> None:
     """Write the records of a run to one file for pandas, R or a spreadsheet."""
     from anisoscope.store.run import Run
 
-    written = Run.open(run).export(to)
-    stderr().print(f"written to {escape(str(written))}")
+    print_written("records", Run.open(run).export(to), as_json=as_json)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated, Any
@@ -14,7 +13,7 @@ from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
-from anisoscope.cli.app import AsJson, app, command_line, progress_bar, stderr, stdout
+from anisoscope.cli.app import AsJson, app, command_line, print_json, progress_bar, stderr, stdout
 from anisoscope.cli.options import with_request
 from anisoscope.measurement.request import ModelOptions, Request, names_of
 
@@ -85,7 +84,7 @@ def similarity(
         )
     records = list(run.records())
     if as_json:
-        typer.echo(json.dumps([record.to_json() for record in records]))
+        print_json([record.to_json() for record in records])
         return
     stdout().print(similarity_table(records, run.info))
     if request.output.out is not None:

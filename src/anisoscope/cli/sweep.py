@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.markup import escape
 
-from anisoscope.cli.app import AsJson, app, command_line, progress_bar, stderr, stdout
+from anisoscope.cli.app import AsJson, app, command_line, print_json, progress_bar, stderr, stdout
 from anisoscope.cli.options import with_request
 from anisoscope.errors import InputError
 from anisoscope.measurement.request import Request, shared_options
@@ -97,7 +96,7 @@ def _show(swept: Swept, as_json: bool) -> None:
 
     if as_json:
         records = [record.to_json() for run in swept.runs for record in Run.open(run).records()]
-        typer.echo(json.dumps(records))
+        print_json(records)
     else:
         before = f", {swept.skipped} had been before" if swept.skipped else ""
         stdout().print(f"{swept.measured} steps measured{before}")

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Annotated
 
 import typer
 from rich.markup import escape
 
-from anisoscope.cli.app import AsJson, app, command_line, progress_bar, stderr, stdout
+from anisoscope.cli.app import AsJson, app, command_line, print_json, progress_bar, stderr, stdout
 from anisoscope.cli.options import split_names, with_request
 from anisoscope.cli.tangent_tables import concepts_table, curvature_table, tangent_table
 from anisoscope.errors import InputError, first_line
@@ -85,7 +84,7 @@ def tangent(
         )
     records = list(run.records())
     if as_json:
-        typer.echo(json.dumps([record.to_json() for record in records]))
+        print_json([record.to_json() for record in records])
         return
     stdout().print(tangent_table(records, run.info, rank, source))
     if concepts:
@@ -96,10 +95,12 @@ def tangent(
 
 @app.command(epilog="Example:\n\n    anisoscope curvature --seeds 12")
 def curvature(
-    seeds: Annotated[int, typer.Option(min=4, help="Paired seeds per setting.")] = 12,
-    tokens: Annotated[int, typer.Option(min=64, help="Tokens per cloud.")] = 4000,
-    noise: Annotated[float, typer.Option(min=0, help="σ of the noise.")] = 0.02,
-    kappa: Annotated[float, typer.Option(min=0, help="Spread of the entries of the second fundamental form.")] = 0.1,
+    seeds: Annotated[int, typer.Option(min=4, max=10_000, help="Paired seeds per setting.")] = 12,
+    tokens: Annotated[int, typer.Option(min=64, max=10_000_000, help="Tokens per cloud.")] = 4000,
+    noise: Annotated[float, typer.Option(min=0, max=1e6, help="σ of the noise.")] = 0.02,
+    kappa: Annotated[
+        float, typer.Option(min=0, max=1e6, help="Spread of the entries of the second fundamental form.")
+    ] = 0.1,
     as_json: AsJson = False,
 ) -> None:
     """Simulate how much of a cloud's curvature a frequency-biased sample shows."""
@@ -107,7 +108,7 @@ def curvature(
 
     records = curvature_records(Surface(tokens=tokens, noise=noise, curvature=kappa), seeds=seeds)
     if as_json:
-        typer.echo(json.dumps([record.to_json() for record in records]))
+        print_json([record.to_json() for record in records])
     else:
         stdout().print(curvature_table(records))
 

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from anisoscope.cli.app import AsJson, app, progress_bar, stdout
+from anisoscope.cli.app import AsJson, app, print_json, progress_bar, stdout
 from anisoscope.cli.options import split_names
 from anisoscope.errors import InputError, unknown
 
@@ -29,7 +28,7 @@ def metrics(
     if name is not None and name not in cards:
         raise unknown("metric", name, cards)
     if as_json:
-        typer.echo(json.dumps(cards[name] if name else list(cards.values())))
+        print_json(cards[name] if name else list(cards.values()))
     elif name is not None:
         stdout().print(metric_card(cards[name]))
     else:
@@ -80,6 +79,7 @@ def transform(
     """
     from anisoscope.data.vectors import open_vectors
     from anisoscope.measurement.transformed_rows import before_and_after, fit_to_vectors, transformed, write_vectors
+    from anisoscope.metrics import catalogue
     from anisoscope.remedies import Remedy
     from anisoscope.report.before_after import FITTED_HERE, before_after_table, change
 
@@ -108,13 +108,14 @@ def transform(
         for a, b in results
     ]
     if as_json:
-        typer.echo(json.dumps([row for each in changes for row in each.to_json()]))
+        print_json([row for each in changes for row in each.to_json()])
         return
     title = f"{vectors.name}: {remedy.name}"
     if "whiten" in remedy.name:
         title += f" (shrinkage {remedy.shrinkage:.3g})"
     notes = [FITTED_HERE] if whiten else []
-    stdout().print(before_after_table(changes, title, notes=notes))
+    cards = {name: metric.card() for name, metric in catalogue().items()}
+    stdout().print(before_after_table(changes, title, cards, notes=notes))
     for line in _next_steps(out, save, remedy):
         stdout().print(line, markup=False, highlight=False, soft_wrap=True)
 

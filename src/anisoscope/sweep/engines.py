@@ -20,6 +20,7 @@ from multiprocessing import get_context, parent_process
 from typing import Any
 
 from anisoscope.errors import InputError
+from anisoscope.extras import needs
 from anisoscope.sweep.jobs import Answer, Job, work
 
 Pull = Callable[[], Job | None]
@@ -174,7 +175,5 @@ def _described(available: dict[str, float]) -> str:
 
 
 def _ray() -> Any:
-    try:
+    with needs("ray", "the ray engine"):
         return importlib.import_module("ray")
-    except ImportError as error:
-        raise InputError("the ray engine needs Ray: pip install 'anisoscope[ray]'") from error

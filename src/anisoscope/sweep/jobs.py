@@ -11,9 +11,10 @@ from functools import partial
 from typing import Any
 
 from anisoscope.errors import AnisoscopeError
-from anisoscope.measurement.measure_model import measure, open_for
+from anisoscope.measurement.measure_model import measure
+from anisoscope.measurement.model_data import open_for
 from anisoscope.measurement.request import Request
-from anisoscope.measurement.site_result import SiteResult
+from anisoscope.measurement.site_evaluation import SiteResult
 from anisoscope.metrics.evaluate import MetricResult
 from anisoscope.models.checkpoints import Checkpoint
 from anisoscope.models.downloads import forget, is_remote
@@ -23,7 +24,7 @@ from anisoscope.sweep.series import fetching, sketch
 from anisoscope.sweep.tasks import Task
 from anisoscope.sweep.trajectory import KeptRows, between_layers, keep, moved
 
-_ABOUT = ("model", "data", "unit", "metrics", "removed", "not_finite", "token_policy", "sample", "versions")
+_ABOUT = ("model", "data", "unit", "metrics", "removed", "not_finite", "rows", "token_policy", "sample", "versions")
 
 
 @dataclass(frozen=True)
@@ -89,7 +90,6 @@ def _measure(job: Measure) -> Answer:
     checkpoint = job.task.checkpoint
     request = job.request.having(revision=checkpoint.revision, seed=job.task.seed)
     opened = open_for(checkpoint.source, request)
-    assert opened is not None
     kept: list[KeptRows] = []
     with fetching(job.upcoming, job.request.opening()):
         run = measure(opened, **request.flat_without("vectors", "output"), on_site=partial(_keep, kept))

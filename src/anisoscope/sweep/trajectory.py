@@ -12,11 +12,11 @@ import torch
 from safetensors.numpy import load_file, save_file
 
 from anisoscope.errors import StoreError
-from anisoscope.measurement.current_batch import STREAM
-from anisoscope.measurement.site_result import SiteResult
+from anisoscope.measurement.sequences import STREAM
+from anisoscope.measurement.site_evaluation import SiteResult
 from anisoscope.metrics import Metric, find
 from anisoscope.metrics.evaluate import MetricResult, evaluate
-from anisoscope.records import Site
+from anisoscope.records import SUMMED_KINDS, Site
 from anisoscope.stats.cloud import Cloud, Stats, from_arrays, to_arrays
 from anisoscope.stats.head_sums import HeadSums
 from anisoscope.stats.sample import Sample
@@ -55,7 +55,7 @@ def keep(result: SiteResult, rows: int = ROWS) -> KeptRows | None:
     if tokens not in ("all", "no-sink"):  # generated tokens differ from step to step
         return None
     stats: Stats
-    if result.site.kind == "pattern":
+    if result.site.kind in SUMMED_KINDS:
         stats = {"HeadSums": cloud.get(HeadSums)} if cloud.has(HeadSums) else {}
     else:
         sample = cloud.get(Sample)
