@@ -11,14 +11,25 @@ from anisoscope.records import Record
 from anisoscope.store.run import Run
 from tests.report_runs import card, curves, heads, info, verdicts
 
-NULLS = {"mean_cosine": 0.0, "isoscore": 0.9, "participation_ratio": 300.0, "spectral_anisotropy": 0.01}
+NULLS = {"mean_cosine": 0.0, "isoscore": 0.9, "participation_ratio": 62.0, "spectral_anisotropy": 0.01}
 POLARITY = {"isoscore": "low", "participation_ratio": "low", "two_nn": "low"}
 CARDS = {
     name: card(name, f"What {name} means.", notable=POLARITY.get(name, "high"), low=None, high=None)
     for name in ("spectral_anisotropy", "mean_cosine", "mean_cosine_centred", "isoscore", "participation_ratio",
                  "two_nn", "top_coordinate", "relative_drift", "effective_rank")
 }  # fmt: skip
-TOKEN = {"site": "resid.2", "position": 3, "token": 5, "norm over median": 11.0, "text": " the"}
+
+
+def _word(text: str, count: int, norm: float, left: str, right: str) -> dict[str, Any]:
+    context = {"left": left, "shown": text, "right": right}
+    return {"site": "resid.5", "token": count, "norm over median": norm, "count": count, "text": text, **context}
+
+
+WORDS = [
+    _word(" the", 19, 911.0, "They walked to", " river before"),
+    _word("\n", 10, 1204.0, "= The second voyage =", " In the spring of"),
+    _word(".", 8, 640.0, "nobody could find the door", " It was"),
+]
 
 
 def model_records(layers: int, *, sinks: float, scale: float = 1.0, step: int = 0) -> list[Record]:
@@ -33,7 +44,7 @@ def model_records(layers: int, *, sinks: float, scale: float = 1.0, step: int = 
             "mean_cosine": scale * (0.15 + 0.4 * depth),
             "mean_cosine_centred": 0.001 * depth,
             "isoscore": 0.12 - 0.08 * depth,
-            "participation_ratio": 60 - 30 * depth,
+            "participation_ratio": 34 - 20 * depth,
             "two_nn": 5 + 8 * math.sin(3 * depth),
             "top_coordinate": 0.1 + 0.3 * depth,
             "relative_drift": 0.3 + 0.4 * depth,
@@ -51,7 +62,7 @@ def model_records(layers: int, *, sinks: float, scale: float = 1.0, step: int = 
 
 
 def model(root: Path) -> list[Run]:
-    removed = {"count": 37, "tokens": [TOKEN, {**TOKEN, "text": "\n"}, {**TOKEN, "position": 9}]}
+    removed = {"count": 37, "tokens": [{"text": word["text"]} for word in WORDS], "words": WORDS}
     return [_run(root / "decoder", [*model_records(24, sinks=0.99), *curves(), *heads()], removed=removed)]
 
 

@@ -202,6 +202,7 @@ INFO_PATHS = (
     ("removed",),
     ("removed", "count"),
     ("removed", "tokens"),
+    ("removed", "words"),
     ("model",),
     ("model", "random_weights"),
     ("model", "source"),

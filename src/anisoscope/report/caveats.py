@@ -31,7 +31,6 @@ def caveats_by_topic(rows: Mapping[str, Sequence[Row]], info: Mapping[str, Any])
     texts = [
         (OTHER, _interrupted(info)),
         ("directions", _small_sample(rows, info)),
-        ("causes", _massive(info)),
         ("causes", _few_tokens(rows.get("tokens_to_halve", ()))),
         ("directions", _dominated_by_sinks(rows.get("spectral_anisotropy", ()))),
         ("directions", _saturated(rows.get("two_nn", ()))),
@@ -98,20 +97,6 @@ def _sphere(n: int, width: int) -> float:
 def _without_sinks(rows: Sequence[Row]) -> Sequence[Row]:
     """The rows without sinks if there are any: massive tokens lower a null value too, for any number of tokens."""
     return [row for row in rows if row["tokens"] == WITHOUT] or rows
-
-
-def _massive(info: Mapping[str, Any]) -> str | None:
-    removed = info["removed"]
-    if not removed["count"]:
-        return None
-    texts = [repr(token.get("text")) for token in removed["tokens"] if token.get("text") is not None]
-    words = ", ".join(dict.fromkeys(texts[:64]))
-    named = f" ({words})" if words else ""
-    one = removed["count"] == 1
-    return (
-        f"{removed['count']} massive token{'' if one else 's'}{named} {'is' if one else 'are'} left out under "
-        f"{WITHOUT}, and so is the first token of every window."
-    )
 
 
 def _few_tokens(rows: Sequence[Row]) -> str | None:

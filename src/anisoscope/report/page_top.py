@@ -83,7 +83,9 @@ def _difference_text(each: Difference) -> str:
     percent = is_percent(each.first.metric)
     sign = "+" if each.value > 0 else ""
     star = " *" if each.clear else ""
-    return f"{sign}{number(each.value, percent).replace('-', '−', 1)}{error_text(each.error, percent)}{star}"
+    text = f"{sign}{number(each.value, percent).replace('-', '−', 1)}{error_text(each.error, percent)}"
+    # of two shares the difference is in points, not in per cent of one of them
+    return (f"{text.replace(' %', '')} points" if percent else text) + star
 
 
 def _one_run(run: ReportedRun) -> dict[str, Any]:

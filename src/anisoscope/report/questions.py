@@ -184,8 +184,8 @@ def _answer(question: Question, curves: Mapping[str, LayerCurves | None]) -> Que
     values = value_range(curve.values, question.percent)
     null = value_range(curve.nulls, question.percent) if curve.nulls else ""
     rows = {row["n"] for row in curve.main.values() if row["n"] is not None}
-    reading = _reading(question, curve) if question.readings else f"n ≤ {max(rows):,}" if rows else NO_VALUE
-    expected = f" (null {null})" if null else ""
+    reading = _reading(question, curve) if question.readings else f"at n = {max(rows):,}" if rows else NO_VALUE
+    expected = f" (no structure: {null})" if null else ""
     sentence = question.clause.format(values) + expected + _where(curve) + _over_all(curve, question.percent)
     return QuestionAnswer(question.text, question.metric, sentence, values, curve.values, null, reading)
 

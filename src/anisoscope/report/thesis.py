@@ -10,6 +10,7 @@ from anisoscope.report.layer_curves import LayerCurves
 from anisoscope.report.questions import value_range
 from anisoscope.report.reported_run import ReportedRun
 from anisoscope.report.sentences import in_rows, layers_text, number, standing_out
+from anisoscope.report.sink_words import quoted, sink_words
 from anisoscope.report.tiles import tangent_tests
 
 _DOMINATED = 0.25  # share of the variance that the top direction must lose without sink tokens
@@ -109,15 +110,9 @@ def _sinks(run: ReportedRun, share: LayerCurves) -> str:
 def _left_out(run: ReportedRun) -> str:
     """What is left out, in words."""
     removed = run.info["removed"]
-    words = Counter(str(token.get("text")) for token in removed["tokens"] if token.get("text") is not None)
-    quoted = ", ".join(f"“{_visible(text)}”" for text, _ in words.most_common(_NAMED))
+    names = ", ".join(quoted(word) for word in sink_words(removed)[:_NAMED] if word.quoted)
     massive = f" and {removed['count']:,} massive ones" if removed["count"] else ""
-    return f"each window's first{massive}{f', such as {quoted}' if quoted else ''}"
-
-
-def _visible(text: str) -> str:
-    """A token's text with its white space visible."""
-    return text.replace("\n", "⏎").replace("\t", "⇥").strip(" ") or "␣"
+    return f"each window's first{massive}{f', such as {names}' if names else ''}"
 
 
 def _several(runs: Sequence[ReportedRun]) -> Thesis:
