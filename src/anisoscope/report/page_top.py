@@ -23,6 +23,7 @@ _RESIDUAL = ("embed", "resid", "final", "vectors")
 _MOST_RUNS = 4  # columns of the table of questions
 _COLOURS = 8
 _NULL = "expected with no structure"
+_STAR = "* the 95 % interval excludes 0 and what different numbers of rows may cause."
 
 
 def side_of(
@@ -124,7 +125,8 @@ def _several_runs(
             cells.append({"value": "" if few else differences.get(metric, "–"), "detail": ""})
         rows.append({"question": question, "metric": metric, "cells": cells})
     heads = ["question", *(label for label, _ in answers), *(["largest difference"] if differences else [])]
-    return {"kind": "questions", "single": False, "heads": heads, "rows": rows}
+    note = f"Difference: {answers[-1][0]} minus {answers[0][0]}, ± one standard error. {_STAR}" if differences else ""
+    return {"kind": "questions", "single": False, "heads": heads, "rows": rows, "note": note}
 
 
 def legends_of(

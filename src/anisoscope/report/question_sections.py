@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -13,9 +14,17 @@ from anisoscope.report.line_figures import index_figure, layer_figure, steps_fig
 from anisoscope.report.map_figures import cells_of, head_map
 from anisoscope.report.questions import value_range
 from anisoscope.report.reported_run import ReportedRun, measured_runs
-from anisoscope.report.section_tables import SectionTable, massive_table, number_table, tangent_tables, verdict_table
+from anisoscope.report.section_tables import (
+    SectionTable,
+    massive_table,
+    number_table,
+    tangent_tables,
+    verdict_table,
+)
 from anisoscope.report.sentences import WITHOUT, in_rows, layers_text, number
+from anisoscope.report.streams import site_text
 from anisoscope.report.tables import NONE, Row
+from anisoscope.report.tangent_summary import TangentSummary
 from anisoscope.report.tiles import is_percent, tangent_tests
 from anisoscope.report.topics import OTHER, QUESTIONS, topic_of
 
@@ -102,6 +111,8 @@ def notes_by_topic(runs: Sequence[ReportedRun]) -> dict[str, list[str]]:
 
 def sentence_of(runs: Sequence[ReportedRun], topic: str) -> str:
     """The answer to a question: of one run in sentences, of several with a range each."""
+    if topic == "gradients":
+        return _verdicts_in_words([each for run in runs for each in tangent_tests(run)])
     if len(runs) == 1:
         run = runs[0]
         found = [each for each in run.answers if topic_of(each.metric) == topic or _is_cause(each.question, topic)]
@@ -114,6 +125,21 @@ def sentence_of(runs: Sequence[ReportedRun], topic: str) -> str:
         return ""
     ranges = "; ".join(f"{name} {value_range(curve.values, is_percent(metric))}" for name, curve in curves.items())
     return f"{title(metric)}: {ranges}."
+
+
+def _verdicts_in_words(tests: Sequence[TangentSummary]) -> str:
+    """How many tests at the largest rank have which verdict, and how the energy compares with chance."""
+    hidden = [each for each in tests if each.gradient == "hidden"] or list(tests)
+    if not hidden:
+        return ""
+    rank = max(each.rank for each in hidden)
+    shown = [each for each in hidden if each.rank == rank]
+    counts = Counter(each.words for each in shown)
+    words = "; ".join(f"“{name}” in {count}" for name, count in counts.most_common())
+    low, high = (f"{end:.2g}" for end in (min(e.enrichment for e in shown), max(e.enrichment for e in shown)))
+    energy = low if low == high else f"{low}–{high}"
+    tests_of = f"{len(shown)} test{'s' if len(shown) > 1 else ''} with a basis of rank {rank}"
+    return f"Of {tests_of}: {words}. The gradients have {energy} times the energy in the basis that chance gives."
 
 
 def _is_cause(question: str, topic: str) -> bool:
@@ -219,7 +245,7 @@ def _causes(runs: Sequence[ReportedRun]) -> tuple[list[Figure], list[SectionTabl
             for row in sorted(rows, key=lambda row: row["index"]):
                 curves.setdefault(row["site"], []).append(row)
             site = max(curves, key=lambda site: curves[site][0]["value"] - curves[site][-1]["value"])
-            removal[site if len(runs) == 1 else run.label] = curves[site]
+            removal[site_text(site) if len(runs) == 1 else run.label] = curves[site]
     if removal:
         rows_name = "tokens" if runs[0].of_tokens else "rows"
         first = next(iter(removal.values()))

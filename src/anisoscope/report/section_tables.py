@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from anisoscope.report.reported_run import ReportedRun
 from anisoscope.report.sentences import error_text, number
 from anisoscope.report.sink_words import SinkWord, quoted, sink_words
-from anisoscope.report.tables import NONE, Row, claim_of, parse_site
+from anisoscope.report.streams import site_text
+from anisoscope.report.tables import NONE, Row, claim_of
 from anisoscope.report.tangent_summary import TangentSummary
 from anisoscope.report.topics import topic_of
 
@@ -88,12 +89,6 @@ def _massive_caption(run: ReportedRun, words: Sequence[SinkWord], named: bool) -
     return caption + "."
 
 
-def site_text(site: str) -> str:
-    """A site as a reader knows it: `layer 3`, or its address if it is not in the residual stream."""
-    parsed = parse_site(site)
-    return f"layer {parsed.layer}" if site == f"resid.{parsed.layer}" else site
-
-
 def number_table(runs: Sequence[ReportedRun], topic: str) -> SectionTable | None:
     """The numbers of rows without layers: value with its error, null value, rows."""
     rows = [
@@ -138,7 +133,7 @@ def _tangent_row(each: TangentSummary) -> list[str]:
         each.words,
         f"{each.enrichment:.2g} ×",
         each.gradient,
-        each.site.removeprefix("grad."),
+        site_text(each.site),
         each.proxy,
         str(each.rank),
         number(each.energy.value or 0.0, percent=True) + error_text(each.energy.error, percent=True),

@@ -11,6 +11,7 @@ from anisoscope.report.questions import value_range
 from anisoscope.report.reported_run import ReportedRun
 from anisoscope.report.sentences import in_rows, layers_text, number, standing_out
 from anisoscope.report.sink_words import quoted, sink_words
+from anisoscope.report.streams import site_text
 from anisoscope.report.tiles import tangent_tests
 
 _DOMINATED = 0.25  # share of the variance that the top direction must lose without sink tokens
@@ -214,7 +215,7 @@ def _tangent(runs: Sequence[ReportedRun]) -> Thesis:
     found = [each for each in hidden if each.is_finding]
     top = max(found or hidden, key=lambda each: each.enrichment)
     energy, chance = number(top.energy.value or 0.0, percent=True), number(top.level, percent=True)
-    where = f"{top.site.removeprefix('grad.')}, {top.proxy} of rank {top.rank}"
+    where = f"{site_text(top.site)}, {top.proxy} of rank {top.rank}"
     detail = f"Largest effect: {energy} of the gradients' energy lies in the basis ({where}; chance {chance})."
     if not found:
         return Thesis("No relation between gradients and activations was found.", detail)
