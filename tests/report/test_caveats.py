@@ -55,7 +55,7 @@ def test_one_token_that_dominates_has_a_caveat() -> None:
 
 def test_a_curve_dominated_by_sinks_has_a_caveat() -> None:
     text = caveats_of(profile([0.1, 0.95], [0.1, 0.1]))
-    assert "the top direction's share of the variance falls from 95 % to 10 % at resid.1" in text
+    assert "the top direction's share of the variance falls from 95 % to 10 % at layer 1" in text
 
 
 def test_a_saturated_dimension_has_a_caveat() -> None:

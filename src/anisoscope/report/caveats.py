@@ -8,6 +8,7 @@ from typing import Any
 
 from anisoscope.report.checked_info import checked_info
 from anisoscope.report.sentences import WITHOUT, number
+from anisoscope.report.streams import site_text
 from anisoscope.report.tables import Row
 from anisoscope.report.topics import OTHER, topic_of
 
@@ -126,7 +127,7 @@ def _dominated_by_sinks(rows: Sequence[Row]) -> str | None:
     before, after = (number(values[policy][most], percent=True) for policy in ("all", WITHOUT))
     return (
         "Sink tokens dominate the curve over all tokens: without first and massive tokens the top direction's share of "
-        f"the variance falls from {before} to {after} at {most}. For ordinary tokens use the {WITHOUT} curve."
+        f"the variance falls from {before} to {after} at {site_text(most)}. For ordinary tokens read the solid curve, {WITHOUT}."
     )
 
 

@@ -103,7 +103,7 @@ def _one_run(run: ReportedRun) -> dict[str, Any]:
     ]
     curves = any(row["paths"] for row in rows)
     heads = ["question", "value", *(["over layers"] if curves else []), "no structure", "reading"]
-    return {"kind": "questions", "single": True, "curves": curves, "heads": heads, "rows": rows}
+    return {"kind": "questions", "single": True, "curves": curves, "heads": heads, "rows": rows, "note": ""}
 
 
 def _paths(answer: QuestionAnswer) -> Mapping[str, str]:

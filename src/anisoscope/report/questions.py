@@ -91,7 +91,7 @@ _OTHERS = (
         relative=True,
         readings=((0.1, "few"), (0.5, "some"), (math.inf, "most")),
     ),
-    Question("Intrinsic dimension?", "two_nn", "about {}, from nearest neighbours"),
+    Question("Intrinsic dimension?", "two_nn", "the intrinsic dimension is about {}, from nearest neighbours"),
 )
 METRICS = (
     *("spectral_anisotropy", "top_coordinate", "tokens_to_halve", "mean_cosine", "mean_cosine_centred"),

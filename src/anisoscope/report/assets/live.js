@@ -144,7 +144,7 @@ class Live {
     const stopped = (this.runs || []).filter((run) => this.chosen.includes(run.id) && run.status === "stopped");
     $("stopped").hidden = !stopped.length;
     $("stopped").textContent = stopped.map((run) =>
-      `${run.name} stopped${run.step === null ? "" : ` at step ${run.step.toLocaleString("en")}`}: its process ended before the run was complete.`).join(" ");
+      `${run.id === "." ? run.name : run.id} stopped${run.step === null ? "" : ` at step ${run.step.toLocaleString("en")}`}: its process ended before the run was complete.`).join(" ");
   }
 
   setStatus(text, live) {

@@ -9,7 +9,7 @@ class LiveSections {
 
   show(page) {
     this.page = page;
-    const { outline } = page.table, topics = new Map();
+    const { table } = page, { outline } = table, topics = new Map();
     for (const view of outline.views) {
       if (!(view.metric in LOOP_TITLES)) topics.set(view.topic, [...(topics.get(view.topic) || []), view]);
     }
@@ -17,7 +17,8 @@ class LiveSections {
     for (const chart of $("sections").querySelectorAll(".chart")) if (chart.view) chart.view.finalize();
     this.loop.others = [];
     this.holders = [];
-    $("sections").replaceChildren(...outline.questions.filter(([topic]) => topics.has(topic)).map(([topic, title]) =>
+    const policies = table.head.lists.tokens.includes("no-sink") ? [element("p", { class: "quiet" }, "Maps and lines over steps: without first and massive tokens.")] : [];
+    $("sections").replaceChildren(...policies, ...outline.questions.filter(([topic]) => topics.has(topic)).map(([topic, title]) =>
       element("section", { class: "question", id: "topic-" + topic }, element("h2", {}, title),
         element("div", { class: "figures grid" }, ...topics.get(topic).map((view) => this.holder(view))))));
     drawWhenSeen(this.holders);
@@ -52,11 +53,9 @@ class LiveSections {
     const together = { ...kind, axes: [...kind.axes, "run"] };
     const [, rows] = pickRows(table.rows(view.metric), together, null, new Map([["tokens", "no-sink"]]));
     if (new Set(rows.map((row) => row.step)).size < 2) return null;
-    const policy = rows[0].tokens === "no-sink" ? ", without first and massive tokens" : "";
     const single = new Set(rows.map((row) => row.run)).size === 1;
-    if (map && single) return new StepMap(view.title + policy, rows, this.loop.shared(), view.metric);
-    const title = view.title + (map ? ", mean over layers" : "") + policy;
-    return new StepChart(title, meansOf(rows, table.head.lists.run), [], this.loop.shared(), view.metric);
+    if (map && single) return new StepMap(view.title, rows, this.loop.shared(), view.metric);
+    return new StepChart(view.title + (map ? ", mean over layers" : ""), meansOf(rows, table.head.lists.run), [], this.loop.shared(), view.metric);
   }
 
   // Draw again what is drawn, of some metrics or of all.

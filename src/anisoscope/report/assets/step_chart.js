@@ -179,11 +179,18 @@ class StepChart extends StepFigure {
     }
     for (const line of this.shown.filter((each) => each.drawn.length)) {
       const path = line.drawn.map(([step, value], i) => `${i ? "L" : "M"}${this.x(this.at(step)).toFixed(1)},${this.y(value).toFixed(1)}`).join("");
-      const style = `line run-${line.colour % COLOURS}${line.pale ? " pale" : ""}`;
+      const hidden = this.shown.slice(0, this.shown.indexOf(line)).some((other) => this.coincide(line, other));
+      const style = `line run-${line.colour % COLOURS}${line.pale ? " pale" : ""}${hidden ? " over" : ""}`;
       svg.append(line.drawn.length > 1 ? svgElement("path", { class: style, d: path })
         : svgElement("circle", { class: style + " dot", r: 3, cx: this.x(this.at(line.drawn[0][0])), cy: this.y(line.drawn[0][1]) }));
     }
     this.finish(svg);
+  }
+
+  // Whether two lines would hide each other: then the second one is dashed.
+  coincide(line, other) {
+    if (line.pale || other.pale || line.drawn.length < 2 || other.drawn.length < 2) return false;
+    return line.drawn.every(([step, value]) => Math.abs(this.y(nearestPoint(other.drawn, step)[1]) - this.y(value)) < 1.5);
   }
 
   text(step) {
