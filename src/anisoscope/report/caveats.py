@@ -127,7 +127,8 @@ def _dominated_by_sinks(rows: Sequence[Row]) -> str | None:
     before, after = (number(values[policy][most], percent=True) for policy in ("all", WITHOUT))
     return (
         "Sink tokens dominate the curve over all tokens: without first and massive tokens the top direction's share of "
-        f"the variance falls from {before} to {after} at {site_text(most)}. For ordinary tokens read the solid curve, {WITHOUT}."
+        f"the variance falls from {before} to {after} at {site_text(most)}. "
+        f"For ordinary tokens read the solid curve, {WITHOUT}."
     )
 
 
