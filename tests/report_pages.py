@@ -73,10 +73,14 @@ def two_models(root: Path) -> list[Run]:
 
 def vectors(root: Path) -> list[Run]:
     """Vectors without layers: single numbers, a spectrum, a removal curve."""
-    same: dict[str, Any] = {"n": 6000, "error": 0.01, "error_kind": "jackknife-16-rows"}
+    same: dict[str, Any] = {"n": 6000, "error_kind": "jackknife-16-rows"}
+    nulls = NULLS | {"participation_ratio": 125.0}
     numbers = {"spectral_anisotropy": 0.3, "mean_cosine": 0.37, "mean_cosine_centred": 0.01, "isoscore": 0.1,
                "participation_ratio": 12.0, "two_nn": 14.0, "top_coordinate": 0.2}  # fmt: skip
-    records = [Record("vectors", name, value, null=NULLS.get(name), **same) for name, value in numbers.items()]
+    records = [
+        Record("vectors", name, value, error=0.02 * value, null=nulls.get(name), **same)
+        for name, value in numbers.items()
+    ]
     ranks = (1, 2, 4, 8, 16, 32, 64, 128)
     records += [Record("vectors", "spectrum", 0.3 / rank, index=rank, null=1 / 128, n=6000) for rank in ranks]
     records += [Record("vectors", "removal_curve", 0.3 / (1 + k), index=k, null=0.01) for k in (0, 1, 2, 4, 8, 16)]
@@ -101,7 +105,8 @@ def training(root: Path) -> list[Run]:
         records.append(
             Record(site, "alert", 0.005, step=step, tokens="no-sink", variant={"rule": "collapse"}, note=note)
         )
-    return [_run(root / "training", [*records, *heads()], kind="training")]
+    removed = {"count": 37, "tokens": [], "words": WORDS}
+    return [_run(root / "training", [*records, *heads()], kind="training", removed=removed)]
 
 
 def _probe(step: int) -> list[Record]:

@@ -256,7 +256,7 @@ def verdict_figure(rows: Sequence[Row], alt: str) -> Figure:
         "layer": [
             {"mark": {"type": "rect", "cornerRadius": 4},
              "encoding": {"color": {"field": "verdict", "type": "nominal", "scale": scale,
-                                    "legend": {**_legend("verdict"), "values": present, "columns": 2}},
+                                    "legend": {**_legend("verdict"), "values": present, "columns": 3}},
                           "tooltip": fields}},
             {"mark": {"type": "text", "fontSize": 15, "fontWeight": "bold", "color": "#ffffff"},
              "encoding": {"text": {"field": "mark"}}},

@@ -239,10 +239,9 @@ def _claims(runs: Sequence[ReportedRun]) -> Thesis:
     controlled = [row for row in rows if row.get("v_line") != "as published"]
     kept = sum(row.get("v_verdict") == "reproduced" for row in controlled)
     detail = f"Under the strongest control, {kept} of {len(controlled)} are reproduced." if controlled else ""
-    left = total - settled
-    open_text = f", {left} stay{'s' if left == 1 else ''} open" if left else ""
-    return Thesis(
-        f"{counts['reproduced']} of {total} claims are reproduced as published, {counts['not reproduced']} are not"
-        f"{open_text}.",
-        detail,
-    )
+    failed, left = counts["not reproduced"], total - settled
+    others = [f"{failed} {'is' if failed == 1 else 'are'} not"] if failed else []
+    others += [f"{left} stay{'s' if left == 1 else ''} open"] if left else []
+    held = counts["reproduced"]
+    claims = f"{held} of {total} claims {'is' if held == 1 else 'are'} reproduced as published"
+    return Thesis(", ".join([claims, *others]) + ".", detail)
