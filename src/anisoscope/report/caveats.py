@@ -10,7 +10,7 @@ from anisoscope.report.checked_info import checked_info
 from anisoscope.report.sentences import WITHOUT, number
 from anisoscope.report.streams import site_text
 from anisoscope.report.tables import Row
-from anisoscope.report.topics import OTHER, topic_of
+from anisoscope.report.topics import DETAILS, OTHER, topic_of
 
 _FEW_ROWS = 10  # tokens per dimension below which a covariance is mostly noise
 _LOW_NULL = 0.8  # a null value of the IsoScore below this changes how the score reads
@@ -27,7 +27,7 @@ def caveats(rows: Mapping[str, Sequence[Row]], info: Mapping[str, Any]) -> list[
 
 
 def caveats_by_topic(rows: Mapping[str, Sequence[Row]], info: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """The caveats of one run, each with the topic that it concerns (`topics.QUESTIONS`; `other`: all of them)."""
+    """The caveats of one run, each with the topic that it concerns: one of `QUESTIONS`, `other` (all) or `details`."""
     info = checked_info(info)
     texts = [
         (OTHER, _interrupted(info)),
@@ -158,7 +158,8 @@ def _missing(rows: Mapping[str, Sequence[Row]]) -> list[tuple[str, str]]:
     for metric, group in rows.items():
         if metric not in _OWN_PANEL and group and all(row["value"] is None for row in group):
             reason = group[0]["note"] or "no reason was recorded"
-            reasons.setdefault(topic_of(metric), {}).setdefault(reason, []).append(metric)
+            topic = topic_of(metric)
+            reasons.setdefault(DETAILS if topic == OTHER else topic, {}).setdefault(reason, []).append(metric)
     return [
         (topic, f"No value: {'; '.join(_listed(metrics, reason) for reason, metrics in by_reason.items())}.")
         for topic, by_reason in reasons.items()
@@ -198,13 +199,13 @@ def _notes(rows: Mapping[str, Sequence[Row]]) -> list[tuple[str, str]]:
         for kind, notes in kinds.items()
     ]
     more = len(texts) - _LISTED
-    rest = [(OTHER, f"{more} more kinds of notes are in the records.")] if more > 0 else []
+    rest = [(DETAILS, f"{more} more kinds of notes are in the records.")] if more > 0 else []
     return texts[:_LISTED] + rest
 
 
 def _common_topic(metrics: Collection[str]) -> str:
-    topics = {topic_of(metric) for metric in metrics}
-    return topics.pop() if len(topics) == 1 else OTHER
+    topics = {topic_of(metric) for metric in metrics} - {OTHER}
+    return topics.pop() if len(topics) == 1 else DETAILS
 
 
 def _note_text(notes: Mapping[str, Mapping[str, None]]) -> str:

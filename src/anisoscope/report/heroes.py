@@ -77,7 +77,8 @@ def _gap_note(curve: LayerCurves) -> str | None:
     if not gaps or max(map(abs, gaps.values())) < _GAP or curve.metric != "spectral_anisotropy":
         return None
     total = max(row["n"] or 0 for row in curve.all.values())
-    return f"{curve.left_out():,} of {total:,}\ntokens make\nthis difference"
+    widest = max(gaps, key=lambda layer: abs(gaps[layer]))
+    return f"{curve.left_out([widest]):,} of {total:,}\ntokens make\nthis difference"
 
 
 def _training(runs: Sequence[ReportedRun], alt: str) -> list[Figure]:
@@ -256,7 +257,7 @@ def verdict_figure(rows: Sequence[Row], alt: str) -> Figure:
         "layer": [
             {"mark": {"type": "rect", "cornerRadius": 4},
              "encoding": {"color": {"field": "verdict", "type": "nominal", "scale": scale,
-                                    "legend": {**_legend("verdict"), "values": present, "columns": 3}},
+                                    "legend": {**_legend("verdict"), "values": present, "columns": 2}},
                           "tooltip": fields}},
             {"mark": {"type": "text", "fontSize": 15, "fontWeight": "bold", "color": "#ffffff"},
              "encoding": {"text": {"field": "mark"}}},

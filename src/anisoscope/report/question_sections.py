@@ -251,6 +251,8 @@ def _causes(runs: Sequence[ReportedRun]) -> tuple[list[Figure], list[SectionTabl
         first = next(iter(removal.values()))
         ends = [number(row["value"], percent=True) for row in (first[0], first[-1])]
         plain = f"Top direction's share without the largest {rows_name}"
+        if len(runs) == 1 and runs[0].of_tokens:
+            plain, removal = f"{plain}, {next(iter(removal))}", {"": first}
         alt = f"{plain}: {ends[0]} with all of them, {ends[1]} without {first[-1]['index']:,}."
         figures.append(
             index_figure(removal, plain, alt, x_title=f"{rows_name} removed", percent=True, metric="removal_curve")
@@ -368,6 +370,6 @@ def _claims(runs: Sequence[ReportedRun]) -> tuple[list[Figure], list[SectionTabl
     return [], [] if table is None else [table]
 
 
-def general_notes(runs: Sequence[ReportedRun]) -> list[str]:
-    """The caveats that concern the whole run."""
-    return notes_by_topic(runs).get(OTHER, [])
+def general_notes(runs: Sequence[ReportedRun], topic: str = OTHER) -> list[str]:
+    """The caveats that concern the whole run; of the topic `details`, those of single metrics."""
+    return notes_by_topic(runs).get(topic, [])

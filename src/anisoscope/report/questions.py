@@ -228,7 +228,7 @@ def _few_tokens(curves: Mapping[str, LayerCurves | None], halving: Sequence[Row]
         return None
     layer = max(lost, key=lambda layer: abs(lost[layer]))
     before, after = share.all[layer], share.main[layer]
-    left_out = share.left_out()
+    left_out = share.left_out([layer])
     ends = [number(row["value"], percent=True) for row in (before, after)]
     values = ends[0] if ends[0] == ends[1] else " → ".join(ends)
     without = f"without {left_out:,} of {before['n'] or 0:,} tokens (first and massive ones)"

@@ -54,6 +54,8 @@ def _one_run(run: ReportedRun) -> Thesis:
     subject = "this model" if run.of_tokens else "these vectors"
     detail = _answer(run, "spectral_anisotropy") or _answer(run, "mean_cosine")
     if share is not None and (text := _sinks(run, share)):
+        if max(row["value"] for row in share.all.values()) < _MOST:
+            return Thesis("A few tokens cause most of what looks like one direction.", text)
         return Thesis(f"A few tokens make {subject} look one-dimensional.", text)
     few = next((each for each in run.answers if each.question == "Due to few rows?" and each.reading == "yes"), None)
     if few is not None and share is not None:
@@ -95,7 +97,7 @@ def _sinks(run: ReportedRun, share: LayerCurves) -> str:
     gaps = share.gaps()
     if not gaps or max(gaps.values()) < _DOMINATED:
         return ""
-    wide = [layer for layer, gap in gaps.items() if gap >= _DOMINATED]
+    wide = _stretch(gaps)
     total = max(row["n"] or 0 for row in share.all.values())
     before = value_range([share.all[layer]["value"] for layer in wide], True)
     after = value_range([share.main[layer]["value"] for layer in wide], True)
@@ -104,8 +106,20 @@ def _sinks(run: ReportedRun, share: LayerCurves) -> str:
     where = layers_text([min(wide), max(wide)], share.final)
     return (
         f"{where[:1].upper()}{where[1:]}: over all tokens one direction holds {before} of the variance. "
-        f"Leave out {share.left_out():,} of {total:,} tokens ({_left_out(run)}) and it is {after}{noise}."
+        f"Leave out {share.left_out(wide):,} of {total:,} tokens ({_left_out(run)}) and it is {after}{noise}."
     )
+
+
+def _stretch(gaps: Mapping[float, float]) -> list[float]:
+    """The layers with a wide gap around the widest one, without a layer in between that has none."""
+    stretches: list[list[float]] = [[]]
+    for layer in sorted(gaps):
+        if gaps[layer] >= _DOMINATED:
+            stretches[-1].append(layer)
+        elif stretches[-1]:
+            stretches.append([])
+    widest = max(gaps, key=lambda layer: gaps[layer])
+    return next(stretch for stretch in stretches if widest in stretch)
 
 
 def _left_out(run: ReportedRun) -> str:
