@@ -19,7 +19,7 @@ from anisoscope.report.topics import QUESTIONS
 from anisoscope.store.run import Run
 from tests import report_pages
 from tests import report_runs as runs
-from tests.browser.conftest import problems, serving
+from tests.browser.conftest import barriers, problems, serving
 
 READY = "return document.documentElement.dataset.ready"
 LIVE = "return document.getElementById('pulse').classList.contains('live')"
@@ -156,7 +156,7 @@ svg.dispatchEvent(new PointerEvent('pointermove', at));
 CURSORS = """
 return [...document.querySelectorAll('.step-chart .cursor')].map((line) => {
   const svg = line.closest('svg'), box = svg.viewBox.baseVal;
-  return (line.x1.baseVal.value - 52) / (box.width - 62);
+  return (line.x1.baseVal.value - 52) / (box.width - 70);
 });
 """
 DRAG = """
@@ -264,3 +264,27 @@ def test_lines_that_coincide_are_both_visible(training_page: Any, until: Callabl
     page.execute_script("document.querySelector('#runs input[value=\"second/training\"]').click()")
     until("return document.querySelectorAll('#loop-charts .line.over').length")
     assert page.execute_script("return document.querySelectorAll('#run-legend span').length") == 2
+
+
+def test_no_serious_barrier_is_found(training_page: Any, until: Callable[..., Any]) -> None:
+    page, *_ = training_page
+    until(DRAWN)
+    assert barriers(page) == []
+
+
+@pytest.mark.parametrize("width", [1280, 390])
+def test_the_page_fits_a_laptop_and_a_phone(training_page: Any, until: Any, set_view: Any, width: int) -> None:
+    page, *_ = training_page
+    set_view(width)
+    until(DRAWN)
+    assert page.execute_script("return document.documentElement.scrollWidth") <= width
+    outside = """
+    return [...document.querySelectorAll('.step-chart svg')].flatMap((svg) => {
+      const frame = svg.getBoundingClientRect();
+      return [...svg.querySelectorAll('text')].filter((text) => {
+        const box = text.getBoundingClientRect();
+        return box.left < frame.left - 1 || box.right > frame.right + 1;
+      }).map((text) => text.textContent);
+    });
+    """
+    assert page.execute_script(outside) == []

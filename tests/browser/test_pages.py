@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 import base64
-import os
 import re
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from anisoscope.report.page import write_report
-from tests.browser.conftest import problems
+from tests.browser.conftest import barriers, problems
 from tests.report_pages import KINDS
 
-AXE = Path(os.environ.get("ANISOSCOPE_AXE", Path(__file__).parents[2] / ".bench" / "axe" / "package" / "axe.min.js"))
 READY = "return document.documentElement.dataset.ready"
 FIRST_SCREEN = """
 const bottom = (element) => element.getBoundingClientRect().bottom + scrollY;
@@ -161,19 +158,7 @@ def test_a_phone_shows_the_page_without_sideways_scrolling(show: Any, kind: str)
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_no_serious_barrier_is_found(show: Any, kind: str) -> None:
-    if not AXE.exists():
-        pytest.skip(f"needs axe-core at {AXE}: make axe fetches it")
-    page = show(kind, dark=kind == "model")
-    page.execute_script(AXE.read_text())
-    page.set_script_timeout(120)
-    found = page.execute_async_script("axe.run().then(arguments[0], (error) => arguments[0]({ error: String(error) }))")
-    assert "error" not in found
-    serious = [
-        (each["id"], [node["html"][:200] for node in each["nodes"]][:3])
-        for each in found["violations"]
-        if each["impact"] in ("serious", "critical")
-    ]
-    assert serious == []
+    assert barriers(show(kind, dark=kind == "model")) == []
 
 
 def test_every_chart_is_described_by_a_sentence(show: Any) -> None:

@@ -2,7 +2,7 @@
 // Lines over training steps as plain SVG: smoothing, log axes, zoom and a cursor that all charts share.
 
 const SVG = "http://www.w3.org/2000/svg";
-const MARGINS = { left: 52, right: 10, top: 6, bottom: 22 };
+const MARGINS = { left: 52, right: 18, top: 6, bottom: 22 };
 const COLOURS = 8;
 
 function svgElement(tag, attributes = {}, ...children) {
