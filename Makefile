@@ -45,8 +45,8 @@ axe:  ## fetch axe-core for the tests of accessibility, if npm can; without it t
 		npm pack --silent axe-core@4.10.2 >/dev/null 2>&1 && tar -xzf axe-core-4.10.2.tgz) || \
 		echo "axe-core could not be fetched: the tests of accessibility will be skipped"
 
-screenshots: $(VENV)/dev browser  ## write pictures of six kinds of report pages to SHOTS (.bench/screenshots)
-	$(BIN)/python -m tests.browser.screenshots $(or $(SHOTS),.bench/screenshots)
+screenshots: $(VENV)/dev browser  ## write pictures of six kinds of report pages to SHOTS (.bench/screenshots), four of them to docs/
+	$(BIN)/python -m tests.browser.screenshots $(or $(SHOTS),.bench/screenshots) --docs docs
 
 test: check browser axe  ## lint, types, and all tests except the slow and the real ones
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 -m 'not real and not slow'
