@@ -226,7 +226,10 @@ def progress_line(task: Task) -> str:
     done, total, elapsed = task.completed, task.total, task.elapsed or 0.0
     if total is None:
         return f"{task.description}: {done:,.0f}"
-    left = f", about {elapsed * (total - done) / done / 60:,.0f} min left" if 0 < done < total else ""
+    left = ""
+    if 0 < done < total:
+        minutes = round(elapsed * (total - done) / done / 60)
+        left = f", about {minutes:,} min left" if minutes else ", less than 1 min left"
     return f"{task.description}: {done:,.0f} of {total:,.0f}{left}"
 
 

@@ -60,10 +60,8 @@ def massive_tokens(norms: Norms, extremes: Extremes, sample: Sample) -> Iterator
     by_entry = int((held.abs().amax(1, keepdim=True) > max(100.0, 1000 * entry)).sum()) if len(held) else 0
     full = extremes.overflowed or len(held) == extremes.size
     for rule, count in (("norm", by_norm), ("entry", by_entry)):
-        capped = full and count == len(held)
-        yield Value(
-            float(count), variant={"rule": rule}, note=f"a lower bound: only {count} rows are kept" if capped else None
-        )
+        note = f"a lower bound: only {count:,} rows are kept" if full and count == len(held) else None
+        yield Value(float(count), variant={"rule": rule}, note=note)
 
 
 @metric(
@@ -110,7 +108,7 @@ def tokens_to_halve(peeled: Peeled) -> Value:
     if start <= _NO_EXCESS * null:
         return Value(None, note="there is no excess over the null to halve")
     if excess(most) > start / 2:
-        return Value(None, note=f"> {most / peeled.n:.2g}: removing the {most} largest rows does not halve it")
+        return Value(None, note=_not_halved(most, peeled.n))
     low, high = 0, most
     while high - low > 1:
         middle = (low + high) // 2
@@ -152,6 +150,10 @@ def tyler_share(sample: Sample) -> Value:
     if n < 2 * d:
         raise Undefined(f"{n} rows with a direction in {d} dimensions", f"give at least {2 * d} rows")
     return Value(top_share_of(torch.linalg.eigvalsh(_tyler(y)).flip(0)), n=n, null=Isotropic(d, n).top_share)
+
+
+def _not_halved(most: int, n: int) -> str:
+    return f"more than {100 * most / n:.2g} % of the rows: removing the {most:,} largest does not halve it"
 
 
 def _geometric_median(x: Tensor) -> Tensor:
