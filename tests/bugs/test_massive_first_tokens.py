@@ -55,7 +55,8 @@ def batches_of(ids: Tensor) -> Iterator[dict[str, Tensor]]:
 
 def measured(*metrics: str) -> dict[tuple[str, str, Any], Any]:
     model, ids = model_and_ids()
-    run = anisoscope.measure(model, batches_of(ids), sites=["resid"], metrics=list(metrics), tokens=ids.numel())
+    one = [{"input_ids": ids}]  # a row's place among the largest depends on the median norm of its batch
+    run = anisoscope.measure(model, one, sites=["resid"], metrics=list(metrics), tokens=ids.numel())
     return {
         (r.metric, r.site, r.variant.get("rule") if r.variant else r.index): r
         for r in run.records()
@@ -109,12 +110,12 @@ def test_sinks_finds_the_first_tokens() -> None:
 
 
 def test_more_massive_first_tokens_than_a_block_keeps_are_no_error_of_a_measurement() -> None:
-    model, ids = model_and_ids(windows=4096, length=4)
-    batches = [{"input_ids": part} for part in ids.split(512)]
+    model, ids = model_and_ids(windows=12288, length=3)
+    batches = [{"input_ids": part} for part in ids.split(4096)]
     run = anisoscope.measure(
         model, batches, sites=["resid"], metrics=["massive_tokens"], tokens=ids.numel(), errors=False
     )
     by_norm = [r for r in run.records() if r.site == "resid.0" and r.variant == {"rule": "norm"}]
-    assert by_norm[0].note is None or "lower bound" in by_norm[0].note
+    assert "lower bound" in (by_norm[0].note or "")
     with pytest.raises(InputError, match="first tokens"):
         anisoscope.sinks(model, batches)

@@ -72,7 +72,8 @@ def removal_curve(peeled: Peeled) -> Iterator[Value]:
     """Spectral anisotropy without the k rows of largest norm; index is k.
 
     k = 0, 1, 2, 4, … The curve is flat for smooth clouds and drops steeply if a few tokens cause the anisotropy. The
-    null is that of the remaining rows.
+    null is that of the remaining rows. Tokens of a model are ordered by the largest ratio of their norm to the median
+    of their batch, at this layer or an earlier one, because the final norm makes all norms similar.
     """
     for k in _removals(peeled):
         moments, extremes = peeled.without_largest(k)
@@ -90,7 +91,8 @@ def tokens_to_halve(peeled: Peeled) -> Value:
 
     One massive row in a thousand gives 0.001. There is no value if there is no excess, or if removing all kept rows
     does not halve it. The null accounts for the rows' lengths, so unequal lengths in random directions are no excess.
-    If fewer than four rows outweigh all others, the null is that of the other rows.
+    If fewer than four rows outweigh all others, the null is that of the other rows. The order is that of
+    `removal_curve`.
     """
     whole, extremes = peeled.without_largest(0)
     few = null_of(whole).rows < _FEW_ROWS

@@ -227,7 +227,7 @@ def _percent(record: Record | None) -> str:
     if record is None or record.value is None:
         return "[dim]–[/]"
     error = "" if record.error is None else f" [dim]± {100 * record.error:.2g}[/]"
-    return f"{100 * record.value:.2g} %{error}"
+    return f"{100 * record.value:.2g}{error} %"
 
 
 def _count(record: Record | None) -> str:
