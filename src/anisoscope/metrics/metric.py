@@ -313,8 +313,8 @@ def metric(
     """Turn a function of statistics into a `Metric`.
 
     The function takes the statistics `needs` and returns a float, a `Value`, several of them, or a `Series`. It raises
-    `Undefined` if there is no value. Its name is the metric's name, and its docstring is shown to users. To try an idea,
-    declare nothing but the statistics; `anisoscope.testing.check_metric` demands the facts.
+    `Undefined` if there is no value. Its name is the metric's name, and its docstring is shown to users. To try an
+    idea, declare nothing but the statistics; `anisoscope.testing.check_metric` demands the facts.
 
     Args:
         *needs: Types of the statistics that the function takes, in order.
