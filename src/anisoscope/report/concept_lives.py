@@ -116,6 +116,6 @@ def concepts_sentence(lives: Sequence[ConceptLife], shown: str) -> str:
     start = min(life.born for life in here)
     died = sum(life.died is not None for life in here)
     born = sum(life.born > start for life in here)
-    return (
-        f"At {shown}, {len(here) - died} concepts live at the end; {born} were born after step {start:,}, {died} died."
-    )
+    alive = len(here) - died
+    living = f"{alive} concept{'s live' if alive != 1 else ' lives'} at the end"
+    return f"At {shown}, {living}; {born} {'was' if born == 1 else 'were'} born after step {start:,}, {died} died."
