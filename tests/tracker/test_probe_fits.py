@@ -80,7 +80,7 @@ def test_a_restarted_training_continues_its_concepts(tmp_path: Path) -> None:
 
 
 def test_a_run_with_concepts_can_be_recomputed(tmp_path: Path) -> None:
-    follow(tmp_path)
+    follow(tmp_path, sites=["resid"])
     recompute(tmp_path / "run", ["two_nn"])
     assert "two_nn" in Run.open(tmp_path / "run").metrics()
 

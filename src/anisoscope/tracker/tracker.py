@@ -61,7 +61,7 @@ class Tracker:
         schedule: Which steps are measured: a function step -> bool, see `anisoscope.schedule`. By default steps 0, 1,
             2, 4, 8, … 128, and then every 200.
         metrics: Metrics of the held-out tokens, by name or as `Metric`. By default `anisoscope.tracker.probe.METRICS`.
-        sites: Sites of the held-out tokens. By default embed, resid, pattern (if the attention shows it) and final.
+        sites: Sites of the held-out tokens. By default embed, resid, pattern if the attention shows it, router, final.
         gradients: Measure d loss/d h of the training batch at every residual site.
         weights: Names of parameters whose `.grad` is measured too.
         tangent: Proxies that the gradients are compared with. By default PCA of ranks 8 and 32, with the null in
@@ -339,7 +339,7 @@ class Tracker:
             self._follow_journal()
             return
         reference_before = self._probe.reference_step
-        measured: list[MetricResult] = []
+        measured = self._probe.writes(journal.run.name, step)
         try:
             for result in self._probe.evaluated(engine, run=journal.run.name, step=step, errors=errors):
                 measured += result.measured

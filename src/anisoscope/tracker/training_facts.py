@@ -39,7 +39,7 @@ def training_info(
         "sample": sample,
         **info,
     }
-    about = run_info(facts, [*probe.metrics, *of_gradients])
+    about = run_info(facts, [*probe.described, *of_gradients])
     about["metrics"] |= {
         **gradient_cards(),
         **scalar_cards(),
