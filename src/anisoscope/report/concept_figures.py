@@ -11,7 +11,7 @@ from anisoscope.report.line_figures import WIDE_MARGIN, steps_figure
 from anisoscope.report.map_figures import colour_of_value, step_edges, thinned
 from anisoscope.report.reported_run import ReportedRun
 
-_ROW = 20  # height of a concept in pixels
+_ROW = 24  # height of a concept in pixels
 _MOST = 24  # concepts that are drawn: those that lived longest
 _LABEL = 300  # widest words in pixels
 
@@ -41,16 +41,23 @@ def life_figure(lives: Sequence[ConceptLife], title: str, training: TrainingAxis
         for step, share in life.shares
         if step in edges
     ]
-    axis = {"labelLimit": _LABEL, "ticks": False, "domain": False, "grid": True}
+    axis = {"labelLimit": _LABEL, "ticks": False, "domain": False, "grid": False}
     names = [life.label for life in drawn]
     tooltip = [("concept", "concept"), ("born", "born at step"), ("step", "step"), ("value_text", "share")]
     spec: dict[str, Any] = {
         "data": {"values": cells},
-        "mark": {"type": "rect", "clip": True, "x2Offset": 0.6, "yOffset": 2, "y2Offset": -2},
+        "mark": {"type": "rect", "clip": True, "x2Offset": 0.6},
         "encoding": {
             "x": training.encoding(),
             "x2": {"field": "end"},
-            "y": {"field": "concept", "type": "nominal", "title": None, "sort": names, "axis": axis},
+            "y": {
+                "field": "concept",
+                "type": "nominal",
+                "title": None,
+                "sort": names,
+                "axis": axis,
+                "scale": {"paddingInner": 0.2},
+            },
             "color": colour_of_value([cell["value"] for cell in cells], percent=True),
             "tooltip": [{"field": field, "type": "nominal", "title": name} for field, name in tooltip],
         },
@@ -63,13 +70,13 @@ def life_figure(lives: Sequence[ConceptLife], title: str, training: TrainingAxis
 
 
 def stability_figure(run: ReportedRun, title: str, training: TrainingAxis) -> Figure | None:
-    """The mean cosine of concepts of different fits over steps, one line per layer; None if there are too few steps."""
-    lines: dict[str, list[tuple[int, float]]] = {}
+    """The mean cosine of concepts of different fits over steps, averaged over layers; None if there is one step."""
+    values: dict[int, list[float]] = {}
     for row in run.every_row("concept_stability"):
         if row["value"] is not None:
-            lines.setdefault(row["site"], []).append((row["step"], row["value"]))
-    lines = {site: sorted(points) for site, points in lines.items() if len(points) > 1}
-    if not lines:
+            values.setdefault(row["step"], []).append(row["value"])
+    if len(values) < 2:
         return None
-    alt = f"{title}, one line for each of {len(lines)} layers; 1 means that all fits agree."
-    return steps_figure(lines, title, alt, training, metric="concept_stability")
+    points = [(step, sum(each) / len(each)) for step, each in sorted(values.items())]
+    alt = f"{title}: {number_text(points[0][1])} at first, {number_text(points[-1][1])} at the end; 1 if all agree."
+    return steps_figure({"mean over layers": points}, title, alt, training, metric="concept_stability")

@@ -350,7 +350,9 @@ def _concepts(runs: Sequence[ReportedRun]) -> tuple[list[Figure], list[SectionTa
         site, training = lives[-1].site, training_axis([run])
         name = _named(run, f"Concepts at {site} over training steps, colour: share of the rows", runs)
         figures.append(life_figure([life for life in lives if life.site == site], name, training))
-        agreement = stability_figure(run, _named(run, "Agreement of fits with different seeds", runs), training)
+        agreement = stability_figure(
+            run, _named(run, "Agreement of fits with different seeds, mean cosine over layers", runs), training
+        )
         figures += [] if agreement is None else [agreement]
         tables += concept_tables(lives, site)
     return figures, tables
