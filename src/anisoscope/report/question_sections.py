@@ -31,7 +31,7 @@ _TITLES = {
     "feature_kurtosis": "Kurtosis of the coordinates",
     "attention_entropy": "Entropy of attention, share of uniform",
     "sink_mass": "Attention on the first token",
-    "sink_rate": "Share of queries that attend mostly to the first token",
+    "sink_rate": "Share of heads with over 30 % of their weight on the first token",
     "logit_max": "Largest attention logit",
     "qk_cosine": "Cosine of mean query and mean key",
     "q_drift": "Mean query's share of the queries' norm",
