@@ -99,7 +99,8 @@ def _labels(names: Sequence[str], spots: Sequence[tuple[float, float]]) -> list[
     parts = []
     for name, (px, py) in zip(names, spots, strict=True):
         wide = _LETTER * len(name)
-        for left, base in ((px + 7, py + 4), (px + 5, py - 8), (px + 5, py + 16), (px - 7 - wide, py + 4)):
+        sides = (px + 7, px - 7 - wide)
+        for left, base in ((side, py + down) for down in (4, -8, 16) for side in sides):
             box = (left, base - _LINE + 2, left + wide, base + 2)
             inside = box[0] > _LEFT and box[2] < _WIDTH - _RIGHT + 24
             if inside and not any(_overlap(box, other) for other in taken):
