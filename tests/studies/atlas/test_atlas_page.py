@@ -16,7 +16,7 @@ BELL, FLAT = [0.1, 0.6, 0.9, 0.5, 0.2], [0.12, 0.12, 0.14, 0.12, 0.12]
 TINY = model(
     "tiny", spectral_anisotropy=(BELL, FLAT), two_nn=[3.0, 8.0, 9.0, 8.0, 7.0], mean_cosine=BELL, isoscore=FLAT
 )
-SHIFT = Shift("tiny", "Q4_0", "two_nn", "all", 0.5, 2.0, 0.75)
+SHIFT = Shift("tiny", "Q4_0", "two_nn", "all", 0.5, 2.0, 0.75, "1.20 nats per token (≤ 2)")
 
 
 def test_findings_state_the_numbers_of_the_evidence() -> None:
@@ -66,7 +66,9 @@ def test_markdown_has_a_row_per_model_and_the_matrix() -> None:
     page = atlas_markdown([TINY, replace(TINY, name="other")], [SHIFT])
     assert page.count("| tiny | GPT-2 | decoder |") == 1
     assert "| other | holds | fails |" in page  # S1 with all tokens, and without sinks
-    assert "| tiny | Q4_0 | two_nn | all | 0.5 | 2.00 | 75% | **yes** |" in page
+    assert "| metric | tokens | tiny, Q4_0 |" in page
+    assert "| two_nn | all | 0.5 (**2 errors**) |" in page
+    assert "Check of tiny: exact 1.00 nats per token (≤ 2); Q4_0 1.20 nats per token (≤ 2)." in page
 
 
 def test_what_training_does_counts_each_kind_of_data_once() -> None:

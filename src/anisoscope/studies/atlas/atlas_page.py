@@ -95,7 +95,7 @@ def atlas_html(models: Sequence[ModelEvidence], shifts: Sequence[Shift] = (), re
             _table(COLUMNS, [model_row(model) for model in models], links=[model.name for model in models]),
             claims,
             _matrix_table(models),
-            _table(SHIFT_COLUMNS, [shift_row(shift) for shift in shifts]) if shifts else "Not measured.",
+            _rounding_part(models, shifts) if shifts else "Not measured.",
             Markup("<h2>Measured again</h2><ul>{}</ul>").format(
                 Markup("").join(Markup("<li>{}</li>").format(_bold(rerun.text)) for rerun in reruns)
             )
@@ -130,8 +130,8 @@ def atlas_markdown(models: Sequence[ModelEvidence], shifts: Sequence[Shift] = ()
     lines += ["", *_pipes(("model", *(row.id for row, _ in judged)), rows), ""]
     if shifts:
         lines += ["## What rounding weights does", ""]
-        lines += ["A metric is marked if rounding moves it by more than its error bar at the median layer.", ""]
-        lines += [*_pipes(SHIFT_COLUMNS, [shift_row(shift) for shift in shifts]), ""]
+        lines += [line for note in _rounding_notes(models, shifts) for line in (note, "")]
+        lines += [*_pipes(*shift_table(shifts)), ""]
     if reruns:
         lines += ["## Measured again from nothing", "", *_AGAIN, "", *(f"- {rerun.text}" for rerun in reruns), ""]
     lines += [
@@ -143,13 +143,32 @@ def atlas_markdown(models: Sequence[ModelEvidence], shifts: Sequence[Shift] = ()
     return "\n".join(lines)
 
 
-SHIFT_COLUMNS = ("model", "rounding", "metric", "tokens", "median change", "in error bars", "layers moved", "moved")
+def shift_table(shifts: Sequence[Shift]) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
+    """Return header and rows: what rounding changes, one row per metric and token policy, one column per model."""
+    columns = list(dict.fromkeys((shift.model, shift.kind) for shift in shifts))
+    rows = list(dict.fromkeys((shift.metric, shift.tokens) for shift in shifts))
+    cells = {(shift.metric, shift.tokens, shift.model, shift.kind): _shift_cell(shift) for shift in shifts}
+    header = ("metric", "tokens", *(f"{model}, {kind}" for model, kind in columns))
+    return header, [(*row, *(cells.get((*row, *column), "–") for column in columns)) for row in rows]
 
 
-def shift_row(shift: Shift) -> tuple[str, ...]:
-    """Return the cells of a row of the table of rounding."""
-    numbers = (f"{shift.change:.2g}", f"{shift.errors:.2f}", f"{shift.layers:.0%}")
-    return (shift.model, shift.kind, shift.metric, shift.tokens, *numbers, "**yes**" if shift.moved else "no")
+def _shift_cell(shift: Shift) -> str:
+    errors = f"{shift.errors:.2g} errors"
+    return f"{shift.change:.2g} ({f'**{errors}**' if shift.moved else errors})"
+
+
+def _rounding_notes(models: Sequence[ModelEvidence], shifts: Sequence[Shift]) -> list[str]:
+    """Return what the table of rounding shows, and what the checks of the rounded models give."""
+    notes = [
+        "Each cell is the median over the layers of the change, and the same in error bars of the exact value; bold if "
+        "it exceeds one error bar. Blocks of 32 weights share a scale, as in a GGUF file."
+    ]
+    checks = {(shift.model, shift.kind): shift.check for shift in shifts if shift.check}
+    exact = {model.name: model.check for model in models}
+    for name in dict.fromkeys(model for model, _ in checks):
+        rounded = "; ".join(f"{kind} {check}" for (model, kind), check in checks.items() if model == name)
+        notes.append(f"Check of {name}: exact {exact.get(name, 'not measured')}; {rounded}.")
+    return notes
 
 
 def model_row(model: ModelEvidence) -> tuple[str, ...]:
@@ -202,6 +221,11 @@ def _table(header: Sequence[str], rows: Sequence[Sequence[str]], links: Sequence
     return Markup(
         "<div class=wide><table class=sortable><thead><tr>{}</tr></thead><tbody>{}</tbody></table></div>"
     ).format(head, Markup("").join(body))
+
+
+def _rounding_part(models: Sequence[ModelEvidence], shifts: Sequence[Shift]) -> Markup:
+    notes = Markup("").join(Markup("<p>{}</p>").format(note) for note in _rounding_notes(models, shifts))
+    return notes + _table(*shift_table(shifts))
 
 
 def _link(name: str) -> Markup:
