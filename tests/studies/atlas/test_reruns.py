@@ -29,6 +29,7 @@ def test_measurements_without_a_common_value_are_refused() -> None:
 
 def test_comparisons_read_back_as_written(tmp_path: Path) -> None:
     rerun = compare_reruns(FIRST, FIRST)
+    assert rerun.text == "**tiny**: all 16 values are the same as before."
     write_reruns([rerun], tmp_path / "again.json")
     assert read_reruns(tmp_path / "again.json") == [rerun]
     assert read_reruns(tmp_path / "absent.json") == []

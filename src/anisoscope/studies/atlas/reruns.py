@@ -34,6 +34,8 @@ class Rerun:
     @property
     def text(self) -> str:
         """The comparison in one sentence."""
+        if not self.largest:
+            return f"**{self.model}**: all {self.values:,} values are the same as before."
         share = self.within / self.values
         return (
             f"**{self.model}**: {self.within:,} of {self.values:,} values ({share:.1%}) agree within {WITHIN} errors; "
