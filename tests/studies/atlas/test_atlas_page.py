@@ -23,7 +23,7 @@ def test_findings_state_the_numbers_of_the_evidence() -> None:
     text = " ".join(findings([TINY], [SHIFT]))
     assert "in 1 of 1 models" in text
     assert "0.90 with all tokens, 0.14 without sinks" in text
-    assert "Q4_0 moves 1 of 1 profiles" in text
+    assert "Q4_0 moves 1 of 1 metrics by more than their error (two_nn)" in text
 
 
 def test_a_missing_model_drops_its_finding() -> None:

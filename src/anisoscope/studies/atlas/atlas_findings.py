@@ -170,9 +170,14 @@ def _rounded(shifts: Sequence[Shift]) -> str:
     parts = []
     for kind in sorted({shift.kind for shift in shifts}, reverse=True):
         rows = [shift for shift in shifts if shift.kind == kind]
-        moved = [shift for shift in rows if shift.moved]
-        parts.append(f"{kind} moves {len(moved)} of {len(rows)} profiles by more than their error")
-    return f"**Rounding weights**: {'; '.join(parts)} (table below)."
+        moved = list(dict.fromkeys(shift.metric for shift in rows if shift.moved))
+        metrics = len({shift.metric for shift in rows})
+        named = " and ".join(moved) if len(moved) < 3 else ", ".join(moved)
+        parts.append(
+            f"{kind} moves {len(moved)} of {metrics} metrics by more than their error{f' ({named})' * bool(moved)}"
+        )
+    models = " and ".join(dict.fromkeys(shift.model for shift in shifts))
+    return f"**Rounding the weights** of {models}: {'; '.join(parts)} (table below)."
 
 
 def _one_family(models: Sequence[ModelEvidence]) -> str:
