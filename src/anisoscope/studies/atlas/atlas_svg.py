@@ -32,7 +32,9 @@ def profile_svg(model: ModelEvidence, metric: str, input: str | None = None) -> 
         return Markup("")
     sites = sorted({Site.parse(p[0]) for points in curves.values() for p in points})
     axes = ProfileAxes(
-        {str(site): index / max(1, len(sites) - 1) for index, site in enumerate(sites)}, min(0.0, *values), max(values)
+        {str(site): index / max(1, len(sites) - 1) for index, site in enumerate(sites)},
+        min(0.0, *values),
+        max(values) or 1.0,
     )
     parts = [_drawn_axes(axes, sites[0], sites[-1])]
     for name, points in curves.items():
@@ -76,7 +78,7 @@ def _bar(axes: ProfileAxes, point: Point) -> Markup:
 def _drawn_axes(axes: ProfileAxes, first: Site, last: Site) -> Markup:
     y0, y1, right = _HIGH - _BOTTOM, _TOP, _WIDE - 6
     axis = Markup('<path class="axis" d="M{0},{1}V{2}H{3}"/>').format(_LEFT, y1, y0, right)
-    labels = [(_LEFT - 3, y1 + 7, f"{axes.high:.3g}", "end"), (_LEFT - 3, y0, f"{axes.low:.3g}", "end")]
+    labels = [(_LEFT - 3, y1 + 7, f"{axes.high:.2g}", "end"), (_LEFT - 3, y0, f"{axes.low:.1g}", "end")]
     labels.append((_LEFT, _HIGH - 5, "embedding" if first.kind == "embed" else "first layer", "start"))
     labels.append((right, _HIGH - 5, "after the last norm" if last.kind == "final" else "last layer", "end"))
     texts = [
