@@ -78,7 +78,7 @@ def _bar(axes: ProfileAxes, point: Point) -> Markup:
 def _drawn_axes(axes: ProfileAxes, first: Site, last: Site) -> Markup:
     y0, y1, right = _HIGH - _BOTTOM, _TOP, _WIDE - 6
     axis = Markup('<path class="axis" d="M{0},{1}V{2}H{3}"/>').format(_LEFT, y1, y0, right)
-    labels = [(_LEFT - 3, y1 + 7, f"{axes.high:.2g}", "end"), (_LEFT - 3, y0, f"{axes.low:.1g}", "end")]
+    labels = [(_LEFT - 3, y1 + 7, _tick(axes.high), "end"), (_LEFT - 3, y0, _tick(axes.low), "end")]
     labels.append((_LEFT, _HIGH - 5, "embedding" if first.kind == "embed" else "first layer", "start"))
     labels.append((right, _HIGH - 5, "after the last norm" if last.kind == "final" else "last layer", "end"))
     texts = [
@@ -86,3 +86,8 @@ def _drawn_axes(axes: ProfileAxes, first: Site, last: Site) -> Markup:
         for x, y, text, anchor in labels
     ]
     return axis + Markup("").join(texts)
+
+
+def _tick(value: float) -> str:
+    """Return a number of at most five characters, if it has no exponent."""
+    return f"{value:.0f}" if abs(value) >= 100 else f"{value:.2g}"
