@@ -168,7 +168,7 @@ def word_error(opened: Opened, source: str | None, *, pieces: str, transcripts: 
     return missing / total
 
 
-def formula_error(opened: Opened, source: str | None, *, images: int = 6, longest: int = 90) -> float:
+def formula_error(opened: Opened, source: str | None, *, images: int = 4, longest: int = 60) -> float:
     """Return the share of letters and digits of formulas that are missing in what a model writes about their images.
 
     Args:
@@ -180,11 +180,12 @@ def formula_error(opened: Opened, source: str | None, *, images: int = 6, longes
     letters: list[str] = read_json(Path(opened.info["source"]) / LETTERS)
     files = sorted(Path(_require_source(source)).glob("*.png"))[:images]
     missing = total = 0
+    model: Any = opened.model
     for file in files:
-        pixels = next(iter(model_batches(opened, [file], batch=1))).inputs["pixel_values"]
+        seen = model.read(next(iter(model_batches(opened, [file], batch=1))).inputs["pixel_values"])
         ids = torch.tensor([[letters.index("<bos>")]])
         while ids.shape[1] < longest and ids[0, -1] != letters.index("<eos>"):
-            ids = torch.cat([ids, opened.model(pixels, ids)[:, -1:].argmax(-1)], 1)
+            ids = torch.cat([ids, model.write(ids, seen)[:, -1:].argmax(-1)], 1)
         wanted = _symbols(file.with_suffix(".txt").read_text("utf-8"))
         missing += (wanted - _symbols("".join(letters[i] for i in ids[0, 1:].tolist()))).total()
         total += wanted.total()

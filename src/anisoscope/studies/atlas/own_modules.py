@@ -151,10 +151,16 @@ class FormulaReader(nn.Module):
             pixel_values: (b, 1, height, breadth) in [-1, 1], as images are read; the model was trained on [0, 1].
             input_ids: The letters so far, (b, t).
         """
+        seen = self.read(pixel_values)
+        return seen if input_ids is None else self.write(input_ids, seen)
+
+    def read(self, pixel_values: Tensor) -> Tensor:
+        """Return the vectors of patches, (b, n, width)."""
         x = self.patches((pixel_values + 1) / 2).flatten(2).transpose(1, 2) + self.positions
-        seen = self.encoder(self.first_norm(x))
-        if input_ids is None:
-            return seen
+        return self.encoder(self.first_norm(x))
+
+    def write(self, input_ids: Tensor, seen: Tensor) -> Tensor:
+        """Return logits of the letters that follow, (b, t, vocabulary), given the vectors of patches."""
         t = input_ids.shape[1]
         written = self.letter_norm(self.letters(input_ids) + self.letter_positions.weight[:t])
         later = torch.ones(t, t, dtype=torch.bool, device=written.device).triu(1)
