@@ -11,8 +11,8 @@ import pandas as pd
 from anisoscope.report.charts import spec_of, style_of
 from anisoscope.report.checked_info import checked_info
 from anisoscope.report.lines import ChartStyle, title_of
+from anisoscope.report.metric_titles import title
 from anisoscope.report.picks import first_variant
-from anisoscope.report.question_sections import title
 from anisoscope.report.sentences import PHRASES
 from anisoscope.report.shapes import KINDS, colours_of, fitting_kinds, log_values
 from anisoscope.report.streams import UNNAMED, stream_label
