@@ -34,7 +34,7 @@ def test_massive_tokens_are_counted_by_their_text(tmp_path: Path) -> None:
     table = massive_table(reported(tmp_path, runs.profiles(), removed=removed), named=False)
     assert table is not None
     assert table.rows == [["“the”", "2", "layer 2", "11 ×"], ["“=”", "1", "layer 2", "11 ×"]]
-    assert table.heads == ["token", "times", "first massive at", "largest norm / median"]
+    assert table.heads == ["token", "times", "first massive at", "largest norm / median there"]
     assert table.context is None
 
 

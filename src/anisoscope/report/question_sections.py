@@ -73,11 +73,11 @@ def sections_of(runs: Sequence[ReportedRun]) -> list[QuestionSection]:
     notes = notes_by_topic(runs)
     measured = measured_runs(runs)
     sections = []
-    for topic, title in QUESTIONS.items():
+    for topic, question in QUESTIONS.items():
         figures, tables = makers[topic](runs if topic == "claims" else measured)
         if figures or tables:
             sentence = sentence_of(measured, topic)
-            sections.append(QuestionSection(topic, title, sentence, notes.get(topic, []), figures, tables))
+            sections.append(QuestionSection(topic, question, sentence, notes.get(topic, []), figures, tables))
     return sections
 
 

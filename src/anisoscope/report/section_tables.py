@@ -65,7 +65,7 @@ def massive_table(run: ReportedRun, *, named: bool) -> SectionTable | None:
         ]
         for word in words[:_MOST_TOKENS]
     ]
-    heads = ["token", "times", "for example", "first massive at", "largest norm / median"]
+    heads = ["token", "times", "for example", "first massive at", "largest norm / median there"]
     filled = [column for column in range(len(heads)) if any(row[column] for row in rows)]
     context = filled.index(_CONTEXT) if _CONTEXT in filled else None
     table = [[row[i] for i in filled] for row in rows]
