@@ -52,9 +52,8 @@ def quoted(word: SinkWord) -> str:
 def _word(word: Mapping[str, Any]) -> SinkWord:
     text, left, right = word.get("text"), word.get("left"), word.get("right")
     shown = word.get("shown", text)
-    known = isinstance(left, str) and isinstance(right, str) and isinstance(shown, str) and bool(left or right)
     context = None
-    if known:
+    if isinstance(left, str) and isinstance(right, str) and isinstance(shown, str) and (left or right):
         space = " " if shown.startswith(" ") and shown.strip(" ") else ""
         context = (f"{_line(left)}{space}", visible(shown), _line(right))
     return SinkWord(
