@@ -19,13 +19,13 @@ from html.parser import HTMLParser
 from pathlib import Path
 from urllib.parse import unquote
 
-HERE = Path(__file__).parent
-ROOT = HERE.parent
-sys.path.insert(0, str(HERE))  # find the helpers next to this file from any folder
+sys.path.insert(0, str(Path(__file__).parent))  # find the helpers next to this file from any folder
 
 from gallery import SAMPLES, notebook_page, write_samples
 
-# Files outside docs/, and those of docs/ that have another place on the site: file of the repository -> file of the site.
+HERE = Path(__file__).parent
+ROOT = HERE.parent
+# Where files outside docs/ are on the site, and files of docs/ that have another place there.
 MOVED = {
     "README.md": "index.md",
     "docs/index.md": "all-pages.md",
@@ -122,7 +122,7 @@ def site_path(source: Path) -> str:
 
 
 def prepared(source: Path) -> str:
-    """Return a page of the repository as the site shows it: marks of blocks dropped, links between pages of the site."""
+    """Return a page as the site shows it: without the marks of blocks, with links between pages of the site."""
     here = Path(site_path(source)).parent
 
     def moved(match: re.Match[str]) -> str:
@@ -188,7 +188,7 @@ class _Page(HTMLParser):
 
 
 def broken(site: Path) -> Iterator[str]:
-    """Yield every link to a missing page or anchor, and everything that a page loads from another host or cannot find."""
+    """Yield every link to a missing page or anchor, and everything that is missing or loaded from another host."""
     pages = {path.resolve(): _Page(path.read_text()) for path in sorted(site.rglob("*.html"))}
     for path, page in pages.items():
         if path.name == "404.html":  # its links start at the root of the host
@@ -218,4 +218,4 @@ if __name__ == "__main__":
     parser.add_argument("--out", type=Path, default=ROOT / "site", help="The folder of the site, which is replaced.")
     folder: Path = parser.parse_args().out
     build(folder)
-    print(f"site: {folder / 'index.html'}")
+    sys.stdout.write(f"site: {folder / 'index.html'}\n")
