@@ -38,40 +38,34 @@ def write_samples(folder: Path) -> None:
         for _ in run_blocks(blocks_of((HERE / "gallery.md").read_text()), work, "gallery.md"):
             pass
         measured = {model.name: model for model in read_evidence(committed_evidence())}
-        decoder, encoder = (run_of(measured[name], "trained", work) for name in (DECODER, ENCODER))
-        write_report([decoder, run_of(measured[DECODER], "untrained", work)], work / "model.html")
+        decoder, encoder = (run_of(measured[name], work) for name in (DECODER, ENCODER))
+        write_report([decoder], work / "model.html")
         write_report([decoder, encoder], work / "two-models.html")
         for name in SAMPLES.values():
             shutil.copy(work / f"{name}.html", folder / f"{name}.html")
 
 
-def run_of(model: ModelEvidence, state: str, folder: Path) -> Run:
-    """Write the profiles of a model of the atlas as a run.
-
-    Args:
-        model: The evidence that comes with the library.
-        state: "trained" or "untrained".
-        folder: Where the run's folder is written.
-    """
+def run_of(model: ModelEvidence, folder: Path) -> Run:
+    """Write the profiles of a trained model of the atlas as a run into a folder."""
     known = catalogue()
     about = model.inputs[model.domain]
+    profiles = about["trained"]
     records = [
         Record(site, metric, value, error=error, error_kind="jackknife", null=null, tokens=tokens)
-        for metric, policies in about[state].items()
+        for metric, policies in profiles.items()
         for tokens, points in policies.items()
         for site, value, error, null in points
     ]
-    name = model.name if state == "trained" else f"{model.name}, {state}"
     info: dict[str, Any] = {
         "kind": "model",
         "model": {"source": model.name, "dtype": model.precision},
         "data": {"source": about["describes"], "tokens": about["tokens"]},
         "unit": "documents",
-        "metrics": {metric: known[metric].card() for metric in about[state]},
+        "metrics": {metric: known[metric].card() for metric in profiles},
     }
-    with Run.create(folder / name, info, name=name, command=f"anisoscope atlas run {model.name}") as run:
+    with Run.create(folder / model.name, info, command=f"anisoscope atlas run {model.name}") as run:
         run.append(records)
-    return Run.open(folder / name)
+    return Run.open(folder / model.name)
 
 
 def notebook_page(path: Path) -> str:
