@@ -1,6 +1,8 @@
 """Write the generated pages of docs/ (`make docs`). A test fails if a page is older than the code.
 
-`python docs/build.py --claims RUN` first copies the evidence of a run of claims into the package.
+`python docs/build.py --claims RUN` first copies the evidence of a run of claims into the package. `--real FOLDER` also
+records the block of the README that needs stories15M: its folder, which `anisoscope atlas run stories15M` leaves in the
+cache.
 """
 
 from __future__ import annotations
@@ -35,6 +37,8 @@ from anisoscope.studies.claims.committed_evidence import FILE, committed, judged
 from anisoscope.studies.claims.runner import CLAIMS
 
 HERE = Path(__file__).parent
+README = HERE.parent / "README.md"
+REAL = "stories15M"  # the model of the README, which must be downloaded
 EVIDENCE = HERE.parent / "src" / "anisoscope" / "studies" / "claims" / FILE
 HEADER = "<!-- written by docs/build.py from the code: do not edit -->\n\n"
 
@@ -116,7 +120,8 @@ def _row(metric: Metric) -> str:
 
 def walked() -> list[Path]:
     """List the pages whose blocks run, in order, in one folder per page."""
-    return [HERE / "tour.md", HERE / "pitfalls.md", HERE / "for-agents.md", *sorted((HERE / "howto").glob("*.md"))]
+    names = ("tour.md", "pitfalls.md", "for-agents.md")
+    return [README, *(HERE / name for name in names), *sorted((HERE / "howto").glob("*.md"))]
 
 
 def walk(page: Path) -> str:
@@ -128,12 +133,25 @@ def walk(page: Path) -> str:
         return refreshed(text, list(run_blocks(blocks_of(text), Path(folder), page.name)))
 
 
+def walk_real(model: Path) -> str:
+    """Return the README with the current output of its block that needs a real model, in this folder."""
+    text = README.read_text()
+    with tempfile.TemporaryDirectory() as folder:
+        (Path(folder) / REAL).symlink_to(model.resolve())
+        wanted = [block for block in blocks_of(text.replace(f"sh needs {REAL}", "sh")) if REAL in block.code]
+        return refreshed(text, list(run_blocks(wanted, Path(folder), README.name)))
+
+
 if __name__ == "__main__":
     parser = argparse.ArgumentParser()
     parser.add_argument("--claims", type=Path, help="a run of all claims, whose evidence the page shows")
-    if (run := parser.parse_args().claims) is not None:
+    parser.add_argument("--real", type=Path, help="the folder of stories15M, for the README")
+    arguments = parser.parse_args()
+    if (run := arguments.claims) is not None:
         EVIDENCE.write_text(json.dumps(pack_evidence(run), ensure_ascii=False, separators=(",", ":")) + "\n")
     for path, text in pages().items():
         path.write_text(text)
     for path in walked():
         path.write_text(walk(path))
+    if arguments.real is not None:
+        README.write_text(walk_real(arguments.real))

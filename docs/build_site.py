@@ -209,7 +209,7 @@ def broken(site: Path) -> Iterator[str]:
             elif anchor and target in pages and anchor not in pages[target].anchors and link in page.links:
                 yield f"{where} links to {link}, but {target.name} has no such anchor"
     for path in sorted(site.rglob("*.css")):
-        for url in re.findall(r"url\(['\"]?(https?:[^)'\"]+)|@import\s+['\"](https?:[^'\"]+)", path.read_text()):
+        for url in re.findall(r"(?:url\(|@import )['\"]?((?:https?:)?//[^)'\"]+)", path.read_text()):
             yield f"{path.relative_to(site)} loads {url} from another host"
 
 
