@@ -11,7 +11,9 @@ import argparse
 import json
 import sys
 import tempfile
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parent))  # find the helpers next to this file from any folder
 
@@ -37,6 +39,7 @@ from anisoscope.studies.claims.committed_evidence import FILE, committed, judged
 from anisoscope.studies.claims.runner import CLAIMS
 
 HERE = Path(__file__).parent
+RESULTS = HERE.parent / "benchmarks" / "results"
 README = HERE.parent / "README.md"
 REAL = "stories15M"  # the model of the README, which must be downloaded
 EVIDENCE = HERE.parent / "src" / "anisoscope" / "studies" / "claims" / FILE
@@ -50,13 +53,13 @@ def pages() -> dict[Path, str]:
         HERE / "cli.md": HEADER + cli_page(),
         HERE / "api.md": HEADER + api_page(),
         HERE / "claims.md": claims_page(),
+        HERE / "comparison.md": comparison_page(),
         **atlas_pages(),
     }
 
 
 def claims_page() -> str:
     """Return the page of claims with new tables: the rules from the code, the verdicts from the committed evidence."""
-    page = (HERE / "claims.md").read_text()
     packed = committed()
     pairs = judged(packed)
     tables = {
@@ -66,12 +69,50 @@ def claims_page() -> str:
         "power": power_table(pairs),
         "rules": rules_table(CLAIMS),
     }
+    return with_tables(HERE / "claims.md", tables)
+
+
+def with_tables(path: Path, tables: Mapping[str, str]) -> str:
+    """Return a page with new tables between their marks."""
+    page = path.read_text()
     for name, table in tables.items():
         begin, end = f"<!-- {name}: written by docs/build.py -->", f"<!-- end of {name} -->"
         if (page.count(begin), page.count(end)) != (1, 1):
-            raise SystemExit(f"docs/claims.md needs one {begin} and one {end} after it, for the table of {name}.")
+            raise SystemExit(f"{path.name} needs one {begin} and one {end} after it, for the table of {name}.")
         page = f"{page.partition(begin)[0]}{begin}\n\n{table}\n\n{end}{page.partition(end)[2]}"
     return page
+
+
+def comparison_page() -> str:
+    """Return the comparison with other tools, with the tables of the last benchmarks."""
+    peers, tracker = (json.loads((RESULTS / f"{name}.json").read_text()) for name in ("peers", "tracker"))
+    tools = list(dict.fromkeys(tool for answers in peers["answers"].values() for tool in answers))
+    answers = [[data, *(_answer(values.get(tool, "")) for tool in tools)] for data, values in peers["answers"].items()]
+    times = [_figure(figure) for figure in peers["figures"] if figure["unit"].startswith("×")]
+    training = [_figure(figure) for figure in tracker["figures"] if figure["unit"] == "×"]
+    tables = {
+        "answers": _table(["data", *tools], answers),
+        "times": _table(["what", "time in ours"], times),
+        "training": _table(["what", "time in plain steps"], training),
+    }
+    return with_tables(HERE / "comparison.md", tables)
+
+
+def _answer(text: str) -> str:
+    return "no answer" if text.startswith("none") else text
+
+
+def _figure(figure: Mapping[str, Any]) -> list[str]:
+    value = figure["value"]
+    return [
+        figure["name"].removesuffix(", in steps").removesuffix(", in ours"),
+        "no answer" if value is None else f"{value:.3g} ×",
+    ]
+
+
+def _table(titles: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    lines = [titles, ["---"] * len(titles), *rows]
+    return "\n".join("| " + " | ".join(cells) + " |" for cells in lines)
 
 
 def atlas_pages() -> dict[Path, str]:
