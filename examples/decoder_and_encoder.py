@@ -24,7 +24,8 @@ OUT, FIGURE = Path("runs/real"), Path("docs/real.png")
 ALL, KEPT, NULL = "all tokens", "without sink tokens", "no structure"
 TWIN, OTHER = "untrained twin", f"{ENCODER}, an encoder"
 BLUE, ORANGE, GREEN, GREY, PALE = COLOURS[0], COLOURS[1], COLOURS[2], "#777777", "#B0B0B0"
-WIDTH, HEIGHT = 330, 270
+WIDTH, HEIGHT = 270, 250
+TEXT, SMALL = 14, 13  # sizes of the words
 
 
 def curve(name: str, points: Sequence[Point]) -> list[dict[str, Any]]:
@@ -58,14 +59,21 @@ def panel(table: pd.DataFrame, colours: dict[str, str], title: list[str], top: f
     """Return one panel: lines with intervals, each with its name at the right end."""
     colour = alt.Color("curve:N", scale=alt.Scale(domain=list(colours), range=list(colours.values())), legend=None)
     words = "datum.value == 0 ? 'embedding' : datum.value == 1 ? 'output' : 'half depth'"
-    depths = alt.Axis(values=[0, 0.5, 1], labelExpr=words, labelOverlap=False, labelFlush=False)
+    depths = alt.Axis(values=[0, 0.5, 1], labelExpr=words, labelOverlap=False, labelFlush=False, labelFontSize=SMALL)
     x = alt.X("depth:Q", title=None, axis=depths)
-    y = alt.Y("share:Q", title=None, scale=alt.Scale(domain=[0, top]), axis=alt.Axis(labelExpr="datum.label + ' %'"))
+    y = alt.Y(
+        "share:Q",
+        title=None,
+        scale=alt.Scale(domain=[0, top]),
+        axis=alt.Axis(labelExpr="datum.label + ' %'", labelFontSize=SMALL),
+    )
     base = alt.Chart(table).encode(x, color=colour)
     bars = base.mark_rule(strokeWidth=1.5, opacity=0.6).encode(alt.Y("low:Q", title=None), alt.Y2("high:Q"))
     lines = base.mark_line(point=alt.OverlayMarkDef(size=36), strokeWidth=2.5).encode(y)
-    names = alt.Chart(names_at_ends(table, top)).mark_text(align="left", dx=10, fontSize=12, fontWeight="bold")
-    title_ = alt.TitleParams(title[0], subtitle=title[1:], anchor="start", fontSize=14, subtitleFontSize=12, offset=12)
+    names = alt.Chart(names_at_ends(table, top)).mark_text(align="left", dx=10, fontSize=TEXT, fontWeight="bold")
+    title_ = alt.TitleParams(
+        title[0], subtitle=title[1:], anchor="start", fontSize=16, subtitleFontSize=TEXT, offset=12
+    )
     return (bars + lines + names.encode(x, alt.Y("place:Q"), colour, text="curve:N")).properties(
         width=WIDTH, height=HEIGHT, title=title_
     )
@@ -85,13 +93,13 @@ def figure(left: pd.DataFrame, right: pd.DataFrame) -> alt.HConcatChart:
     top = 5 * (1 + int(1.05 * max(left["high"].max(), right["high"].max()) // 5))
     peak = left[left["curve"] == ALL].nlargest(1, "share")
     same = left[(left["curve"] == KEPT) & (left["depth"] == float(peak["depth"].iloc[0]))]
-    note = f"{float(peak['share'].iloc[0]):.0f} % of the variance in one direction"
+    note = f"{float(peak['share'].iloc[0]):.0f} % in one direction"
     without = f"{float(same['share'].iloc[0]):.0f} % without them"
     at = alt.X("depth:Q")
-    text = alt.Chart(peak.assign(note=note)).mark_text(align="left", dx=10, fontSize=12.5, color=BLUE)
+    text = alt.Chart(peak.assign(note=note)).mark_text(align="left", dx=10, fontSize=TEXT, color=BLUE)
     fall = peak.assign(end=float(same["share"].iloc[0]) + top / 30, start=peak["share"] - top / 30)
     arrow = alt.Chart(fall).mark_rule(strokeDash=[4, 3], color=GREY).encode(at, alt.Y("start:Q"), alt.Y2("end:Q"))
-    below = alt.Chart(same.assign(note=without)).mark_text(align="center", dy=16, fontSize=12, color=ORANGE)
+    below = alt.Chart(same.assign(note=without)).mark_text(align="center", dy=16, fontSize=TEXT, color=ORANGE)
     decoder = panel(
         left,
         {ALL: BLUE, KEPT: ORANGE, NULL: PALE},

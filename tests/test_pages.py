@@ -17,6 +17,7 @@ import pytest
 import typer
 
 from anisoscope.cli import app
+from anisoscope.studies.atlas.evidence import committed_evidence, read_evidence
 from tests.tiny_models import CATALOGUE
 
 ROOT = Path(__file__).parent.parent
@@ -221,6 +222,15 @@ def test_facts_in_the_readme_are_those_of_the_project() -> None:
     )
     assert says in text
     assert f"the {biased} cases" in text
+
+
+def test_numbers_below_the_figure_are_those_of_the_atlas() -> None:
+    decoder = next(model for model in read_evidence(committed_evidence()) if model.name == "stories15M")
+    site, peak, _, _ = max(decoder.points("spectral_anisotropy"), key=lambda point: point[1])
+    kept = next(point[1] for point in decoder.points("spectral_anisotropy", "no-sink") if point[0] == site)
+    below = " ".join(README.read_text().split())
+    assert f"one direction seems to hold {peak:.0%} of the variance".replace("%", " %") in below
+    assert f"and {kept:.0%} are left".replace("%", " %") in below
 
 
 @pytest.mark.real
