@@ -24,6 +24,7 @@ from reader import prepare
 
 from anisoscope.metrics import catalogue
 from anisoscope.metrics.metric import INVARIANCES, Metric
+from anisoscope.report.glossary import WORDS
 from anisoscope.studies.atlas.atlas_page import atlas_html, atlas_markdown
 from anisoscope.studies.atlas.evidence import atlas_evidence, committed_evidence, study_path
 from anisoscope.studies.atlas.quantisation import read_study, shifts
@@ -54,6 +55,7 @@ def pages() -> dict[Path, str]:
         HERE / "api.md": HEADER + api_page(),
         HERE / "claims.md": claims_page(),
         HERE / "comparison.md": comparison_page(),
+        HERE / "glossary.md": HEADER + glossary_page(),
         **atlas_pages(),
     }
 
@@ -70,6 +72,15 @@ def claims_page() -> str:
         "rules": rules_table(CLAIMS),
     }
     return with_tables(HERE / "claims.md", tables)
+
+
+def glossary_page() -> str:
+    """Return the words of tables, reports and messages."""
+    intro = (
+        "# Words\n\nThe words in tables, reports and messages; `anisoscope words` prints them.\n"
+        "[Pitfalls](pitfalls.md) shows with numbers why most of them matter.\n\n"
+    )
+    return intro + _table(["word", "means"], [[word, meaning] for word, meaning in WORDS.items()]) + "\n"
 
 
 def with_tables(path: Path, tables: Mapping[str, str]) -> str:

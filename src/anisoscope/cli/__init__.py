@@ -16,6 +16,7 @@ from anisoscope.cli import (  # noqa: F401
     sweep,
     tangent,
     transform,
+    words,
 )
 from anisoscope.cli.app import app, main
 
