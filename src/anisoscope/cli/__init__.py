@@ -11,12 +11,12 @@ from anisoscope.cli import (  # noqa: F401
     measure,
     report,
     runs,
+    show_words,
     similarity,
     sinks,
     sweep,
     tangent,
     transform,
-    words,
 )
 from anisoscope.cli.app import app, main
 
