@@ -45,13 +45,13 @@ def main() -> None:
 
 
 def _shrink(picture: Path, target: Path) -> None:
-    """Write the upper part of a picture at three quarters of its size, with few colours."""
+    """Write the upper part of a picture at three quarters of its size."""
     from PIL import Image
 
     width, _ = SIZES["laptop"]
     top = Image.open(picture).convert("RGB").crop((0, 0, width, width * 9 // 16))
     small = top.resize((3 * top.width // 4, 3 * top.height // 4), Image.Resampling.LANCZOS)
-    small.quantize(192).save(target, optimize=True)
+    small.save(target, optimize=True)
 
 
 def _driver(profile: Path) -> Any:
