@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -59,7 +60,7 @@ def test_masked_tokens_are_chosen_in_turn(tmp_path: Path) -> None:
     tokenizer = made.word_pieces()
     tokenizer.mask_token = tokenizer.unk_token  # the model ignores its input
     ids = tokenizer("the cat sat on the mat")["input_ids"]
-    model = transformers.BertForMaskedLM(made.bert_config())
+    model: Any = transformers.BertForMaskedLM(made.bert_config())
     model.cls.predictions.bias.data[ids[1]] = 1e4  # always guesses the first word
     opened = open_model(made.save(tmp_path / "bert", model, tokenizer), head=True)
     inner = ids[1:-1]
@@ -85,9 +86,9 @@ def test_tables_count_hidden_labels_only(tmp_path: Path) -> None:
 def test_letters_of_formulas_count_without_commands(tmp_path: Path) -> None:
     sizes = {"height": 16, "breadth": 32, "patch": 8, "width": 8, "layers": 1, "heads": 2, "vocabulary": 4}
     sizes["positions"] = 12
-    model = make_module("formulas", sizes)
-    torch.nn.init.zeros_(model.head.weight)  # type: ignore[union-attr, arg-type]
-    model.head.bias.data = torch.tensor([0.0, 0.0, 0.0, 1.0])  # type: ignore[union-attr]  # always writes "a"
+    model: Any = make_module("formulas", sizes)
+    torch.nn.init.zeros_(model.head.weight)
+    model.head.bias.data = torch.tensor([0.0, 0.0, 0.0, 1.0])  # always writes "a"
     (tmp_path / "model").mkdir()
     save_module(tmp_path / "model", "formulas", sizes, model)
     (tmp_path / "model" / LETTERS).write_text(json.dumps(["<pad>", "<bos>", "<eos>", "a"]))
