@@ -16,7 +16,8 @@ _LOW_NULL = 0.8  # a null value of the IsoScore below this changes how the score
 _FEW_TOKENS = 0.01  # share of tokens; if removing so few halves a score, a few tokens dominate it
 _SATURATED = 20.0  # neighbour-based dimensions above this are too low (a true 50 is estimated as 32 at n = 2048)
 _DOMINATED = 0.25  # a score that loses this much without sinks is dominated by them
-_OWN_PANEL = ("alert", "verdict")  # metrics whose notes are shown elsewhere
+# metrics whose notes are shown elsewhere
+_OWN_PANEL = ("alert", "verdict", "concept_share", "concepts_born", "concepts_died")
 _LISTED = 8  # notes shown before they are only counted
 
 

@@ -185,8 +185,10 @@ def _changed(record: Record | None, tests: int) -> str:
 def _notes(details: Mapping[str, Any]) -> str:
     n, sampled = details["n"], details["sampled"]
     searched = details["duplicates"]["searched"]
+    by_dot = "Queries find rows by dot product, all other numbers are by cosine."
+    by_cosine = "Rows are compared by cosine ('as stored': by distance)."
     lines = [
-        "Rows are compared by cosine ('as stored': by distance). ±: one standard error over blocks of rows, or over "
+        f"{by_dot if details.get('search') == 'dot' else by_cosine} ±: one standard error over blocks of rows, or over "
         "queries. Bars: cosines from −1 to 1 of random, nearest and relevant pairs. null: no structure; for hubs and "
         "two_nn Gaussian rows of the same mean and covariance, for uniformity the uniform sphere.",
         "cos: mean cosine. unif: uniformity. hubs: skewness. kept: share of the ten nearest rows that stay the same, "

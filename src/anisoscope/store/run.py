@@ -323,7 +323,7 @@ class Run:
         _views().show(self, full=full)
 
     def report(self, path: str | os.PathLike[str]) -> Path:
-        """Write the run as one .html page; see `anisoscope.write_report`."""
+        """Write the run as one .html page; see `anisoscope.report`."""
         return _views().write_report(self, Path(path))
 
     def compare(self, other: Run, metrics: Sequence[str] | None = None) -> pd.DataFrame:
