@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -212,9 +213,12 @@ def _notes(details: Mapping[str, Any]) -> str:
 def _value(record: Record | None) -> str:
     if record is None or record.value is None:
         return "[dim]–[/]"
-    error = "" if record.error is None else f" [dim]± {record.error:.1g}[/]"
-    number = f"{record.value:.3f}" if abs(record.value) < 10 else f"{record.value:,.1f}"
-    return f"{number}{error}".replace("-", "−")
+    decimals = 3 if abs(record.value) < 10 else 1
+    error = ""
+    if record.error:  # the value ends with the first digit of its error
+        decimals = min(4, max(0, -math.floor(math.log10(record.error))))
+        error = f" [dim]± {record.error:,.{decimals}f}[/]"
+    return f"{record.value:,.{decimals}f}{error}".replace("-", "−")
 
 
 def _plain(record: Record | None) -> str:
@@ -229,7 +233,7 @@ def _percent(record: Record | None) -> str:
     if record is None or record.value is None:
         return "[dim]–[/]"
     error = "" if record.error is None else f" [dim]± {100 * record.error:.2g}[/]"
-    return f"{100 * record.value:.2g} %{error}"
+    return f"{100 * record.value:.2g}{error} %"
 
 
 def _count(record: Record | None) -> str:
