@@ -19,7 +19,7 @@ from anisoscope.report.sentences import stream_name
 from anisoscope.report.tables import parse_site, stream_of
 
 POLICIES = ("all", "no-sink", "generated", "generated no-sink")  # pairs next to each other
-GLOSSARY = "Words: docs/glossary.md"
+GLOSSARY = "Words: anisoscope words"
 _LONG_CURVE = 3  # a curve by index with more points than this is one row
 _NAME = 20  # characters of a name in a narrow terminal
 _WIDE_NAME = 30

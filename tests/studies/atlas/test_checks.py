@@ -7,11 +7,19 @@ from pathlib import Path
 
 import pytest
 import torch
+import transformers
 from safetensors.torch import save_file
 
 from anisoscope.errors import InputError
 from anisoscope.models.open import open_model
-from anisoscope.studies.atlas.checks import formula_error, nats_per_token, run_check, sentence_margin, table_accuracy
+from anisoscope.studies.atlas.checks import (
+    formula_error,
+    masked_accuracy,
+    nats_per_token,
+    run_check,
+    sentence_margin,
+    table_accuracy,
+)
 from anisoscope.studies.atlas.formula_images import draw_formulas
 from anisoscope.studies.atlas.own_folders import LETTERS, save_module
 from anisoscope.studies.atlas.own_modules import make_module
@@ -45,6 +53,21 @@ def test_the_margin_is_the_worst_pair_of_each_kind(tmp_path: Path) -> None:
         same = sentence_margin(opened, None, groups=[["the cat", "the cat"], ["a", "a"]])
         other = sentence_margin(opened, None, groups=[["the cat", "a"], ["the cat", "a"]])
     assert same > 0 > other
+
+
+def test_masked_tokens_are_chosen_in_turn(tmp_path: Path) -> None:
+    tokenizer = made.word_pieces()
+    tokenizer.mask_token = tokenizer.unk_token  # the model ignores its input
+    ids = tokenizer("the cat sat on the mat")["input_ids"]
+    model = transformers.BertForMaskedLM(made.bert_config())
+    model.cls.predictions.bias.data[ids[1]] = 1e4  # always guesses the first word
+    opened = open_model(made.save(tmp_path / "bert", model, tokenizer), head=True)
+    inner = ids[1:-1]
+    with torch.no_grad():
+        for every in (1, 2):
+            share = masked_accuracy(opened, None, texts=["the cat sat on the mat"], every=every)
+            assert share == sum(i == ids[1] for i in inner[::every]) / len(inner[::every])
+    assert 0 < share < 1
 
 
 def test_tables_count_hidden_labels_only(tmp_path: Path) -> None:
