@@ -92,12 +92,6 @@ def _shapes(model: Subject, kind: MeasurementKind) -> dict[str, Estimate]:
     )
 
 
-def _sources(kind: MeasurementKind) -> list[tuple[MeasurementKind, str, str]]:
-    """Measurement, metric and token policy of each version of a quantity; the lab has no Tyler's matrix."""
-    sources = [(kind, TOP_SHARE, "all"), (kind, TOP_SHARE, "no-sink")]
-    return sources if kind is SUBLAYERS else [*sources, (TYLER, TYLER_SHARE, "no-sink")]
-
-
 def _shape_of(model: Subject, shape: Shape, kind: MeasurementKind, metric: str, tokens: str) -> Estimate:
     return estimate(of_profile(shape, metric, tokens), model.measure(kind))
 
