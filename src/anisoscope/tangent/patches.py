@@ -107,27 +107,36 @@ def local_test(captured: Tensor, size: Tensor, *, draws: int = DRAWS, seed: int 
     permuted = centred[torch.arange(k), labels].mean(1)  # (draws,)
     value = float(centred.diagonal().mean())
     own_patch = float(m.diagonal().mean())
-    wider = likeness(centred)
+    wider = likeness(m)
     # the mean of a centred matrix over all labellings is 0, so own_patch − value is the mean with permuted labels
     p = permutation_p(value, permuted * wider**0.5)
     return LocalTest(value * k / (k - 1), own_patch, own_patch - value, p, wider)
 
 
-def likeness(centred: Tensor) -> float:
+def likeness(m: Tensor) -> float:
     """By what factor alike patches raise the variance of the diagonal's mean over that of permuted labels, at least 1.
 
     If the rows of a matrix (gradients) have the correlations A and its columns (bases) the correlations B, and rows and
     columns are otherwise unrelated, the variance of its trace is Σ_jk A_jk·B_jk times that of one entry: K if the
     patches are unrelated, more if the same patches are alike in both. A and B are estimated from the entries off the
-    diagonal, so that gradients that follow their own patch do not count as alike patches. This is the correction of
-    Clifford, Richardson and Hémon (1989) for the correlation of two smooth fields, with patches instead of places.
+    diagonal less their row and column effects, so that gradients that follow their own patch do not count as alike
+    patches. This is the correction of Clifford, Richardson and Hémon (1989) for the correlation of two smooth fields,
+    with patches instead of places.
 
     Args:
-        centred: Energy of patch j's gradients in patch k's basis, doubly centred, (K, K).
+        m: Energy of patch j's gradients in patch k's basis, (K, K).
     """
-    x = centred.clone().fill_diagonal_(0.0)
-    rows, columns = (functional.normalize(each, dim=1) for each in (x, x.T))
-    return max(1.0, float(((rows @ rows.T) * (columns @ columns.T)).sum()) / len(x))
+    k = len(m)
+    if k < 3:
+        return 1.0
+    off = m.double().clone().fill_diagonal_(0.0)
+    mean = off.sum() / (k * (k - 1))
+    rows, columns = off.sum(1) - (k - 1) * mean, off.sum(0) - (k - 1) * mean
+    # least squares of m_jk = mean + a_j + b_k over the entries off the diagonal
+    a, b = (((k - 1) * one + other) / (k * (k - 2)) for one, other in ((rows, columns), (columns, rows)))
+    rest = (m - mean - a[:, None] - b).fill_diagonal_(0.0)
+    by_row, by_column = (functional.normalize(each, dim=1) for each in (rest, rest.T))
+    return max(1.0, float(((by_row @ by_row.T) * (by_column @ by_column.T)).sum()) / k)
 
 
 def captured_by_patch(g: Tensor, patches: Patches, ranks: Sequence[int]) -> Tensor:
