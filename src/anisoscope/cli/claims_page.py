@@ -18,6 +18,8 @@ from anisoscope.report.templates import asset, render
 from anisoscope.store.files import parse_errors, write_text
 from anisoscope.store.run import Run
 from anisoscope.studies.claims.claim import SMOKE_TEST_NOTE, Claim, Evidence, Verdict, shared_context
+from anisoscope.studies.claims.claim_tables import what_decided
+from anisoscope.studies.claims.disputes import DISPUTES, dispute_summary, measured_on
 from anisoscope.studies.claims.judging import judge
 from anisoscope.studies.claims.runner import CLAIMS, evidence_run, kept_evidence
 
@@ -55,9 +57,23 @@ def _page(run: Run, evidence_of: Sequence[tuple[Claim, Evidence]]) -> str:
         versions=versions,
         made=f"{datetime.now(UTC):%Y-%m-%d}",
         note=SMOKE_TEST_NOTE if any(evidence.smoke_test for _, evidence in evidence_of) else None,
-        claims=[_claim(run.path, claim, judge(claim, evidence)) for claim, evidence in evidence_of],
+        claims=(claims := [_claim(run.path, claim, judge(claim, evidence)) for claim, evidence in evidence_of]),
+        disputes=_disputes(claims),
         not_run=[claim.id for claim in CLAIMS if claim.id not in {each.id for each, _ in evidence_of}],
     )
+
+
+def _disputes(claims: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The claims that were run by dispute, each dispute with its text and its verdicts in words."""
+    by_id = {claim["id"]: claim for claim in claims}
+    verdicts = {name: claim["verdicts"] for name, claim in by_id.items()}
+    parts = []
+    for dispute in DISPUTES:
+        shown = [by_id[name] for name in (*dispute.headline, *dispute.others) if name in by_id]
+        if shown:
+            summary = dispute_summary(dispute, verdicts)
+            parts.append({"question": dispute.question, "text": dispute.text, "summary": summary, "claims": shown})
+    return parts
 
 
 def _setting(name: str, value: Any) -> str:
@@ -69,6 +85,10 @@ def _claim(folder: Path, claim: Claim, verdicts: tuple[Verdict, Verdict]) -> dic
     return {
         "id": claim.id,
         "statement": claim.statement,
+        "plain": claim.plain,
+        "found": claim.found,
+        "on": measured_on(verdicts),
+        "decided": what_decided(verdicts),
         "paper": paper_name(claim.paper),
         "verdicts": verdicts,
         "more": shared_context(verdicts),

@@ -22,6 +22,7 @@ from anisoscope.studies.atlas.atlas_runs import SAMPLE
 from anisoscope.studies.atlas.evidence import ModelEvidence, Point
 from anisoscope.studies.claims.bell_evidence import distance_from_middle
 from anisoscope.studies.claims.claim import CONTROL, MODEL, PUBLISHED, Evidence, Verdict
+from anisoscope.studies.claims.claim_tables import markdown_table
 from anisoscope.studies.claims.conditions import NOT_REPRODUCED, REPRODUCED
 from anisoscope.studies.claims.curve_shapes import bell, span
 from anisoscope.studies.claims.estimate import Estimate
@@ -149,6 +150,13 @@ MATRIX = (
 def matrix(models: Sequence[ModelEvidence]) -> list[tuple[MatrixRow, list[MatrixVerdict]]]:
     """Return every claim with its verdict on every model."""
     return [(row, [row.rule(model) for model in models]) for row in MATRIX]
+
+
+def matrix_table(models: Sequence[ModelEvidence]) -> str:
+    """Return the matrix as a Markdown table, one row per model."""
+    judged = matrix(models)
+    rows = [(model.name, *(verdicts[i].answer for _, verdicts in judged)) for i, model in enumerate(models)]
+    return markdown_table(("model", *(row.id for row, _ in judged)), rows)
 
 
 # --- A1, A2: all models together ----------------------------------------------------------------------------------
