@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
@@ -20,6 +21,7 @@ from anisoscope.store.run import Run
 from anisoscope.studies.claims.claim import SMOKE_TEST_NOTE, Claim, Evidence, Verdict, shared_context
 from anisoscope.studies.claims.claim_tables import what_decided
 from anisoscope.studies.claims.disputes import DISPUTES, dispute_summary, measured_on
+from anisoscope.studies.claims.figure_labels import shown_records
 from anisoscope.studies.claims.judging import judge
 from anisoscope.studies.claims.runner import CLAIMS, evidence_run, kept_evidence
 
@@ -100,12 +102,23 @@ def _figures(folder: Path, claim: Claim) -> list[str]:
     """The charts of the metrics of a claim, as SVG."""
     import vl_convert
 
-    run = evidence_run(folder, claim.id)
-    if run is None:
+    stored = evidence_run(folder, claim.id)
+    if stored is None:
         return []
-    measured = run.metrics()
+    measured = stored.metrics()
     drawn = [metric for metric in claim.figure if metric in measured][:_MOST]
-    return [vl_convert.vegalite_to_svg(_with_whole_labels(_chart(run, metric).to_dict())) for metric in drawn]
+    with tempfile.TemporaryDirectory() as temporary:
+        run = _labelled(stored, drawn, Path(temporary) / claim.id)
+        return [vl_convert.vegalite_to_svg(_with_whole_labels(_chart(run, metric).to_dict())) for metric in drawn]
+
+
+def _labelled(stored: Run, metrics: Sequence[str], folder: Path) -> Run:
+    """A copy of some records of a run with labels in words, at most seven things per metric."""
+    records = list(stored.records())
+    with Run.create(folder, {"kind": "evidence", "metrics": stored.info["metrics"]}, name=stored.name) as run:
+        for metric in metrics:
+            run.append(shown_records([record for record in records if record.metric == metric]))
+    return Run.open(folder)
 
 
 def _with_whole_labels(spec: dict[str, Any]) -> dict[str, Any]:

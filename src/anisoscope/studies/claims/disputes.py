@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -95,6 +96,6 @@ def measured_on(verdicts: Pair) -> str:
     if decided is None:
         return ""
     ran = decided.reasons.ran
-    source = ran.partition(":")[0] if ran.startswith("lab") else ran.partition(",")[0]
+    source = ran.partition(":")[0] if ran.startswith("lab") else re.split("[,;]", ran)[0]
     effects = [each.effect for each in verdicts if each.effect is not None and not each.effect.is_exact]
     return f"{source}, {effects[0].n} {effects[0].unit}" if effects else source
