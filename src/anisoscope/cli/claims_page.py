@@ -122,11 +122,22 @@ def _labelled(stored: Run, metrics: Sequence[str], folder: Path) -> Run:
 
 
 def _with_whole_labels(spec: dict[str, Any]) -> dict[str, Any]:
-    """Allow long labels: the default length suits names of layers."""
+    """Allow long labels everywhere in a chart: the default length suits names of layers."""
     config = spec.setdefault("config", {})
     for part in ("axis", "legend"):
-        config[part] = {**config.get(part, {}), "labelLimit": _LABEL}
+        config.setdefault(part, {})["labelLimit"] = _LABEL
+    _widen_labels(spec)
     return spec
+
+
+def _widen_labels(part: Any) -> None:
+    """Set every limit of a label inside a chart, however deep, and leave out the name of the field `of`."""
+    for each in part.values() if isinstance(part, dict) else part if isinstance(part, list) else ():
+        _widen_labels(each)
+    if isinstance(part, dict) and "labelLimit" in part:
+        part["labelLimit"] = _LABEL
+    if isinstance(part, dict) and part.get("title") == "of":
+        part["title"] = None  # the labels say what they describe
 
 
 def _chart(run: Run, metric: str) -> Any:

@@ -51,3 +51,8 @@ def test_exponents_are_averaged() -> None:
 def test_no_figure_has_more_than_seven_things() -> None:
     shown = shown_records(records(*(f"model {n}" for n in range(20))))
     assert len(shown) == MOST
+
+
+def test_a_withdrawn_control_is_not_drawn() -> None:
+    both = [Record("resid.0", "m", 1.0, variant={"of": "decoder", "null": null}) for null in ("normal", "equal_energy")]
+    assert [record.variant["null"] for record in shown_records(both)] == ["normal"]

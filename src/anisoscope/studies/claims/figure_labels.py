@@ -10,6 +10,7 @@ from statistics import fmean
 from anisoscope.records import Record
 
 MOST = 7  # things that one figure compares
+WITHDRAWN = ("equal_energy",)  # controls that are recorded and that no rule uses any more
 _CELLS = {
     "causal-masked": "causal model of masked tokens",
     "short-decoder": "softmax attention",
@@ -68,7 +69,7 @@ def shown_records(records: Sequence[Record]) -> list[Record]:
     averaged; the error of the average is that of its parts, as if they moved together. Of both correlations, published
     values and models, those named first are shown.
     """
-    kept = list(records)
+    kept = [record for record in records if record.variant.get("null") not in WITHDRAWN]
     if _things(kept) > MOST:
         kept = _first_step(kept)
     if _things(kept) > MOST:
