@@ -22,8 +22,9 @@ from anisoscope.metrics import catalogue
 from anisoscope.metrics.metric import INVARIANCES, Metric
 from anisoscope.studies.atlas.atlas_page import atlas_html, atlas_markdown
 from anisoscope.studies.atlas.claim_matrix import matrix, matrix_table, verdicts_on_all
-from anisoscope.studies.atlas.evidence import atlas_evidence, committed_evidence, study_path
+from anisoscope.studies.atlas.evidence import atlas_evidence, committed_evidence, reruns_path, study_path
 from anisoscope.studies.atlas.quantisation import read_study, shifts
+from anisoscope.studies.atlas.reruns import read_reruns
 from anisoscope.studies.claims.claim_tables import (
     duration,
     losses_table,
@@ -90,9 +91,10 @@ def atlas_pages() -> dict[Path, str]:
     """Return the atlas in Markdown and HTML, from the evidence that comes with the library."""
     folder = committed_evidence()
     models, rounded = atlas_evidence(folder), shifts(read_study(study_path(folder)))
+    reruns = read_reruns(reruns_path(folder))
     return {
-        HERE / "atlas.md": HEADER + atlas_markdown(models, rounded),
-        HERE / "atlas.html": atlas_html(models, rounded),
+        HERE / "atlas.md": HEADER + atlas_markdown(models, rounded, reruns),
+        HERE / "atlas.html": atlas_html(models, rounded, reruns),
     }
 
 

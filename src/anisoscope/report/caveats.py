@@ -16,7 +16,8 @@ _LOW_NULL = 0.8  # a null value of the IsoScore below this changes how the score
 _FEW_TOKENS = 0.01  # share of tokens; if removing so few halves a score, a few tokens dominate it
 _SATURATED = 20.0  # neighbour-based dimensions above this are too low (a true 50 is estimated as 32 at n = 2048)
 _DOMINATED = 0.25  # a score that loses this much without sinks is dominated by them
-_OWN_PANEL = ("alert", "verdict")  # metrics whose notes are shown elsewhere
+# metrics whose notes are shown elsewhere
+_OWN_PANEL = ("alert", "verdict", "concept_share", "concepts_born", "concepts_died")
 _LISTED = 8  # notes shown before they are only counted
 
 
@@ -109,7 +110,7 @@ def _massive(info: Mapping[str, Any]) -> str | None:
     named = f" ({words})" if words else ""
     one = removed["count"] == 1
     return (
-        f"{removed['count']} massive token{'' if one else 's'}{named} {'is' if one else 'are'} left out under "
+        f"{removed['count']:,} massive token{'' if one else 's'}{named} {'is' if one else 'are'} left out under "
         f"{WITHOUT}, and so is the first token of every window."
     )
 
@@ -202,7 +203,7 @@ def _notes(rows: Mapping[str, Sequence[Row]]) -> list[tuple[str, str]]:
     for metric, group in rows.items():
         for row in group if metric not in _OWN_PANEL else ():
             for note in (row["note"] or "").split("; ") if row["value"] is not None else ():
-                kind = re.sub(r"\d[\d.,]*", "#", note)
+                kind = re.sub(r"\d[\d.,]*", "#", note).replace("rows", "row")
                 if note and not _only_names(kind):
                     kinds.setdefault(kind, {}).setdefault(note, {})[row["site"]] = None
                     named.setdefault(kind, set()).add(metric)
@@ -233,4 +234,6 @@ def _note_text(notes: Mapping[str, Mapping[str, None]]) -> str:
 
 def _only_names(kind: str) -> bool:
     """Whether a note only names a coordinate or counts words: that is part of the result, not a caveat."""
-    return bool(re.fullmatch(r"(coordinate #|dimensions? [#, ]+|# words)", kind))
+    return bool(
+        re.fullmatch(r"(coordinate #|dimensions? [#, ]+|(over )?# words?|(from the )?# (largest )?eigenvalues)", kind)
+    )

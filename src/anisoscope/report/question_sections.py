@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from anisoscope.report.caveats import caveats_by_topic
+from anisoscope.report.concept_figures import life_figure, stability_figure
+from anisoscope.report.concept_lives import ConceptLife, concept_lives, concept_tables, concepts_sentence
 from anisoscope.report.figure import Figure
 from anisoscope.report.heroes import curves_by_run, energy_figure, loss_figure, map_of, title_of_metric, training_axis
 from anisoscope.report.line_figures import index_figure, layer_figure, steps_figure
@@ -29,7 +31,7 @@ _TITLES = {
     "feature_kurtosis": "Kurtosis of the coordinates",
     "attention_entropy": "Entropy of attention, share of uniform",
     "sink_mass": "Attention on the first token",
-    "sink_rate": "Share of queries that attend mostly to the first token",
+    "sink_rate": "Share of heads with over 30 % of their weight on the first token",
     "logit_max": "Largest attention logit",
     "qk_cosine": "Cosine of mean query and mean key",
     "q_drift": "Mean query's share of the queries' norm",
@@ -74,6 +76,7 @@ def sections_of(runs: Sequence[ReportedRun]) -> list[QuestionSection]:
         "attention": _attention,
         "gradients": _gradients,
         "development": _development,
+        "concepts": _concepts,
         "claims": _claims,
     }
     notes = notes_by_topic(runs)
@@ -102,6 +105,8 @@ def notes_by_topic(runs: Sequence[ReportedRun]) -> dict[str, list[str]]:
 
 def sentence_of(runs: Sequence[ReportedRun], topic: str) -> str:
     """The answer to a question: of one run in sentences, of several with a range each."""
+    if topic == "concepts":
+        return " ".join(_named(run, concepts_sentence(lives, lives[-1].site), runs) for run, lives in _lives(runs))
     if len(runs) == 1:
         run = runs[0]
         found = [each for each in run.answers if topic_of(each.metric) == topic or _is_cause(each.question, topic)]
@@ -335,6 +340,31 @@ def _development(runs: Sequence[ReportedRun]) -> tuple[list[Figure], list[Sectio
             alt = f"{title(metric)} over training steps."
             figures.append(steps_figure(lines, title(metric), alt, training, metric=metric))
     return figures[:10], []
+
+
+def _concepts(runs: Sequence[ReportedRun]) -> tuple[list[Figure], list[SectionTable]]:
+    """The concepts of the last layer over the steps, and a table of all."""
+    figures: list[Figure] = []
+    tables: list[SectionTable] = []
+    for run, lives in _lives(runs):
+        site, training = lives[-1].site, training_axis([run])
+        name = _named(run, f"Concepts at {site} over training steps, colour: share of the rows", runs)
+        figures.append(life_figure([life for life in lives if life.site == site], name, training))
+        agreement = stability_figure(
+            run, _named(run, "Agreement of fits with different seeds, mean cosine over layers", runs), training
+        )
+        figures += [] if agreement is None else [agreement]
+        tables += concept_tables(lives, site)
+    return figures, tables
+
+
+def _lives(runs: Sequence[ReportedRun]) -> list[tuple[ReportedRun, list[ConceptLife]]]:
+    return [(run, lives) for run in runs if "concepts_born" in run.groups and (lives := concept_lives(run))]
+
+
+def _named(run: ReportedRun, text: str, runs: Sequence[ReportedRun]) -> str:
+    """A text with the run's name if there are several runs."""
+    return text if len(runs) == 1 else f"{run.label}: {text}"
 
 
 def _claims(runs: Sequence[ReportedRun]) -> tuple[list[Figure], list[SectionTable]]:

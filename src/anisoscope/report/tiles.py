@@ -119,7 +119,8 @@ def _tile(metric: str, run: ReportedRun) -> Tile | None:
     if metric == "spectral_anisotropy" and widest is not None and abs(gaps[widest]) >= _GAP:
         layer, row = widest, curves.main[widest]
         value = f"{number(curves.all[layer]['value'], percent)} → {number(row['value'], percent)}"
-        detail = f"without {curves.left_out():,} first and massive tokens{_error(row, percent).replace(' ±', ': ±')}"
+        left_out = f"without {curves.left_out():,} first and massive tokens"
+        detail = f"all tokens → {left_out}{_error(row, percent).replace(' ±', ', ±')}"
         error = ""
     else:
         layer, row = curves.extreme()

@@ -125,21 +125,7 @@ def html(run: Run) -> str:
 
 
 def write_report(runs: Run | Sequence[Run], path: str | Path) -> Path:
-    """Write a page with sentences, charts and all numbers of one or more runs.
-
-    Args:
-        runs: A run, or several to compare.
-        path: The .html file to write. It needs no network and no other file.
-
-    Returns:
-        The path.
-
-    Raises:
-        InputError: The path does not end in .html, its folder does not exist, or there are no records.
-
-    Example:
-        >>> anisoscope.write_report(run, "page.html")                          # doctest: +SKIP
-    """
+    """Write one or more runs as one .html page; see `anisoscope.report`."""
     from anisoscope.report.page import write_report as write
 
     return write(list(runs) if isinstance(runs, list | tuple) else [runs], path)  # type: ignore[list-item]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -10,8 +11,9 @@ from safetensors.torch import save_file
 
 from anisoscope.errors import InputError
 from anisoscope.models.open import open_model
-from anisoscope.studies.atlas.checks import nats_per_token, run_check, sentence_margin, table_accuracy
-from anisoscope.studies.atlas.own_folders import save_module
+from anisoscope.studies.atlas.checks import formula_error, nats_per_token, run_check, sentence_margin, table_accuracy
+from anisoscope.studies.atlas.formula_images import draw_formulas
+from anisoscope.studies.atlas.own_folders import LETTERS, save_module
 from anisoscope.studies.atlas.own_modules import make_module
 from tests import model_folders as made
 
@@ -55,3 +57,20 @@ def test_tables_count_hidden_labels_only(tmp_path: Path) -> None:
     labels, truth = torch.tensor([[0, 0, -1, -1]]), torch.tensor([[0, 0, 1, 2]])
     save_file({"table": torch.zeros(1, 4, 2), "labels": labels, "truth": truth}, tmp_path / "t.safetensors")
     assert table_accuracy(open_model(tmp_path / "model"), str(tmp_path / "t.safetensors")) == 0.5
+
+
+def test_letters_of_formulas_count_without_commands(tmp_path: Path) -> None:
+    sizes = {"height": 16, "breadth": 32, "patch": 8, "width": 8, "layers": 1, "heads": 2, "vocabulary": 4}
+    sizes["positions"] = 12
+    model = make_module("formulas", sizes)
+    torch.nn.init.zeros_(model.head.weight)  # type: ignore[union-attr, arg-type]
+    model.head.bias.data = torch.tensor([0.0, 0.0, 0.0, 1.0])  # type: ignore[union-attr]  # always writes "a"
+    (tmp_path / "model").mkdir()
+    save_module(tmp_path / "model", "formulas", sizes, model)
+    (tmp_path / "model" / LETTERS).write_text(json.dumps(["<pad>", "<bos>", "<eos>", "a"]))
+    (tmp_path / "images").mkdir()
+    draw_formulas([], tmp_path / "images", count=1, height=16, breadth=32)
+    (tmp_path / "images" / "000.txt").write_text(r"\begin{equation*}\frac{a}{b} = 1a\end{equation*}")
+    opened = open_model(tmp_path / "model")
+    with torch.no_grad():
+        assert formula_error(opened, str(tmp_path / "images"), longest=5) == 0.5  # b and 1 of a, b, 1, a
