@@ -48,6 +48,11 @@ def test_a_bell_of_decoders_and_a_flat_encoder(kind: str, values: list[float], a
     assert bell_or_flat(model(kind=kind, spectral_anisotropy=values), "all").answer == answer
 
 
+def test_a_short_profile_can_be_described() -> None:
+    short = model(spectral_anisotropy=BELL[::3])
+    assert bell_or_flat(short, "all", any_depth=True).answer == HOLDS
+
+
 def test_a_peak_within_its_error_bars_is_no_bell() -> None:
     assert bell_or_flat(model(spectral_anisotropy=stretched([0.10, 0.11, 0.10])), "all").answer == INCONCLUSIVE
 

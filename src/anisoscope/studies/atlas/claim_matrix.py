@@ -68,8 +68,14 @@ class MatrixRow:
 # --- S1, S3, A1: one model ----------------------------------------------------------------------------------------
 
 
-def bell_or_flat(model: ModelEvidence, tokens: str) -> MatrixVerdict:
-    """Judge S1 on one model: as published with all tokens, under control without sinks."""
+def bell_or_flat(model: ModelEvidence, tokens: str, *, any_depth: bool = False) -> MatrixVerdict:
+    """Judge S1 on one model: as published with all tokens, under control without sinks.
+
+    Args:
+        model: The model.
+        tokens: The token policy.
+        any_depth: Describe models with fewer than 12 states, too, which the claim does not judge.
+    """
     points = states(model, TOP_SHARE, tokens)
     if model.kind not in ("decoder", "encoder") or not points:
         return MatrixVerdict(OPEN, "neither a decoder nor an encoder, or not measured")
@@ -79,7 +85,11 @@ def bell_or_flat(model: ModelEvidence, tokens: str) -> MatrixVerdict:
     missing = ("range",) if model.kind == "decoder" else ("bell", "below_end")
     left_out = {f"{name}{version}": f"the model is a {model.kind}" for name in missing}
     left_out |= dict.fromkeys((f"{n}_tyler" for n in ("bell", "below_end", "range")), "the atlas has no Tyler's matrix")
-    return _judged("S1", line, {**estimates, STATES.name: Estimate.exact(len(points), "states")}, left_out)
+    if any_depth:
+        left_out[STATES.name] = "described at any depth"
+    else:
+        estimates[STATES.name] = Estimate.exact(len(points), "states")
+    return _judged("S1", line, estimates, left_out)
 
 
 def low_dimension(model: ModelEvidence) -> MatrixVerdict:
