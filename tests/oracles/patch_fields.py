@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import math
+from statistics import fmean
 
 import torch
 from torch import Tensor
 from torch.nn import functional
+
+from anisoscope.tangent.patches import local_test
 
 DIM, RANK, TOKENS = 32, 4, 96  # dimensions, rank of a basis, tokens of a patch
 
@@ -52,3 +55,10 @@ def energy_matrices(
     second = rows.mT @ rows  # (worlds, patches, DIM, DIM)
     captured = torch.einsum("wkdr,wjde,wker->wjk", basis, second, basis)
     return captured / second.diagonal(dim1=2, dim2=3).sum(2)[..., None]
+
+
+def rejections(worlds: int, patches: int, *, turn: float | None = None, share: float = 0.0) -> float:
+    """The share of worlds in which the local test rejects at the 5 % level."""
+    size = torch.ones(patches)
+    matrices = energy_matrices(worlds, patches, turn=turn, share=share)
+    return fmean(local_test(m, size, draws=199, seed=number).p <= 0.05 for number, m in enumerate(matrices))

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from statistics import fmean
-from typing import Any
-
 import pytest
 import torch
 
 from anisoscope.tangent.gradients import Gradients
 from anisoscope.tangent.patches import captured_by_patch, fit_patches, likeness, local_test
 from tests.oracles import tangent as oracle
-from tests.oracles.patch_fields import energy_matrices
+from tests.oracles.patch_fields import rejections
 from tests.tangent_rows import cloud, made, normal
 
 
@@ -52,22 +49,15 @@ def test_patches_need_enough_rows() -> None:
     assert bool((captured[..., 1] >= captured[..., 0]).all())
 
 
-def rate(**world: Any) -> float:
-    """The share of simulated worlds in which the local test rejects at the 5 % level."""
-    matrices = energy_matrices(**world)
-    size = torch.ones(matrices.shape[1])
-    return fmean(local_test(m, size, draws=199, seed=number).p <= 0.05 for number, m in enumerate(matrices))
-
-
 # A share of 300 that is 5 % in truth exceeds 10 % with a probability of 1e-4. Permuted labels alone give 16 %.
 @pytest.mark.parametrize("turn", [None, 4.0])
 def test_the_local_test_is_calibrated_where_neighbouring_patches_are_alike(turn: float | None) -> None:
-    assert rate(worlds=300, patches=16, turn=turn) <= 0.1
+    assert rejections(300, 16, turn=turn) <= 0.1
 
 
 def test_the_local_test_keeps_its_power() -> None:
-    assert rate(worlds=100, patches=8, share=0.05) >= 0.9  # 98 % of 1,000
-    assert rate(worlds=100, patches=16, share=0.1, turn=4.0) >= 0.9
+    assert rejections(100, 8, share=0.05) >= 0.9  # 98 % of 1,000
+    assert rejections(100, 16, share=0.1, turn=4.0) >= 0.9
 
 
 @pytest.mark.slow
@@ -75,7 +65,7 @@ def test_the_local_test_keeps_its_power() -> None:
 @pytest.mark.parametrize("turn", [None, 0.7, 1.5, 3.0, 6.0])
 def test_the_local_test_rejects_at_most_its_level(patches: int, turn: float | None) -> None:
     # 1,000 worlds: a deviation of 0.0069 at 5 %, so 0.07 leaves three of them
-    assert rate(worlds=1000, patches=patches, turn=turn) <= 0.07
+    assert rejections(1000, patches, turn=turn) <= 0.07
 
 
 def test_only_alike_patches_widen_the_null() -> None:
