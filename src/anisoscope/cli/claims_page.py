@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Sequence
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -61,7 +62,9 @@ def _page(run: Run, evidence_of: Sequence[tuple[Claim, Evidence]]) -> str:
         note=SMOKE_TEST_NOTE if any(evidence.smoke_test for _, evidence in evidence_of) else None,
         claims=(claims := [_claim(run.path, claim, judge(claim, evidence)) for claim, evidence in evidence_of]),
         disputes=_disputes(claims),
-        not_run=[claim.id for claim in CLAIMS if claim.id not in {each.id for each, _ in evidence_of}],
+        not_run=[]
+        if "demo" in run.info["settings"]
+        else [claim.id for claim in CLAIMS if claim.id not in {each.id for each, _ in evidence_of}],
     )
 
 
@@ -73,7 +76,8 @@ def _disputes(claims: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     for dispute in DISPUTES:
         shown = [by_id[name] for name in (*dispute.headline, *dispute.others) if name in by_id]
         if shown:
-            summary = dispute_summary(dispute, verdicts)
+            ran = replace(dispute, headline=tuple(claim["id"] for claim in shown), others=())
+            summary = dispute_summary(ran, verdicts)
             parts.append({"question": dispute.question, "text": dispute.text, "summary": summary, "claims": shown})
     return parts
 
