@@ -17,6 +17,7 @@ FOUND = {
     ("resid.2", 0): (0, 10),
     ("resid.2", 1): (0, 10, 100, 1000),
     ("resid.2", 2): (100, 1000),
+    ("resid.2", 3): (100,),
 }
 
 
@@ -61,23 +62,24 @@ def test_births_deaths_drift_and_words_come_from_the_records(tmp_path: Path) -> 
         ("resid.2", 0): (0, 100, 10.0),
         ("resid.2", 1): (0, None, 30.0),
         ("resid.2", 2): (100, None, 10.0),
+        ("resid.2", 3): (100, 1000, None),
     }
     assert lives["resid.2", 0].words == "' word0' · ' at10'"  # where it was last found
     assert [step for step, _ in lives["resid.2", 2].shares] == [100, 1000]
 
 
-def test_the_table_has_one_row_per_concept_and_folds_other_layers(tmp_path: Path) -> None:
+def test_the_table_has_one_row_per_concept_and_folds_other_layers_and_brief_ones(tmp_path: Path) -> None:
     main, rest = concept_tables(concept_lives(reported(tmp_path)), "resid.2")
     assert [row[:2] for row in main.rows] == [["resid.2", "0"], ["resid.2", "1"], ["resid.2", "2"]]
     assert main.rows[0][3:6] == ["0", "100", "10°"]
     assert main.rows[1][4] == "lives"
     assert rest.folded
-    assert [row[0] for row in rest.rows] == ["resid.0"]
+    assert [row[:2] for row in rest.rows] == [["resid.0", "0"], ["resid.2", "3"]]
 
 
 def test_the_sentence_counts_births_and_deaths(tmp_path: Path) -> None:
     sentence = concepts_sentence(concept_lives(reported(tmp_path)), "resid.2")
-    assert sentence == "At resid.2, 2 concepts live at the end; 1 was born after step 0, 1 died."
+    assert sentence == "At resid.2, 2 concepts live at the end; 2 were born after step 0, 2 died."
 
 
 def test_a_report_has_a_section_of_concepts_only_if_they_were_followed(tmp_path: Path) -> None:

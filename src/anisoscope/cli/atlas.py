@@ -90,14 +90,15 @@ def run(
         if quantised:
             study = quantisation.quantisation_study(known.choose(quantisation.MODELS), known, where, on_status=bar.note)
             quantisation.write_study(study, study_path(folder))
+    compared = _compared(outcome.measured, folder)
     if as_json:
-        print_json(
-            {"measured": list(outcome.measured), "before": list(outcome.skipped), "failed": dict(outcome.failed)}
-        )
+        texts = {rerun.model: rerun.text.replace("**", "") for rerun in compared}
+        done = {"measured": list(outcome.measured), "before": list(outcome.skipped), "failed": dict(outcome.failed)}
+        print_json({**done, "compared": texts})
     else:
         console = stdout()
         console.print(f"{len(outcome.measured)} measured, {len(outcome.skipped)} measured before; evidence in {folder}")
-        for rerun in _compared(outcome.measured, folder):
+        for rerun in compared:
             console.print(escape(rerun.text.replace("**", "")), soft_wrap=True)
     if outcome.failed:
         reasons = "; ".join(f"{name}: {reason}" for name, reason in outcome.failed.items())

@@ -12,7 +12,7 @@ from anisoscope.report.map_figures import colour_of_value, step_edges, thinned
 from anisoscope.report.reported_run import ReportedRun
 
 _ROW = 24  # height of a concept in pixels
-_MOST = 24  # concepts that are drawn: those that lived longest
+_MOST = 24  # concepts that are drawn: those that live, then those that lived longest
 _LABEL = 300  # widest words in pixels
 
 
@@ -24,7 +24,7 @@ def life_figure(lives: Sequence[ConceptLife], title: str, training: TrainingAxis
         title: Of the figure.
         training: The axis of steps.
     """
-    longest = sorted(lives, key=lambda life: -len(life.shares))[:_MOST]
+    longest = sorted(lives, key=lambda life: (life.died is not None, -len(life.shares)))[:_MOST]
     drawn = sorted(longest, key=lambda life: (life.born, life.number))
     edges = step_edges(thinned(sorted({step for life in lives for step, _ in life.shares})), training.steps)
     cells = [
@@ -64,7 +64,7 @@ def life_figure(lives: Sequence[ConceptLife], title: str, training: TrainingAxis
         "usermeta": {"margin": WIDE_MARGIN},
     }
     died = sum(life.died is not None for life in lives)
-    more = f"; the {_MOST} that lived longest are drawn" if len(lives) > _MOST else ""
+    more = f"; the {_MOST} that live or lived longest are drawn" if len(lives) > _MOST else ""
     alt = f"{title}: {len(lives)} concepts, of which {died} died{more}."
     return Figure(title, "concept_share", alt, spec, _ROW * len(names), wide=True)
 

@@ -73,7 +73,7 @@ def _life(rows: Sequence[Row], due: Sequence[int], drifts: dict[tuple[str, int, 
 
 
 def concept_tables(lives: Sequence[ConceptLife], shown: str) -> list[SectionTable]:
-    """The concepts of one site, and those of all others folded.
+    """The concepts of one site that live or were found more than once, and all others folded.
 
     Args:
         lives: The concepts of a run.
@@ -85,11 +85,16 @@ def concept_tables(lives: Sequence[ConceptLife], shown: str) -> list[SectionTabl
         "Drift: the angle by which its direction has turned. Share: of the squared length of all concepts, when it was "
         "last found."
     )
-    here = [_cells(life) for life in lives if life.site == shown]
-    rest = [_cells(life) for life in lives if life.site != shown]
-    tables = [SectionTable(heads, here, caption, wraps=(2,))]
+    main = [life for life in lives if life.site == shown and (life.died is None or len(life.shares) > 1)]
+    here = [_cells(life) for life in main]
+    rest = [_cells(life) for life in lives if life not in main]
+    tables = [SectionTable(heads, here, caption, wraps=(2,))] if here else []
     if rest:
-        tables.append(SectionTable(heads, rest, "Concepts of the other layers", folded=True, wraps=(2,)))
+        tables.append(
+            SectionTable(
+                heads, rest, "Concepts of other layers, and those that were found once", folded=True, wraps=(2,)
+            )
+        )
     return tables
 
 

@@ -4,14 +4,23 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+import transformers
 from safetensors.torch import save_file
 
 from anisoscope.errors import InputError
 from anisoscope.models.open import open_model
-from anisoscope.studies.atlas.checks import formula_error, nats_per_token, run_check, sentence_margin, table_accuracy
+from anisoscope.studies.atlas.checks import (
+    formula_error,
+    masked_accuracy,
+    nats_per_token,
+    run_check,
+    sentence_margin,
+    table_accuracy,
+)
 from anisoscope.studies.atlas.formula_images import draw_formulas
 from anisoscope.studies.atlas.own_folders import LETTERS, save_module
 from anisoscope.studies.atlas.own_modules import make_module
@@ -47,6 +56,21 @@ def test_the_margin_is_the_worst_pair_of_each_kind(tmp_path: Path) -> None:
     assert same > 0 > other
 
 
+def test_masked_tokens_are_chosen_in_turn(tmp_path: Path) -> None:
+    tokenizer = made.word_pieces()
+    tokenizer.mask_token = tokenizer.unk_token  # the model ignores its input
+    ids = tokenizer("the cat sat on the mat")["input_ids"]
+    model: Any = transformers.BertForMaskedLM(made.bert_config())
+    model.cls.predictions.bias.data[ids[1]] = 1e4  # always guesses the first word
+    opened = open_model(made.save(tmp_path / "bert", model, tokenizer), head=True)
+    inner = ids[1:-1]
+    with torch.no_grad():
+        for every in (1, 2):
+            share = masked_accuracy(opened, None, texts=["the cat sat on the mat"], every=every)
+            assert share == sum(i == ids[1] for i in inner[::every]) / len(inner[::every])
+    assert 0 < share < 1
+
+
 def test_tables_count_hidden_labels_only(tmp_path: Path) -> None:
     sizes = {"features": 2, "width": 8, "layers": 1, "heads": 2, "hidden": 8, "classes": 3}
     model = make_module("tables", sizes)
@@ -62,9 +86,9 @@ def test_tables_count_hidden_labels_only(tmp_path: Path) -> None:
 def test_letters_of_formulas_count_without_commands(tmp_path: Path) -> None:
     sizes = {"height": 16, "breadth": 32, "patch": 8, "width": 8, "layers": 1, "heads": 2, "vocabulary": 4}
     sizes["positions"] = 12
-    model = make_module("formulas", sizes)
-    torch.nn.init.zeros_(model.head.weight)  # type: ignore[union-attr, arg-type]
-    model.head.bias.data = torch.tensor([0.0, 0.0, 0.0, 1.0])  # type: ignore[union-attr]  # always writes "a"
+    model: Any = make_module("formulas", sizes)
+    torch.nn.init.zeros_(model.head.weight)
+    model.head.bias.data = torch.tensor([0.0, 0.0, 0.0, 1.0])  # always writes "a"
     (tmp_path / "model").mkdir()
     save_module(tmp_path / "model", "formulas", sizes, model)
     (tmp_path / "model" / LETTERS).write_text(json.dumps(["<pad>", "<bos>", "<eos>", "a"]))

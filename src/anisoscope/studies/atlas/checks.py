@@ -61,13 +61,21 @@ def nats_per_token(opened: Opened, source: str | None, *, texts: list[str]) -> f
     return float(torch.cat(losses).mean())
 
 
-def masked_accuracy(opened: Opened, source: str | None, *, texts: list[str], skip: int = 1) -> float:
-    """Return the share of tokens that a masked model restores, one masked at a time."""
+def masked_accuracy(opened: Opened, source: str | None, *, texts: list[str], skip: int = 1, every: int = 1) -> float:
+    """Return the share of tokens that a masked model restores, one masked at a time.
+
+    Args:
+        opened: A model with an output head.
+        source: Not used.
+        texts: The texts.
+        skip: Tokens at both ends that are not masked.
+        every: Which of the others are masked in turn: all, every second, ….
+    """
     right = total = 0
     tokenizer: Any = opened.processor
     for text in texts:
         ids = _ids(opened, text)  # (1, t)
-        inner = torch.arange(skip, ids.shape[1] - skip)
+        inner = torch.arange(skip, ids.shape[1] - skip, every)
         masked = ids.repeat(len(inner), 1)
         masked[torch.arange(len(inner)), inner] = tokenizer.mask_token_id
         guesses = _logits(opened, masked)[torch.arange(len(inner)), inner].argmax(-1)
