@@ -30,7 +30,7 @@ _GRADIENTS = {
 }
 _BASES = {"pca": "PCA", "semi_nmf": "semi-NMF"}
 _NULLS = {
-    "normal_control": "subspaces beside the basis",
+    "normal_control": "subspaces orthogonal to the basis",
     "orientation": "random subspace",
     "coordinates": "permuted coordinates",
     "error_shuffle": "shuffled errors",
