@@ -40,6 +40,7 @@ from anisoscope.studies.claims.claim_tables import (
 )
 from anisoscope.studies.claims.committed_evidence import FILE, committed, judged, pack_evidence
 from anisoscope.studies.claims.disputes import disputes_text
+from anisoscope.studies.claims.first_edition import changes_table
 from anisoscope.studies.claims.runner import CLAIMS
 
 HERE = Path(__file__).parent
@@ -75,6 +76,7 @@ def claims_page() -> str:
         "power": power_table(pairs),
         "rules": rules_table(CLAIMS),
         "models": models_part(),
+        "changes": changes_table(pairs),
     }
     return with_tables(HERE / "claims.md", tables)
 
