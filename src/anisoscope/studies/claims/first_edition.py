@@ -15,7 +15,7 @@ FIRST_EDITION: Mapping[str, tuple[str, str, str]] = {
     "T2": (
         REPRODUCED,
         NOT_REPRODUCED,
-        "the control failed where the claim is true; removing must make gradients rounder",
+        "the control failed where the claim is true; gradients must become rounder at all",
     ),
     "T3": (REPRODUCED, INCONCLUSIVE, f"{_SHORT}, encoders above all"),
     "T4": (INCONCLUSIVE, NOT_REPRODUCED, f"{_SHORT}; one condition worked against the claim"),
