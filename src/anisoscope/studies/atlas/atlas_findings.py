@@ -7,7 +7,16 @@ from collections.abc import Mapping, Sequence
 from statistics import median
 
 from anisoscope.studies.atlas.atlas_svg import half_depth
-from anisoscope.studies.atlas.claim_matrix import FAILS, HOLDS, bell_or_flat, few_tokens, high_cosine, low_dimension
+from anisoscope.studies.atlas.claim_matrix import (
+    FAILS,
+    HOLDS,
+    NO,
+    YES,
+    bell_or_flat,
+    few_tokens,
+    high_cosine,
+    low_dimension,
+)
 from anisoscope.studies.atlas.evidence import ModelEvidence, Point
 from anisoscope.studies.atlas.quantisation import Shift
 from anisoscope.studies.claims.conditions import INCONCLUSIVE, UNTESTABLE
@@ -43,8 +52,8 @@ def _overview(models: Sequence[ModelEvidence]) -> str:
 
 
 def _few_tokens(models: Sequence[ModelEvidence]) -> str:
-    made = [model for model in models if few_tokens(model).answer == HOLDS]
-    judged = [model for model in models if few_tokens(model).answer in (HOLDS, FAILS)]
+    made = [model for model in models if few_tokens(model).answer == YES]
+    judged = [model for model in models if few_tokens(model).answer in (YES, NO)]
     if not judged:
         return ""
     examples = "; ".join(f"{model.name}: {few_tokens(model).text}" for model in made[:6])

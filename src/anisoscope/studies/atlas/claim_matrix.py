@@ -23,7 +23,7 @@ from anisoscope.studies.atlas.evidence import ModelEvidence, Point
 from anisoscope.studies.claims.bell_evidence import distance_from_middle
 from anisoscope.studies.claims.claim import CONTROL, MODEL, PUBLISHED, Evidence, Verdict
 from anisoscope.studies.claims.claim_tables import markdown_table
-from anisoscope.studies.claims.conditions import NOT_REPRODUCED, REPRODUCED
+from anisoscope.studies.claims.conditions import INCONCLUSIVE, NOT_REPRODUCED, REPRODUCED
 from anisoscope.studies.claims.curve_shapes import bell, span
 from anisoscope.studies.claims.estimate import Estimate
 from anisoscope.studies.claims.gates import STATES, gates_left_out
@@ -34,6 +34,7 @@ from anisoscope.studies.claims.modality_panel import AUDIO, CHARACTER, CONVOLUTI
 from anisoscope.studies.claims.runner import find_claims
 
 HOLDS, FAILS = REPRODUCED, NOT_REPRODUCED
+YES, NO = "yes", "no"  # of a question that no paper answers
 OPEN = "–"  # the claim is not about this kind of model, or a number is missing
 TOP_SHARE = "spectral_anisotropy"
 _UNIT = "blocks of documents"
@@ -50,7 +51,7 @@ _MODALITIES = {
 
 @dataclass(frozen=True)
 class MatrixVerdict:
-    """What became of a claim on one model: a verdict of `claims` or `–`, and the numbers in words."""
+    """What became of a claim on one model: a verdict of `claims`, yes, no or `–`, and the numbers in words."""
 
     answer: str
     text: str
@@ -136,7 +137,7 @@ def few_tokens(model: ModelEvidence) -> MatrixVerdict:
     before, after = (max(points, key=lambda point: point[1]) for points in both)
     left = _estimate(after[1] - before[1] / 2, _root(after[2], None if before[2] is None else before[2] / 2))
     low, high = left.interval
-    answer = HOLDS if high < 0 else FAILS if low >= 0 else "inconclusive"
+    answer = YES if high < 0 else NO if low >= 0 else INCONCLUSIVE
     return MatrixVerdict(answer, f"{before[1]:.2f} with all tokens, {after[1]:.2f} without sinks")
 
 
@@ -153,7 +154,7 @@ MATRIX = (
     ),
     MatrixRow("S3", "Intrinsic dimension is never above 60; without sinks and duplicates.", low_dimension),
     MatrixRow("A1", f"Mean cosine is above {HIGH} in most layers of a transformer. As published.", high_cosine),
-    MatrixRow("few tokens", "A few tokens make most of the highest anisotropy (no paper's claim).", few_tokens),
+    MatrixRow("few tokens", "Do a few tokens make most of the highest anisotropy? (No paper's claim.)", few_tokens),
 )
 
 
