@@ -19,7 +19,6 @@ from anisoscope.stats.rows import Rows, bare_rows, join_rows
 
 SCALES = (1e-44, 1e-40, 1e-30, 1e-20, 1e20, 1e30, 1e36)
 EXACT = 1e-9  # both sides multiply in float64 at scales that differ by a power of two
-pytestmark = pytest.mark.numeric
 
 
 def cloud(d: int, n: int = 320) -> Tensor:
