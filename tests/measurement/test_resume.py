@@ -6,7 +6,7 @@ import json
 import random
 import shutil
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -178,11 +178,7 @@ def test_a_killed_run_can_be_read_and_resumes_to_the_same_end(
 
 @pytest.mark.slow
 def test_kills_of_every_sort_lose_and_repeat_nothing(
-    whole: tuple[Work, Path, list[Operation]],
-    material: Path,
-    tmp_path: Path,
-    pytestconfig: pytest.Config,
-    record_property: Callable[[str, object], None],
+    whole: tuple[Work, Path, list[Operation]], material: Path, tmp_path: Path, pytestconfig: pytest.Config
 ) -> None:
     """SIGKILL, SIGTERM, SIGSTOP with SIGCONT, no more memory and no more disk, at random moments of random attempts.
 
@@ -205,7 +201,7 @@ def test_kills_of_every_sort_lose_and_repeat_nothing(
         assert run(work, material, home) is not None
         require_same(home, folder)
         shutil.rmtree(home)
-    record_property("faults", dict(struck))
+    pytestconfig.get_terminal_writer().line(f"{work.__name__}: {dict(struck)}")
 
 
 @pytest.mark.slow
