@@ -59,7 +59,7 @@ def problem(case: OddInput, code: Any, printed: str) -> str | None:
         return f"{len(lines)} lines"
     if "\x1b]" in printed:
         return "control characters"
-    if "allocate memory" in printed or "MemoryError" in printed:
+    if any(words in printed for words in ("allocate memory", "MemoryError", "Not enough memory")):
         return "out of memory"
     flat = " ".join(printed.replace("│", " ").split())
     if case.expected not in flat or (case.expected and not code):

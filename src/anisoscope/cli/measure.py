@@ -19,6 +19,7 @@ from anisoscope.measurement.request import (
     DataOptions,
     ModelOptions,
     Request,
+    SafetyOptions,
     SiteOptions,
     StatisticsOptions,
     VectorOptions,
@@ -31,7 +32,7 @@ if TYPE_CHECKING:
     from anisoscope.store.run import Run
 
 _OPTIONS = (
-    *names_of(DataOptions, SiteOptions, StatisticsOptions, VectorOptions, ModelOptions),
+    *names_of(DataOptions, SiteOptions, StatisticsOptions, VectorOptions, ModelOptions, SafetyOptions),
     *("out", "overwrite", "keep_statistics", "keep_blocks"),
 )
 
