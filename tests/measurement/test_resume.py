@@ -201,7 +201,9 @@ def test_kills_of_every_sort_lose_and_repeat_nothing(
         assert run(work, material, home) is not None
         require_same(home, folder)
         shutil.rmtree(home)
-    pytestconfig.get_terminal_writer().line(f"{work.__name__}: {dict(struck)}")
+    writer = pytestconfig.get_terminal_writer()
+    writer.line(f"{work.__name__}: {dict(struck)}")
+    writer.flush()
 
 
 @pytest.mark.slow
