@@ -16,6 +16,9 @@ from anisoscope.errors import InputError
 from anisoscope.models import trial_opening
 from anisoscope.models.open import open_model
 from anisoscope.models.trial_opening import require_openable
+from anisoscope.report.run_status import is_written
+from anisoscope.store.run import Run
+from anisoscope.store.run_header import LOCK
 from tests import model_folders as made
 
 pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="trials fork, which is safe on Linux")
@@ -104,6 +107,14 @@ def test_a_process_without_forks_opens_directly(monkeypatch: pytest.MonkeyPatch)
 
     monkeypatch.setattr(trial_opening.os, "fork", refused)
     require_openable("any", lambda: None)
+
+
+def test_a_run_stays_locked_during_and_after_a_trial(tmp_path: Path) -> None:
+    """The child inherits the lock's file; neither its start nor its end may release it."""
+    with Run.create(tmp_path / "run"):
+        require_openable("any", lambda: None)
+        assert is_written(tmp_path / "run" / LOCK)
+    assert not is_written(tmp_path / "run" / LOCK)
 
 
 def test_a_trial_works_from_a_process_that_computes_with_several_threads(gpt2: Path) -> None:
