@@ -16,7 +16,7 @@ from rich.text import Text
 from anisoscope.cli.app import AsJson, app, command_line, print_json, progress_bar, stdout
 from anisoscope.cli.measure import is_vectors, require_sound, require_value
 from anisoscope.cli.options import with_request
-from anisoscope.measurement.request import ModelOptions, Request, SafetyOptions, VectorOptions, names_of
+from anisoscope.measurement.request import ModelOptions, Request, VectorOptions, names_of
 from anisoscope.report.questions import METRICS
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 _OPTIONS = (  # what `measure` takes, except what needs several processes or what a first look fixes
     *("text", "images", "audio", "window", "batch", "field", "document_mark", "tokens", "sample"),
-    *(name for name in names_of(VectorOptions, ModelOptions, SafetyOptions) if name != "tensor_parallel"),
+    *(name for name in names_of(VectorOptions, ModelOptions) if name != "tensor_parallel"),
     "out",
 )
 _DEFAULTS = {"tokens": 4096, "sample": 2048}

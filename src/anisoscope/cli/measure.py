@@ -19,7 +19,6 @@ from anisoscope.measurement.request import (
     DataOptions,
     ModelOptions,
     Request,
-    SafetyOptions,
     SiteOptions,
     StatisticsOptions,
     VectorOptions,
@@ -32,7 +31,7 @@ if TYPE_CHECKING:
     from anisoscope.store.run import Run
 
 _OPTIONS = (
-    *names_of(DataOptions, SiteOptions, StatisticsOptions, VectorOptions, ModelOptions, SafetyOptions),
+    *names_of(DataOptions, SiteOptions, StatisticsOptions, VectorOptions, ModelOptions),
     *("out", "overwrite", "keep_statistics", "keep_blocks"),
 )
 

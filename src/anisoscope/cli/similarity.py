@@ -15,14 +15,14 @@ from rich.text import Text
 
 from anisoscope.cli.app import AsJson, app, command_line, print_json, progress_bar, stderr, stdout
 from anisoscope.cli.options import with_request
-from anisoscope.measurement.request import ModelOptions, Request, SafetyOptions, names_of
+from anisoscope.measurement.request import ModelOptions, Request, names_of
 
 if TYPE_CHECKING:
     from anisoscope.records import Record
 
 _OPTIONS = (
     *("text", "field", "document_mark", "window", "batch", "sites", "seed"),
-    *(name for name in names_of(ModelOptions, SafetyOptions) if name != "tensor_parallel"),
+    *(name for name in names_of(ModelOptions) if name != "tensor_parallel"),
     *("out", "overwrite"),
 )
 _ROWS = 1024

@@ -13,14 +13,14 @@ from rich.table import Table
 
 from anisoscope.cli.app import app, print_json, progress_bar, stderr, stdout
 from anisoscope.cli.options import with_request
-from anisoscope.measurement.request import ModelOptions, Request, SafetyOptions, names_of
+from anisoscope.measurement.request import ModelOptions, Request, names_of
 
 if TYPE_CHECKING:
     from anisoscope.measurement.sink_profile import SinkClass, Sinks
 
 _OPTIONS = (
     *("text", "field", "document_mark", "images", "audio", "seconds", "window", "batch", "tokens", "special", "seed"),
-    *(name for name in names_of(ModelOptions, SafetyOptions) if name != "tensor_parallel"),
+    *(name for name in names_of(ModelOptions) if name != "tensor_parallel"),
 )
 
 

@@ -23,7 +23,7 @@ from anisoscope.data.shared_documents import (
 from anisoscope.data.text_sources import text_documents
 from anisoscope.errors import InputError, unknown
 from anisoscope.measurement.layer_rows import ROW_KINDS, LayerRows, RowChoice, layer_rows
-from anisoscope.measurement.request import ModelOptions, Request, SafetyOptions, accepts, names_of
+from anisoscope.measurement.request import ModelOptions, Request, accepts, names_of
 from anisoscope.measurement.run_output import open_run, run_info
 from anisoscope.measurement.similarity_records import (
     FEWEST_BLOCKS,
@@ -45,7 +45,7 @@ _PERMUTED = 1024  # rows that are permuted at most: kernels and ranks of all lay
 _FEWEST_WORDS = 8  # words per document at least, so that rows come from many documents
 SIMILARITY_OPTIONS = (
     *("text", "window", "batch", "field", "document_mark", "sites", "seed"),
-    *(name for name in names_of(ModelOptions, SafetyOptions) if name != "tensor_parallel"),
+    *(name for name in names_of(ModelOptions) if name != "tensor_parallel"),
     *("out", "overwrite"),
 )
 OnProgress = Callable[[int], None]  # called with the number of units of work since the last call

@@ -18,7 +18,7 @@ from anisoscope.measurement.current_batch import counted
 from anisoscope.measurement.measure_model import measure
 from anisoscope.measurement.model_data import open_for, read_data, with_data
 from anisoscope.measurement.policies import FlaggedTokens, massive, massive_norm
-from anisoscope.measurement.request import ModelOptions, Request, SafetyOptions, accepts, names_of, require_data
+from anisoscope.measurement.request import ModelOptions, Request, accepts, names_of, require_data
 from anisoscope.measurement.sink_profile import PatchNorms, SinkClass, SinkCoordinate, SinkId, Sinks, SinkSite
 from anisoscope.models.open import Opened
 from anisoscope.records import Site
@@ -27,7 +27,7 @@ from anisoscope.stats.sample import Extremes
 
 SINK_OPTIONS = (
     *("text", "field", "document_mark", "images", "audio", "seconds", "window", "batch", "tokens", "special", "seed"),
-    *(name for name in names_of(ModelOptions, SafetyOptions) if name != "tensor_parallel"),
+    *(name for name in names_of(ModelOptions) if name != "tensor_parallel"),
 )
 CLASSES = ("first", "delimiter", "frequent", "other")
 _FREQUENT = 16  # ids that make up the class of frequent tokens

@@ -36,7 +36,6 @@ from anisoscope.measurement.request import (
     DataOptions,
     ModelOptions,
     Request,
-    SafetyOptions,
     SiteOptions,
     StatisticsOptions,
     accepts,
@@ -60,7 +59,7 @@ PROVISIONAL = ("spectral_anisotropy", "top_coordinate", "mean_cosine", "isoscore
 PROVISIONAL_TOKENS = 4096
 GENERATED = 16_384  # tokens that are generated at most: each costs a forward pass
 MEASURE_OPTIONS = (
-    *names_of(DataOptions, SiteOptions, StatisticsOptions, ModelOptions, SafetyOptions),
+    *names_of(DataOptions, SiteOptions, StatisticsOptions, ModelOptions),
     "out",
     "keep_statistics",
     "overwrite",

@@ -48,16 +48,9 @@ class ModelOptions:
     device: str | None = option(None, "cpu, cuda, cuda:1 or mps. Default: a GPU, if any.", changes_numbers=False)
     device_map: str | None = option(None, "auto, for models larger than one device.", changes_numbers=False)
     tensor_parallel: bool = option(False, "Split every layer over the processes of torchrun.", changes_numbers=False)
-    tokenizer: Any = option(None, "bytes, for a model of raw bytes without a tokenizer. In Python also a tokenizer.")
-
-
-@dataclass(frozen=True)
-class SafetyOptions:
-    """What the author of the model is trusted with."""
-
-    trust: bool = option(False, "Open the model without a trial in a process with limits.", changes_numbers=False)
     trust_remote_code: bool = option(False, "Run the model's own Python code.", changes_numbers=False)
     allow_pickle: bool = option(False, "Load weights that are pickles, which can run code.", changes_numbers=False)
+    tokenizer: Any = option(None, "bytes, for a model of raw bytes without a tokenizer. In Python also a tokenizer.")
 
 
 @dataclass(frozen=True)
@@ -136,7 +129,6 @@ class Request:
     """
 
     model: ModelOptions = ModelOptions()
-    safety: SafetyOptions = SafetyOptions()
     data: DataOptions = DataOptions()
     sites: SiteOptions = SiteOptions()
     statistics: StatisticsOptions = StatisticsOptions()
@@ -197,7 +189,7 @@ class Request:
 
     def opening(self) -> dict[str, Any]:
         """Return the keywords of `open_model`."""
-        return {name: x for name, x in {**vars(self.model), **vars(self.safety)}.items() if name != "tokenizer"}
+        return {name: x for name, x in vars(self.model).items() if name != "tokenizer"}
 
     def reading(self) -> dict[str, Any]:
         """Return the keywords of `model_batches` for the modality of the data."""
@@ -218,7 +210,7 @@ class Request:
         }
 
 
-_OPENING = ("revision", "dtype", "device", "trust_remote_code", "trust", "allow_pickle")
+_OPENING = ("revision", "dtype", "device", "trust_remote_code", "allow_pickle")
 TANGENT_OPTIONS = (
     *("text", "window", "batch", "field", "document_mark"),
     *("sites", "tokens", "sample", "seed"),

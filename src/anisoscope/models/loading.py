@@ -31,7 +31,7 @@ def load_weights(
         The model, and the names of the weights that were initialised at random.
     """
     problem = ""
-    for kind, has_head in model_classes(config, head):
+    for kind, has_head in _classes(config, head):
         model, loading = _from_pretrained(kind, located, config, options)
         missing = sorted(loading["missing_keys"])
         sizes = dict(model.named_parameters())
@@ -44,7 +44,7 @@ def load_weights(
     )
 
 
-def model_classes(config: Any, head: bool) -> list[tuple[Any, bool]]:
+def _classes(config: Any, head: bool) -> list[tuple[Any, bool]]:
     """List the classes to try in order, each with whether it has a head (then no weight may be missing).
 
     The class named in `architectures` comes first if a head is requested and last otherwise: a checkpoint of a rare

@@ -18,10 +18,9 @@ from anisoscope.models.construction import bounded_construction
 from anisoscope.models.devices import choose_device, choose_dtype
 from anisoscope.models.gguf_files import gguf_quantization, read_once, tensors_in_gguf
 from anisoscope.models.library_output import one_line_errors, quiet
-from anisoscope.models.loading import load_weights, model_classes
+from anisoscope.models.loading import load_weights
 from anisoscope.models.processors import open_processor, processor_name, require_vocabulary
 from anisoscope.models.sources import Located, locate
-from anisoscope.models.trial_opening import require_openable, sample_use
 from anisoscope.models.weight_files import PICKLES, stored_dtype, weight_files, weights_digest
 from anisoscope.store.files import read_json
 
@@ -63,7 +62,6 @@ class OpenOptions:
     device: torch.device
     device_map: Any
     trust_remote_code: bool
-    trust: bool
     allow_pickle: bool
     head: bool
     modality: str | None
@@ -78,7 +76,6 @@ def open_model(
     device: str | torch.device | None = None,
     device_map: Any = None,
     trust_remote_code: bool = False,
-    trust: bool = False,
     allow_pickle: bool = False,
     head: bool = False,
     modality: str | None = None,
@@ -94,7 +91,6 @@ def open_model(
         device: where to put the model. The default is the first GPU, or the CPU.
         device_map: as in transformers, to spread a model over several devices.
         trust_remote_code: run code that comes with the model.
-        trust: open it without a trial in a child process with limits on memory and time.
         allow_pickle: open weights that are pickles, which can run any code.
         head: load the output head too if the checkpoint has one; `info["head"]` records whether it has.
         modality: which part of a model that pairs two encoders: "text", "image" or "audio".
@@ -115,7 +111,6 @@ def open_model(
         device=choose_device(device),
         device_map=device_map,
         trust_remote_code=trust_remote_code,
-        trust=trust or trust_remote_code,
         allow_pickle=allow_pickle,
         head=head,
         modality=modality,
@@ -165,8 +160,6 @@ def _open_with_transformers(options: OpenOptions, located: Located) -> Opened:
         tensors = require_safe_config(located.folder, files, trusted=options.trust_remote_code)
     else:
         tensors = tensors_in_gguf(gguf)
-    if not options.trust:
-        require_openable(options.source, lambda: _open_on_trial(options, located, dict(keywords), tensors, files))
     config = transformers.AutoConfig.from_pretrained(located.folder, **keywords)
     if not isinstance(config.get_text_config(), transformers.PreTrainedConfig):
         raise InputError(
@@ -211,24 +204,6 @@ def _open_with_transformers(options: OpenOptions, located: Located) -> Opened:
         "libraries": {name: version(name) for name in ("torch", "transformers", *(["gguf"] if gguf else []))},
     }
     return Opened(model.eval(), processor, modality, info | _module_info(model))
-
-
-def _open_on_trial(
-    options: OpenOptions, located: Located, keywords: dict[str, Any], tensors: int | None, files: list[Path]
-) -> None:
-    """Do what opening does, except for loading weights: configuration, modules on the meta device, processor."""
-    import transformers
-
-    config = transformers.AutoConfig.from_pretrained(located.folder, **keywords)
-    modality = "text"
-    with bounded_construction(options.source, tensors, files), torch.device("meta"):
-        for kind, _ in model_classes(config, options.head):
-            kind(config)
-            modality = options.modality or _MODALITIES.get(kind.main_input_name, "other")
-    gguf = located.file if "gguf_file" in keywords else None
-    processor = open_processor(modality, located.folder, gguf, options.trust_remote_code)
-    if processor is not None and modality == "text":
-        sample_use(processor)
 
 
 def _registered_opener(folder: Path) -> Opener | None:
