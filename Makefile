@@ -7,7 +7,7 @@ INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c c
 MEASURED := src/anisoscope/studies/atlas/measured
 .DEFAULT_GOAL := help
 
-.PHONY: help demo demo-real atlas browser axe screenshots test test-fast test-kernels test-order test-real test-slow check fix docs dist bench constraints hashes licences clean
+.PHONY: help demo demo-real atlas browser axe screenshots test test-fast test-kernels test-order test-real test-slow check fix docs site dist bench constraints hashes licences clean
 
 help:  ## list the commands
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -20,6 +20,10 @@ $(VENV)/base: pyproject.toml constraints.txt
 
 $(VENV)/demo: $(VENV)/base
 	$(INSTALL) -e '.[hf]'
+	touch $@
+
+$(VENV)/docs: $(VENV)/base
+	$(INSTALL) -e '.[docs]'
 	touch $@
 
 $(VENV)/dev: $(VENV)/base
@@ -45,8 +49,8 @@ axe:  ## fetch axe-core for the tests of accessibility, if npm can; without it t
 		npm pack --silent axe-core@4.10.2 >/dev/null 2>&1 && tar -xzf axe-core-4.10.2.tgz) || \
 		echo "axe-core could not be fetched: the tests of accessibility will be skipped"
 
-screenshots: $(VENV)/dev browser  ## write pictures of six kinds of report pages to SHOTS (.bench/screenshots)
-	$(BIN)/python -m tests.browser.screenshots $(or $(SHOTS),.bench/screenshots)
+screenshots: $(VENV)/dev browser  ## write pictures of six kinds of report pages to SHOTS (.bench/screenshots), four of them to docs/
+	$(BIN)/python -m tests.browser.screenshots $(or $(SHOTS),.bench/screenshots) --docs docs
 
 test: check browser axe  ## lint, types, and all tests except the slow and the real ones
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 -m 'not real and not slow'
@@ -78,6 +82,9 @@ fix: $(VENV)/dev  ## format, and fix what ruff can fix
 docs: $(VENV)/dev  ## write the generated pages of docs/ and the output of code blocks
 	$(BIN)/python docs/build.py
 
+site: $(VENV)/docs  ## build the documentation as a static site in site/, with sample reports; opens without a server
+	$(BIN)/python docs/build_site.py
+
 dist: $(VENV)/dev  ## build wheel and sdist in dist/
 	rm -rf dist
 	$(BIN)/python -m build --no-isolation
@@ -95,4 +102,4 @@ licences: $(VENV)/dev  ## write docs/licences.md from the metadata of the instal
 	$(BIN)/python tools/licences.py
 
 clean:
-	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .bench
+	rm -rf $(VENV) build dist site .pytest_cache .mypy_cache .ruff_cache .hypothesis .bench

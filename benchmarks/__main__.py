@@ -23,6 +23,7 @@ from benchmarks.long import long
 from benchmarks.measure import measure
 from benchmarks.peers import peers, search_commands
 from benchmarks.scale import scale
+from benchmarks.similarity import similarity
 from benchmarks.sweep import sweep
 from benchmarks.tangent import tangent
 from benchmarks.tracker import tracker
@@ -45,6 +46,7 @@ BENCHMARKS: dict[str, Callable[[Settings], Outcome]] = {
     "geometry": geometry,
     "stream": stream,
     "neighbours": neighbours,
+    "similarity": similarity,
     "measure": measure,
     "tracker": tracker,
     "lab": lab,

@@ -1,6 +1,8 @@
 """Write the generated pages of docs/ (`make docs`). A test fails if a page is older than the code.
 
-`python docs/build.py --claims RUN` first copies the evidence of a run of claims into the package.
+`python docs/build.py --claims RUN` first copies the evidence of a run of claims into the package. `--real FOLDER` also
+records the block of the README that needs stories15M: its folder, which `anisoscope atlas run stories15M` leaves in the
+cache.
 """
 
 from __future__ import annotations
@@ -9,7 +11,9 @@ import argparse
 import json
 import sys
 import tempfile
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parent))  # find the helpers next to this file from any folder
 
@@ -20,9 +24,11 @@ from reader import prepare
 
 from anisoscope.metrics import catalogue
 from anisoscope.metrics.metric import INVARIANCES, Metric
+from anisoscope.report.glossary import WORDS
 from anisoscope.studies.atlas.atlas_page import atlas_html, atlas_markdown
-from anisoscope.studies.atlas.evidence import atlas_evidence, committed_evidence, study_path
+from anisoscope.studies.atlas.evidence import atlas_evidence, committed_evidence, reruns_path, study_path
 from anisoscope.studies.atlas.quantisation import read_study, shifts
+from anisoscope.studies.atlas.reruns import read_reruns
 from anisoscope.studies.claims.claim_tables import (
     duration,
     losses_table,
@@ -35,6 +41,9 @@ from anisoscope.studies.claims.committed_evidence import FILE, committed, judged
 from anisoscope.studies.claims.runner import CLAIMS
 
 HERE = Path(__file__).parent
+RESULTS = HERE.parent / "benchmarks" / "results"
+README = HERE.parent / "README.md"
+REAL = "stories15M"  # the model of the README, which must be downloaded
 EVIDENCE = HERE.parent / "src" / "anisoscope" / "studies" / "claims" / FILE
 HEADER = "<!-- written by docs/build.py from the code: do not edit -->\n\n"
 
@@ -46,13 +55,14 @@ def pages() -> dict[Path, str]:
         HERE / "cli.md": HEADER + cli_page(),
         HERE / "api.md": HEADER + api_page(),
         HERE / "claims.md": claims_page(),
+        HERE / "comparison.md": comparison_page(),
+        HERE / "glossary.md": HEADER + glossary_page(),
         **atlas_pages(),
     }
 
 
 def claims_page() -> str:
     """Return the page of claims with new tables: the rules from the code, the verdicts from the committed evidence."""
-    page = (HERE / "claims.md").read_text()
     packed = committed()
     pairs = judged(packed)
     tables = {
@@ -62,21 +72,69 @@ def claims_page() -> str:
         "power": power_table(pairs),
         "rules": rules_table(CLAIMS),
     }
+    return with_tables(HERE / "claims.md", tables)
+
+
+def glossary_page() -> str:
+    """Return the words of tables, reports and messages."""
+    intro = (
+        "# Words\n\nThe words in tables, reports and messages; `anisoscope words` prints them.\n"
+        "[Pitfalls](pitfalls.md) shows with numbers why most of them matter.\n\n"
+    )
+    return intro + _table(["word", "means"], [[word, meaning] for word, meaning in WORDS.items()]) + "\n"
+
+
+def with_tables(path: Path, tables: Mapping[str, str]) -> str:
+    """Return a page with new tables between their marks."""
+    page = path.read_text()
     for name, table in tables.items():
         begin, end = f"<!-- {name}: written by docs/build.py -->", f"<!-- end of {name} -->"
         if (page.count(begin), page.count(end)) != (1, 1):
-            raise SystemExit(f"docs/claims.md needs one {begin} and one {end} after it, for the table of {name}.")
+            raise SystemExit(f"{path.name} needs one {begin} and one {end} after it, for the table of {name}.")
         page = f"{page.partition(begin)[0]}{begin}\n\n{table}\n\n{end}{page.partition(end)[2]}"
     return page
+
+
+def comparison_page() -> str:
+    """Return the comparison with other tools, with the tables of the last benchmarks."""
+    peers, tracker = (json.loads((RESULTS / f"{name}.json").read_text()) for name in ("peers", "tracker"))
+    tools = list(dict.fromkeys(tool for answers in peers["answers"].values() for tool in answers))
+    answers = [[data, *(_answer(values.get(tool, "")) for tool in tools)] for data, values in peers["answers"].items()]
+    times = [_figure(figure) for figure in peers["figures"] if figure["unit"].startswith("×")]
+    training = [_figure(figure) for figure in tracker["figures"] if figure["unit"] == "×"]
+    tables = {
+        "answers": _table(["data", *tools], answers),
+        "times": _table(["what", "time in ours"], times),
+        "training": _table(["what", "time in plain steps"], training),
+    }
+    return with_tables(HERE / "comparison.md", tables)
+
+
+def _answer(text: str) -> str:
+    return "no answer" if text.startswith("none") else text
+
+
+def _figure(figure: Mapping[str, Any]) -> list[str]:
+    value = figure["value"]
+    return [
+        figure["name"].removesuffix(", in steps").removesuffix(", in ours"),
+        "no answer" if value is None else f"{value:.3g} ×",
+    ]
+
+
+def _table(titles: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    lines = [titles, ["---"] * len(titles), *rows]
+    return "\n".join("| " + " | ".join(cells) + " |" for cells in lines)
 
 
 def atlas_pages() -> dict[Path, str]:
     """Return the atlas in Markdown and HTML, from the evidence that comes with the library."""
     folder = committed_evidence()
     models, rounded = atlas_evidence(folder), shifts(read_study(study_path(folder)))
+    reruns = read_reruns(reruns_path(folder))
     return {
-        HERE / "atlas.md": HEADER + atlas_markdown(models, rounded),
-        HERE / "atlas.html": atlas_html(models, rounded),
+        HERE / "atlas.md": HEADER + atlas_markdown(models, rounded, reruns),
+        HERE / "atlas.html": atlas_html(models, rounded, reruns),
     }
 
 
@@ -116,7 +174,8 @@ def _row(metric: Metric) -> str:
 
 def walked() -> list[Path]:
     """List the pages whose blocks run, in order, in one folder per page."""
-    return [HERE / "tour.md", HERE / "pitfalls.md", HERE / "for-agents.md", *sorted((HERE / "howto").glob("*.md"))]
+    names = ("tour.md", "pitfalls.md", "for-agents.md")
+    return [README, *(HERE / name for name in names), *sorted((HERE / "howto").glob("*.md"))]
 
 
 def walk(page: Path) -> str:
@@ -128,12 +187,25 @@ def walk(page: Path) -> str:
         return refreshed(text, list(run_blocks(blocks_of(text), Path(folder), page.name)))
 
 
+def walk_real(model: Path) -> str:
+    """Return the README with the current output of its block that needs a real model, in this folder."""
+    text = README.read_text()
+    with tempfile.TemporaryDirectory() as folder:
+        (Path(folder) / REAL).symlink_to(model.resolve())
+        wanted = [block for block in blocks_of(text.replace(f"sh needs {REAL}", "sh")) if REAL in block.code]
+        return refreshed(text, list(run_blocks(wanted, Path(folder), README.name)))
+
+
 if __name__ == "__main__":
     parser = argparse.ArgumentParser()
     parser.add_argument("--claims", type=Path, help="a run of all claims, whose evidence the page shows")
-    if (run := parser.parse_args().claims) is not None:
+    parser.add_argument("--real", type=Path, help="the folder of stories15M, for the README")
+    arguments = parser.parse_args()
+    if (run := arguments.claims) is not None:
         EVIDENCE.write_text(json.dumps(pack_evidence(run), ensure_ascii=False, separators=(",", ":")) + "\n")
     for path, text in pages().items():
         path.write_text(text)
     for path in walked():
         path.write_text(walk(path))
+    if arguments.real is not None:
+        README.write_text(walk_real(arguments.real))

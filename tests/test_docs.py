@@ -1,4 +1,4 @@
-"""Generated pages are up to date, and the README, the examples and the notebook run."""
+"""Generated pages are up to date, and the examples and the notebook run."""
 
 from __future__ import annotations
 
@@ -29,14 +29,6 @@ def load(path: Path) -> ModuleType:
 def test_generated_pages_are_up_to_date() -> None:
     for path, text in load(ROOT / "docs" / "build.py").pages().items():
         assert path.read_text() == text, f"{path.name} is older than the code. Run `make docs`."
-
-
-def test_python_in_the_readme_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    blocks = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), flags=re.S)
-    assert blocks
-    for block in blocks:
-        exec(compile(block, "README.md", "exec"), {})
 
 
 @pytest.mark.parametrize("path", EXAMPLES)

@@ -37,6 +37,7 @@ CASES: dict[str, tuple[list[str], str, str | None]] = {
     "similarity": (["model", "model", "--text", "text.jsonl", "--out", "alike"], "CKA", "alike/records.jsonl"),
     "sinks": (["model", "--text", "text.jsonl", "--tokens", "300", "--out", "sinks.json"], "massive", "sinks.json"),
     "metrics": ([], "isoscore", None),
+    "words": ([], "token policy", None),
     "embeddings": (["vectors.npy", "--out", "checked"], "hubs", "checked/records.jsonl"),
     "transform": (["vectors.npy", "--centre", "--out", "better.npy"], "isoscore", "better.npy"),
     "claims run": (["N4", "--size", "tiny", "--out", "claims"], "N4", "claims/records.jsonl"),

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 import re
 import shlex
 import sys
+import tomllib
 from pathlib import Path
+from statistics import median
 from types import ModuleType
 from typing import Any
 
@@ -14,14 +17,24 @@ import pytest
 import typer
 
 from anisoscope.cli import app
+from anisoscope.studies.atlas.evidence import committed_evidence, read_evidence
+from tests.tiny_models import CATALOGUE
 
 ROOT = Path(__file__).parent.parent
 DOCS = ROOT / "docs"
-WALKED = [DOCS / "tour.md", DOCS / "pitfalls.md", DOCS / "for-agents.md", *sorted((DOCS / "howto").glob("*.md"))]
+README = ROOT / "README.md"
+WALKED = [
+    README,
+    DOCS / "tour.md",
+    DOCS / "pitfalls.md",
+    DOCS / "for-agents.md",
+    *sorted((DOCS / "howto").glob("*.md")),
+]
 PAGES = [*sorted(ROOT.glob("*.md")), *sorted(DOCS.rglob("*.md"))]
 
 # Blocks that are not run, by page: each needs something that tests do not have. A new one must be added here.
 NOT_RUN = {
+    "README.md": ["needs stories15M"],
     "add-a-claim.md": ["needs the claim in the package"],
     "mask-sinks.md": ["needs a model of images"],
     "measure-my-model.md": ["needs downloads, images and recordings", "needs a model and a dataset of yours"],
@@ -64,7 +77,8 @@ def test_no_block_is_skipped_silently() -> None:
         on_page = blocks.blocks_of(page.read_text())
         odd = [block for block in on_page if not block.language or block.rest not in ("", "fails")]
         assert [block.rest for block in odd] == NOT_RUN.get(page.name, []), page.name
-        assert all(block.language in (*blocks.RUN, "toml", "text") for block in on_page), page.name
+        quoted = ("toml", "text", "py", "bash") if page == README else ("toml", "text")
+        assert all(block.language in (*blocks.RUN, *quoted) for block in on_page), page.name
         assert any(block.runs for block in on_page), page.name
 
 
@@ -79,7 +93,7 @@ def test_the_tour_shows_three_errors_and_all_output() -> None:
 
 def command_lines(text: str) -> list[list[str]]:
     """List every `anisoscope …` and `torchrun … -m anisoscope …` in the shell blocks of a page, as words."""
-    code = [block.code for block in blocks.blocks_of(text) if block.language in ("", "sh")]
+    code = [block.code for block in blocks.blocks_of(text) if block.language in ("", "sh", "bash")]
     lines = "\n".join(code).replace("\\\n", " ").splitlines()
     commands = [blocks.commands(line)[0] for line in lines if line.startswith(("anisoscope ", "torchrun ", "srun "))]
     return [words[words.index("anisoscope") :] for words in commands]
@@ -159,13 +173,74 @@ def test_every_page_is_in_the_index() -> None:
     assert not missing
 
 
+# --- the README ----------------------------------------------------------------------------------------------------
+
+
 def test_the_readme_is_short_and_begins_with_a_figure_and_two_commands() -> None:
-    text = (ROOT / "README.md").read_text()
-    assert len(text.splitlines()) <= 110
-    first = text.splitlines()[:24]
+    text = README.read_text()
+    assert len(text.splitlines()) <= 130
+    first = text.splitlines()[:36]
     assert any(line.startswith("![") for line in first)
     assert sum(line.startswith(("make ", "pip ", "anisoscope ")) for line in first) >= 2
     assert "docs/index.md" in text
+
+
+def test_commands_in_tables_of_the_readme_exist_with_their_options() -> None:
+    commands = re.findall(r"`(anisoscope [^`]+)`", README.read_text())
+    assert len(commands) > 5
+    for command in commands:
+        parse(shlex.split(command))
+
+
+def test_facts_in_the_readme_are_those_of_the_project() -> None:
+    text = README.read_text()
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    assert f"{project['license']} · Python {project['requires-python'].removeprefix('>=')} or newer" in text
+    assert (ROOT / "src" / "anisoscope" / "py.typed").is_file()
+    assert f"{len(CATALOGUE)} architectures" in text
+    tracker = json.loads((ROOT / "benchmarks" / "results" / "tracker.json").read_text())["figures"]
+    whole = next(figure["value"] for figure in tracker if figure["name"] == "10,000 steps at the default cadence")
+    assert f"adds\n{100 * (whole - 1):.1f} % to the time" in text
+    alerts = {
+        f["name"]: f["value"] for f in json.loads((ROOT / "benchmarks/results/alerts.json").read_text())["figures"]
+    }
+    found, false = (
+        alerts["planted faults found, of 9"],
+        alerts["healthy trainings with a false alarm of `stability`, of 10"],
+    )
+    assert f"{found} of 9 planted faults found, {false} of 10 healthy trainings alarmed" in text
+    accuracy = (DOCS / "accuracy.md").read_text()
+    compared = re.search(r"([\d,]+) values compared", accuracy)
+    assert compared is not None
+    assert f"{compared[1]} values agree" in text
+    coverage = accuracy[accuracy.index("<!-- coverage") : accuracy.index("<!-- end of coverage")]
+    rows = [line.split(" | ") for line in coverage.splitlines() if line.startswith("| `")]
+    held = sorted(float(row[6].rstrip("%")) for row in rows)
+    biased = sum("biased" in row[7] for row in rows)
+    says = (
+        f"in {held[0]:.0f}–{held[-1]:.0f} % of 300 simulated corpora (median {median(held):.1f} %, {len(rows)} cases)"
+    )
+    assert says in text
+    assert f"the {biased} cases" in text
+
+
+def test_numbers_below_the_figure_are_those_of_the_atlas() -> None:
+    decoder = next(model for model in read_evidence(committed_evidence()) if model.name == "stories15M")
+    site, peak, _, _ = max(decoder.points("spectral_anisotropy"), key=lambda point: point[1])
+    kept = next(point[1] for point in decoder.points("spectral_anisotropy", "no-sink") if point[0] == site)
+    below = " ".join(README.read_text().split())
+    assert f"one direction seems to hold {peak:.0%} of the variance".replace("%", " %") in below
+    assert f"and {kept:.0%} are left".replace("%", " %") in below
+
+
+@pytest.mark.real
+def test_the_readme_shows_what_a_real_model_gives() -> None:
+    from anisoscope.studies.atlas.atlas_registry import cache_folder, registry
+    from anisoscope.studies.atlas.builders import model_folder
+
+    build = load("build")
+    folder = model_folder(registry().choose([build.REAL])[0], cache_folder())
+    assert build.walk_real(folder) == README.read_text(), "run `python docs/build.py --real FOLDER`"
 
 
 # --- the runner itself ---------------------------------------------------------------------------------------------

@@ -26,12 +26,12 @@ tools of development. `make licences` writes this page.
 def licence_of(package: Distribution) -> str:
     """Return the licence in a package's metadata: the expression, else the classifiers, else the short field."""
     facts = package.metadata
-    if expression := facts.get("License-Expression"):
-        return str(expression)
+    if "License-Expression" in facts:
+        return facts["License-Expression"]
     classifiers = [c.rpartition(" :: ")[2] for c in facts.get_all("Classifier") or () if c.startswith(_CLASSIFIER)]
     if names := [name for name in classifiers if name != "OSI Approved"]:
         return ", ".join(names)
-    field = " ".join(str(facts.get("License") or "").split())
+    field = " ".join((facts["License"] if "License" in facts else "").split())
     return field if field and len(field) <= _LONGEST else "see its LICENSE file"
 
 

@@ -25,7 +25,8 @@ if TYPE_CHECKING:
     from anisoscope.models.open import open_model
     from anisoscope.records import Record, Site
     from anisoscope.remedies import Remedy, fit_remedy
-    from anisoscope.report.views import compare, concat, write_report
+    from anisoscope.report.views import compare, concat
+    from anisoscope.report.views import write_report as report  # at run time the package, which can be called
     from anisoscope.store.run import Run
     from anisoscope.tangent import Tangent
     from anisoscope.tangent.tangent_test import fit_frames, tangent_test
@@ -65,10 +66,9 @@ _HOME = {
     "similarity": "measurement.compare_models",
     "sinks": "measurement.find_sinks",
     "tangent_test": "tangent.tangent_test",
-    "write_report": "report.views",
 }
 
-_MODULES = ("alerts", "integrations", "metrics", "schedule", "synthetic", "testing")
+_MODULES = ("alerts", "integrations", "metrics", "report", "schedule", "synthetic", "testing")
 
 __all__ = [
     "AnisoscopeError",
@@ -99,10 +99,10 @@ __all__ = [
     "open_model",
     "open_vectors",
     "recompute",
+    "report",
     "similarity",
     "sinks",
     "tangent_test",
-    "write_report",
 ]
 
 
@@ -116,4 +116,4 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted([*__all__, *_MODULES, "__version__"])
+    return sorted({*__all__, *_MODULES, "__version__"})

@@ -36,8 +36,10 @@ def check_metric(metric: Metric) -> None:
     """Run all checks for one metric.
 
     Raises:
-        AssertionError: A declared fact does not hold. The message names the fact and the cloud.
+        AssertionError: A declared fact does not hold, or the paper is missing. The message names the fact and the
+            cloud.
     """
+    assert metric.paper, f"{metric.name} declares no paper. Name it, or your package if you define the metric."
     check_known(metric)
     check_invariances(metric)
     check_hard(metric)

@@ -9,8 +9,10 @@ import pytest
 from typer.testing import CliRunner
 
 from anisoscope.cli import app
+from anisoscope.cli.atlas import _compared
 from anisoscope.errors import AnisoscopeError
-from anisoscope.studies.atlas.evidence import write_evidence
+from anisoscope.studies.atlas.evidence import committed_evidence, read_evidence, write_evidence
+from anisoscope.studies.atlas.reruns import read_reruns
 from tests.studies.atlas.made_evidence import model
 
 
@@ -41,6 +43,17 @@ def test_an_unknown_metric_and_an_unknown_model_suggest_near_names(folder: Path)
         output("show", "--metric", "spectral_anisotrop", "--out", str(folder))
     with pytest.raises(AnisoscopeError, match="stories15M"):
         output("run", "stories15")
+
+
+def test_a_model_that_the_library_has_is_compared_with_its_evidence(tmp_path: Path) -> None:
+    known = {model.name: model for model in read_evidence(committed_evidence())}
+    (tmp_path / "mine").mkdir()
+    write_evidence(known["SCEPTR"], tmp_path / "mine")
+    write_evidence(model("tiny", isoscore=[0.1, 0.2]), tmp_path / "mine")
+    (rerun,) = _compared(["SCEPTR", "tiny"], tmp_path / "mine")
+    assert (rerun.model, rerun.largest) == ("SCEPTR", 0)
+    assert read_reruns(tmp_path / "mine-again.json") == [rerun]
+    assert _compared(["SCEPTR"], committed_evidence()) == []
 
 
 def test_the_page_is_written(folder: Path) -> None:

@@ -69,6 +69,39 @@ def test_retrieval_equals_brute_force_before_and_after_whitening(run: Run) -> No
     assert change.error == pytest.approx(gain.std(ddof=1) / Q**0.5)  # the jackknife of a mean
 
 
+def test_retrieval_by_dot_product_equals_all_products() -> None:
+    rows, queries, pairs = planted()
+    known = {q: {r: 1.0} for q, r in pairs}
+    found = anisoscope.embeddings(rows, queries=queries, relevant=pairs, search="dot")
+    remedy = anisoscope.fit_remedy(rows, centre=True)
+    for name, asked, searched in (
+        ("none", queries, rows),
+        ("centre", remedy.apply(queries), remedy.apply(rows)),
+        ("unit length", oracle.unit(queries), oracle.unit(rows)),
+        ("first 16", queries[:, :16], rows[:, :16]),
+    ):
+        order = np.argsort(-(np.asarray(asked, dtype=float) @ np.asarray(searched, dtype=float).T), axis=1)
+        wanted = np.mean(oracle.recall(order, known, 10))
+        assert value(found, "recall", 10, remedy=name).value == pytest.approx(wanted), name
+    assert "as stored" not in found.info["embeddings"]["remedies"]
+
+
+def test_search_by_dot_product_needs_queries() -> None:
+    with pytest.raises(InputError, match="--queries"):
+        anisoscope.embeddings(planted()[0], search="dot")
+    with pytest.raises(InputError, match="Did you mean 'cosine'"):
+        anisoscope.embeddings(planted()[0], search="cosin")
+
+
+def test_a_run_shows_its_summary_and_draws_its_cosines(run: Run, capsys: pytest.CaptureFixture[str]) -> None:
+    run.show()
+    shown = capsys.readouterr().out
+    assert "Shorter rows and fewer bits" in shown
+    assert run.info["embeddings"]["advice"][:20] in shown
+    assert "cosine" in str(run.plot().to_dict())
+    assert run.plot("recall").to_dict()["datasets"]
+
+
 def test_the_advice_follows_the_paired_changes(run: Run) -> None:
     advice = run.info["embeddings"]["advice"]
     change = value(run, "change", 10, of="ndcg", remedy="centre, whiten")

@@ -28,10 +28,22 @@ def test_search_in_parts_finds_what_brute_force_finds(tmp_path: Path, monkeypatc
     assert np.array_equal(found.index.numpy(), oracle.ranked(queries, rows())[:, :12])
 
 
+def test_search_by_dot_product_in_parts_is_that_of_all_products(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_SEARCHED", 64)
+    monkeypatch.setattr(module, "_QUERIES", 7)
+    x, queries = rows() * np.linspace(0.1, 3, 300, dtype=np.float32)[:, None], rows(20, seed=1)
+    found = search(torch.from_numpy(queries), as_vectors(x), lambda each: each, 12, dot=True)
+    products = queries.astype(float) @ x.astype(float).T
+    assert np.array_equal(found.index.numpy(), np.argsort(-products, axis=1)[:, :12])
+    assert found.distance.numpy() == pytest.approx(np.sort(-products, axis=1)[:, :12])
+    assert not np.array_equal(found.index.numpy(), oracle.ranked(queries, x)[:, :12])  # the cosine ranks differently
+
+
 def test_fewer_rows_than_results_leave_gaps() -> None:
     found = search(torch.zeros(2, 7), as_vectors(rows(5)), unit, 8)
     assert found.index[:, 5:].eq(-1).all()
     assert found.distance[:, 5:].isinf().all()
+    assert search(torch.ones(2, 7), as_vectors(rows(5)), unit, 8, dot=True).index[:, 5:].eq(-1).all()
 
 
 def test_rows_are_fetched_in_the_order_of_their_numbers() -> None:

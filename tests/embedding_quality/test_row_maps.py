@@ -31,7 +31,7 @@ def test_remedies_are_those_of_fit_remedy_at_unit_length() -> None:
 
 def test_principal_axes_keep_cosines_better_than_any_other_axes() -> None:
     x, moments = world()
-    maps = {each.name: each for each in compression_maps(moments, Ranges.of(x))}
+    maps = {each.name: each for each in compression_maps(moments, Ranges.of(unit(x)))}
     assert list(maps) == ["first 32", "PCA 32", "first 16", "PCA 16", "int8", "binary"]
     assert maps["first 16"].apply(x).numpy() == pytest.approx(unit(x[:, :16]).numpy())
     _, _, axes = np.linalg.svd(x.double().numpy(), full_matrices=False)
@@ -42,9 +42,22 @@ def test_principal_axes_keep_cosines_better_than_any_other_axes() -> None:
 
 def test_int8_is_within_half_a_step_and_binary_keeps_signs() -> None:
     x, moments = world()
-    maps = {each.name: each for each in compression_maps(moments, Ranges.of(x))}
-    ranges = Ranges.of(x[:200]) + Ranges.of(x[200:])
+    maps = {each.name: each for each in compression_maps(moments, Ranges.of(unit(x)))}
+    ranges = Ranges.of(unit(x[:200])) + Ranges.of(unit(x[200:]))
     step = float((ranges.high - ranges.low).max()) / 255
     # rounding moves each of 40 entries by at most half a step before the length is set to 1 again
     assert float((maps["int8"].apply(x) - unit(x)).norm(dim=1).max()) < 2 * 0.5 * step * 40**0.5
     assert torch.equal(maps["binary"].apply(x) > 0, x > 0)
+
+
+def test_maps_for_dot_products_keep_lengths() -> None:
+    x, moments = world()
+    x = x * torch.linspace(0.5, 2.0, len(x))[:, None]
+    remedies = {each.name: each for each in remedy_maps(moments, 2, norm_spread=0.5, dot=True)}
+    assert list(remedies) == ["none", "centre", "centre, remove top 2", "centre, whiten", "unit length"]
+    assert torch.equal(remedies["none"].plain(x), x)
+    assert torch.equal(remedies["unit length"].plain(x), unit(x))
+    short = {each.name: each for each in compression_maps(moments, Ranges.of(x), dot=True)}
+    assert torch.equal(short["first 16"].plain(x), x[:, :16])
+    step = (x.amax(0) - x.amin(0)) / 255  # each entry moves by at most half a step, and rounding of float32
+    assert bool(((short["int8"].plain(x) - x).abs() <= 0.51 * step).all())

@@ -100,4 +100,4 @@ def test_every_step_of_lightning_has_its_loss_and_learning_rate(tmp_path: Path) 
     assert len(losses) == 4
     assert all(loss is not None and 4 < loss < 5 for loss in losses)  # log 97 = 4.57, not twice or half as much
     assert [r.value for r in records(tmp_path, metric="learning_rate")] == [1e-3] * 4
-    assert callback.tracker._bases._tangent.total_steps == 4
+    assert callback.tracker._fits.bases._tangent.total_steps == 4

@@ -53,6 +53,17 @@ def test_layers_and_heads_are_summarised_and_ranks_and_the_loop_are_not() -> Non
     }
 
 
+def test_concepts_are_summarised_over_their_numbers_which_layers_do_not_share() -> None:
+    concepts = [
+        Record(f"resid.{layer}", "concept_share", 0.1 * index, index=index) for layer in range(2) for index in range(3)
+    ]
+    assert dict(summarised(concepts)) == {
+        "geometry/concept_share/resid/min": 0.0,
+        "geometry/concept_share/resid/median": 0.1,
+        "geometry/concept_share/resid/max": 0.2,
+    }
+
+
 def test_a_step_logs_a_bounded_number_of_curves_whatever_the_number_of_layers() -> None:
     def curves(layers: int) -> int:
         metrics = ("isoscore", "mean_cosine")

@@ -105,4 +105,37 @@ def test_every_step_of_the_trainer_has_its_loss_and_learning_rate(tmp_path: Path
     assert [r.step for r in records(tmp_path, metric="update_ratio", site="loop")] == [0, 1, 2, 3]
     assert [r.step for r in records(tmp_path, metric="validation_loss")] == [2, 4]
     assert [r.step for r in records(tmp_path, metric="gradient_norm_before_clipping")] == [1, 2, 3, 4]
-    assert callback.tracker._bases._tangent.total_steps == 4
+    assert callback.tracker._fits.bases._tangent.total_steps == 4
+
+
+def test_losses_are_observed_until_the_training_ends(tmp_path: Path) -> None:
+    from accelerate import Accelerator
+
+    before = Accelerator.backward
+    hf_train(tmp_path, small_model(), hf_callback(tmp_path), steps=1)
+    assert Accelerator.backward is before
+
+
+def test_concepts_are_described_with_the_tokenizer_of_the_trainer(tmp_path: Path) -> None:
+    class Tokenizer:
+        def decode(self, ids: list[int]) -> str:
+            return f"w{ids[0]}"
+
+        def save_pretrained(self, *_: Any, **__: Any) -> None:
+            pass
+
+    arguments = hf.TrainingArguments(
+        str(tmp_path / "hf"), max_steps=1, use_cpu=True, report_to=[], disable_tqdm=True, save_strategy="no"
+    )
+    callback = hf_callback(tmp_path, concepts=3)
+    hf.Trainer(
+        small_model(),
+        arguments,
+        train_dataset=Words(),
+        processing_class=Tokenizer(),
+        data_collator=hf.default_data_collator,
+        callbacks=[callback],
+    ).train()
+    notes = [r.note or "" for r in records(tmp_path, metric="concept_share")]
+    assert notes
+    assert all(note.startswith("'w") for note in notes)

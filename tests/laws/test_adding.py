@@ -192,8 +192,14 @@ def test_separately_stored_first_tokens_belong_to_the_whole() -> None:
     rows = Rows(rows.x, token_table(rows.tokens.document, rows.tokens.position, offset=offset, block=rows.tokens.block))
     cloud = collected(rows, [100, 250], ALL, extremes=20, sinks=True)
     assert_same(cloud.get(Moments), Moments.of(rows), 1e-9)
-    assert cloud.stats["first.Moments"].n == 25
-    assert_same(cloud.stats["first.Moments"], Moments.of(rows.take((offset == 0).nonzero()[:, 0])), 1e-9)
+    torch.testing.assert_close(cloud.get(Extremes).x, Extremes.of(rows, 20).x)
+    first = rows.take((offset == 0).nonzero()[:, 0])
+    kept = cloud.stats["first.Extremes"].rows
+    assert 0 < len(kept.tokens) < len(first.tokens) == 25
+    assert_same(cloud.stats["first.Moments"] + Moments.of(kept), Moments.of(first), 1e-9)
+    without = cloud.without_tokens(torch.zeros(0, dtype=torch.int64), first=True)
+    assert_same(without.get(Moments), Moments.of(rows.take((offset > 0).nonzero()[:, 0])), 1e-9)
+    assert not (without.get(Extremes).rows.tokens.offset == 0).any()
 
 
 def test_wide_blocks_are_stored_in_a_scratch_folder_and_read_back(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -35,6 +35,7 @@ TOP_LEVEL_TESTS = {
     "test_margins": "tests/margins.py",
     "test_packaging": "the wheel and the sdist",
     "test_pages": "the code blocks and links of the pages",
+    "test_site": "docs/build_site.py: the pages as a site",
 }
 UNMIRRORED = {"laws", "oracles", "bugs", "browser"}  # folders of tests that mirror no package
 

@@ -151,6 +151,20 @@ def test_progress_counts_documents_rows_and_permutations(folder: Path) -> None:
     assert {what: sum(counts) for what, counts in done.items()} == totals
 
 
+def test_modules_with_their_tokenizers_give_the_numbers_of_their_folders(folder: Path, tmp_path: Path) -> None:
+    a, b = anisoscope.open_model(folder / "a"), anisoscope.open_model(folder / "bert")
+    texts = [f"the quick brown fox number {i} jumps over the lazy dog {i * 7}" for i in range(12)]
+    wanted = anisoscope.similarity(a, b, text=texts).records()
+    a.model.train()  # a notebook's model may be in this mode, in which dropout would change the states
+    found = anisoscope.similarity(
+        a.model, b.model, text=texts, tokenizer=a.processor, tokenizer_b=b.processor, out=tmp_path / "run"
+    )
+    assert [r.value for r in found.records()] == [r.value for r in wanted]
+    assert a.model.training
+    with pytest.raises(StoreError):  # a module has no name by which a finished run could be recognised
+        anisoscope.similarity(a.model, b, text=texts, tokenizer=a.processor, out=tmp_path / "run")
+
+
 def test_mistakes_are_explained(folder: Path, tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"No kind of rows named 'word'. Did you mean 'words'"):
         compare(folder, "a", "a", rows="word")

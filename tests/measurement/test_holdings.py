@@ -22,7 +22,7 @@ def test_memory_is_bounded_whatever_the_number_of_layers_and_tokens() -> None:
     for layers in (6, 32, 80, 200):
         for width in (64, 576, 4096):
             shapes = [SiteShape(1, width, 4)] * layers
-            held = Holdings(shapes, 4096, 256, 2, 32, Room(), layers)
+            held = Holdings(shapes, 4096, 256, 2, 1024, 32, Room(), layers)
             assert held.memory <= Room().open + Room().blocks, (layers, width)
             assert held.memory + held.scratch >= layers * 32 * 2 * 8 * width**2
             assert held.memory + held.evaluation < 1.5e9

@@ -120,6 +120,26 @@ def test_a_default_and_a_help_text_of_its_own_reach_signature_and_documentation(
     assert OPTIONS["seed"].metadata["help"] in (count.__doc__ or "")
 
 
+@pytest.mark.parametrize("clean", [False, True], ids=["as written", "without indentation, as Python 3.13 stores it"])
+def test_options_line_up_with_the_other_arguments(clean: bool) -> None:
+    def count(first: int, **options: Any) -> None:
+        """Count.
+
+        Args:
+            first: Where to start.
+            {options}
+
+        Returns:
+            Nothing.
+        """
+
+    if clean:
+        count.__doc__ = inspect.cleandoc(count.__doc__ or "")
+    lines = (inspect.getdoc(accepts("tokens", "seed")(count)) or "").splitlines()
+    entries = lines[lines.index("Args:") + 1 : lines.index("Returns:") - 1]
+    assert [line.split(":")[0] for line in entries] == ["    first", "    tokens", "    seed"]
+
+
 def test_settings_are_plain_and_hold_only_what_changes_the_numbers() -> None:
     request = Request.of(device="cuda", out="runs/a", tokens=10, metrics=["isoscore", anisoscope.metrics.mean_cosine])
     settings = request.settings()

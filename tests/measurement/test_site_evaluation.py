@@ -108,7 +108,7 @@ def torchrun(model: Path, text: Path, out: Path, *more: str) -> str:
 @pytest.mark.slow
 def test_torchrun_writes_one_run_and_prints_one_table(folder: Path, tmp_path: Path) -> None:
     printed = torchrun(folder / "model", folder / "text-60.jsonl", tmp_path / "run")
-    assert printed.count("without first tokens") == 1
+    assert printed.count("without the first token of each window") == 1
     assert anisoscope.Run.open(tmp_path / "run").info["complete"]
 
 

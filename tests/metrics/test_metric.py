@@ -10,11 +10,13 @@ import torch
 
 from anisoscope import metrics, synthetic
 from anisoscope.errors import InputError, MetricError
+from anisoscope.metrics.metric import metric
 from anisoscope.records import headline_variant
 from anisoscope.stats.collect import cloud_of
 from anisoscope.stats.directions import Directions
 from anisoscope.stats.moments import Moments
 from anisoscope.stats.rows import bare_rows
+from anisoscope.testing import check_metric
 
 X = synthetic.cloud("power law", n=200, d=4)
 
@@ -75,3 +77,27 @@ def test_a_card_carries_the_facts_that_reports_need() -> None:
     assert card["row_effect"] == "any"
     assert headline_variant(card) == {"of": "singular values"}
     assert headline_variant({}) == {}
+
+
+def test_a_mask_leaves_rows_out() -> None:
+    x = torch.randn(60, 4, generator=torch.Generator().manual_seed(0))
+    keep, document = torch.arange(60) % 3 > 0, torch.arange(60) // 6
+    assert metrics.isoscore(x, mask=keep) == metrics.isoscore(x[keep])
+    assert metrics.isoscore(x, mask=keep.int().tolist()) == metrics.isoscore(x[keep])
+    wanted = metrics.two_nn.numbers(x[keep], documents=document[keep])
+    assert metrics.two_nn.numbers(x, documents=document, mask=keep) == wanted
+    for wrong in (keep[:7], torch.zeros(60)):
+        with pytest.raises(InputError, match=r"Use \(60,\)"):
+            metrics.isoscore(x, mask=wrong)
+
+
+def test_an_idea_needs_no_facts_but_a_check_does() -> None:
+    @metric(Moments)
+    def idea(moments: Moments) -> float:
+        """Number of rows."""
+        return float(moments.n)
+
+    assert idea([[1.0], [2.0], [3.0]]) == 3.0
+    assert idea.card()["low"] is None
+    with pytest.raises(AssertionError, match="declares no paper"):
+        check_metric(idea)

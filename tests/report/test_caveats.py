@@ -43,20 +43,27 @@ def test_the_width_comes_from_a_spectrum_if_the_info_lacks_it() -> None:
 
 
 def test_equal_notes_are_one_caveat_for_all_sites() -> None:
-    notes = [Record(f"resid.{i}", "two_nn", 5.0, error=0.1, note=f"{i + 1} duplicate rows removed") for i in range(3)]
-    assert caveats_of(notes) == "two_nn: 1 duplicate rows removed (at resid.0, with similar notes at 2 other sites)."
+    notes = [
+        Record(f"resid.{i}", "two_nn", 5.0, error=0.1, note=f"{i + 1} duplicate {name} removed")
+        for i, name in enumerate(("row", "rows", "rows"))
+    ]
+    assert caveats_of(notes) == "two_nn: 1 duplicate row removed (at resid.0, with similar notes at 2 other sites)."
     same = [Record(f"resid.{i}", "two_nn", 5.0, error=0.1, note="7 duplicate rows removed") for i in range(3)]
     assert caveats_of(same) == "two_nn: 7 duplicate rows removed (at 3 sites)."
 
 
-def test_one_massive_token_has_a_caveat() -> None:
+def test_a_note_that_only_counts_what_was_used_is_no_caveat() -> None:
+    notes = ("over 12 words", "from the 1,223 largest eigenvalues", "coordinate 7", "dimensions 3, 9")
+    assert not caveats_of([Record("resid.0", f"m{i}", 5.0, error=0.1, note=note) for i, note in enumerate(notes)])
+
+
+def test_one_token_that_dominates_has_a_caveat() -> None:
     assert "A few tokens dominate" in caveats_of([Record("resid.1", "tokens_to_halve", 1 / 4096, n=4096)])
-    assert "1 massive token ('x') is left out" in caveats_of([], removed={"count": 1, "tokens": [{"text": "x"}]})
 
 
 def test_a_curve_dominated_by_sinks_has_a_caveat() -> None:
     text = caveats_of(profile([0.1, 0.95], [0.1, 0.1]))
-    assert "the top direction's share of the variance falls from 95 % to 10 % at resid.1" in text
+    assert "the top direction's share of the variance falls from 95 % to 10 % at layer 1" in text
 
 
 def test_a_saturated_dimension_has_a_caveat() -> None:

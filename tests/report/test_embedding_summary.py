@@ -8,7 +8,8 @@ import pytest
 from rich.console import Console
 
 import anisoscope
-from anisoscope.report.embedding_summary import EmbeddingNumbers, embedding_summary
+from anisoscope.records import Record
+from anisoscope.report.embedding_summary import EmbeddingNumbers, _percent, _value, embedding_summary
 from tests.embedding_quality.test_check import planted
 
 
@@ -43,3 +44,10 @@ def test_the_table_shows_the_change_of_the_records(run: anisoscope.Run) -> None:
     assert change is not None
     assert change.value is not None
     assert f"{change.value:+.3f}±{change.error:.3f}" in printed(run, 140)
+
+
+def test_a_value_ends_with_the_first_digit_of_its_error() -> None:
+    cells = [_value(Record("vectors", "m", value, error=error)) for value, error in ((1.8803, 0.21), (-1.579, 0.0234))]
+    assert cells == ["1.9 [dim]± 0.2[/]", "−1.58 [dim]± 0.02[/]"]
+    assert _value(Record("vectors", "m", 0.18112)) == "0.181"
+    assert _percent(Record("vectors", "m", 0.046, error=0.0099)) == "4.6 [dim]± 0.99[/] %"

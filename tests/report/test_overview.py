@@ -47,6 +47,15 @@ def test_all_prints_every_metric() -> None:
     assert "question" not in text
 
 
+def test_a_run_without_a_finding_is_named_once() -> None:
+    console = Console(width=80, file=StringIO(), record=True)
+    info = {**runs.info(), "model": {"source": "./model"}}
+    console.print(overview(frame_of([Record("resid.2", "isoscore", 0.7)]), info, "./model"))
+    lines = [line.strip() for line in console.export_text().splitlines() if line.strip()]
+    assert lines[0] == "./model"
+    assert lines[1].startswith("0.7"), lines
+
+
 def test_of_vectors_tokens_are_rows() -> None:
     records = [Record("vectors", "mean_cosine", 0.5, n=100), Record("vectors", "massive_tokens", 3.0, n=100)]
     text = printed(records)

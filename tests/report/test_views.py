@@ -87,7 +87,7 @@ def test_a_run_draws_prints_and_writes_itself(tmp_path: Path, capsys: pytest.Cap
     assert run.plot("isoscore").to_dict()["datasets"]
     run.show()
     assert "isoscore" in capsys.readouterr().out
-    for page in (run.report(tmp_path / "one.html"), anisoscope.write_report([run, run], tmp_path / "two.html")):
+    for page in (run.report(tmp_path / "one.html"), anisoscope.report([run, run], tmp_path / "two.html")):
         assert "isoscore" in page.read_text()
     assert "<svg" in run._repr_html_()
     with Run.create(tmp_path / "empty") as empty:

@@ -179,6 +179,18 @@ def test_computing_in_blocks_of_queries_changes_nothing(monkeypatch: pytest.Monk
         torch.testing.assert_close(total, pack(whole)[name], rtol=1e-6, atol=1e-6)
 
 
+@pytest.mark.parametrize("size", [1, 3 * 4 * 9, 1 << 20])
+@pytest.mark.parametrize("is_causal", [True, False])
+def test_largest_logits_do_not_depend_on_the_size_of_blocks_in_the_cache(
+    monkeypatch: pytest.MonkeyPatch, size: int, is_causal: bool
+) -> None:
+    monkeypatch.setattr(head_scores, "_IN_CACHE", size)
+    q, k = make_heads(g=2, t=7, s=9)
+    heads = Heads(q, k, 0.3, causal=is_causal)
+    visible = causal(7, 9) if is_causal else torch.ones(1, 1, 7, 9, dtype=torch.bool)
+    assert_close(Attention.of(heads, everyone(q)), logits_of(heads), visible, everyone(q))
+
+
 def test_half_precision_queries_are_widened() -> None:
     q, k = make_heads()
     heads = Heads(q.bfloat16(), k.bfloat16(), 0.3, causal=True)

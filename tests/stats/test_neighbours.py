@@ -21,7 +21,7 @@ def test_neighbours_in_other_documents_are_found_if_rows_of_the_same_document_ar
     document = np.repeat(np.arange(100), 40)
     x = random.standard_normal((100, 10))[document] + 0.05 * random.standard_normal((4000, 10))
     values = {v.variant["neighbours"]: v for v in metrics.two_nn.values(cloud_of(x, {"Sample"}, documents=document))}
-    assert values["other documents"].note == "100% of rows have their nearest neighbour in their own document"
+    assert values["other documents"].note == "100 % of rows have their nearest neighbour in their own document"
     other = [np.sort(np.linalg.norm(x[document != document[i]] - x[i], axis=1))[:2] for i in range(0, 4000, 400)]
     cloud = cloud_of(x, {"Sample"}, documents=document)
     metrics.two_nn.values(cloud)

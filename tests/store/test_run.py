@@ -404,7 +404,7 @@ def test_a_run_is_iterated_over_its_records_and_says_what_it_holds(tmp_path: Pat
         assert run  # also without records
         run.append([Record("embed", "isoscore", 0.5), Record("resid.0", "isoscore", 0.25)])
         assert list(run) == run.records() == list(Run.open(tmp_path / "r"))
-    assert repr(run) == "<Run r: 2 records, 1 metrics at 2 sites>"
+    assert repr(run) == "<Run r: 2 records, 1 metric at 2 sites>"
 
 
 def test_a_saved_run_holds_everything_under_its_new_name(tmp_path: Path) -> None:

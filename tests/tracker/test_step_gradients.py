@@ -103,5 +103,5 @@ def test_bases_freeze_after_their_share_of_the_steps_and_survive_a_restart(tmp_p
     with tracked(tmp_path, again, **{**options, "schedule": every(100)}, resume=5):
         pass
     restarted = tracked(tmp_path, again, **options, resume=5)
-    assert set(restarted._bases.frozen) == {Site("resid", i) for i in range(LAYERS)}
+    assert set(restarted._fits.bases.frozen) == {Site("resid", i) for i in range(LAYERS)}
     restarted.close()

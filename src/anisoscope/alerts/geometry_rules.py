@@ -32,7 +32,11 @@ def logits_grow(above: float = 100.0, trend: float = 30.0, times: float = 2.0, p
             if value > above:
                 text = f"an attention logit of {value:.3g}, above {above:g}"
                 since = next(step for step, number in past if number > above)
-                yield alert(record, "logits_grow", text, since=since, helps=helps)
+                first = past[0]
+                unusual = (
+                    f"it was {first[1]:.3g} at step {first[0]:,}" if len(past) > 1 else "already at the first probe"
+                )
+                yield alert(record, "logits_grow", text, since=since, unusual=unusual, helps=helps)
             elif value > trend and rises and value > times * numbers[0]:
                 text = f"the largest attention logit grew from {numbers[0]:.3g} to {value:.3g} in {probes} probes"
                 unusual = f"it rose at each of them, {value / numbers[0]:.1f} times in all"
@@ -97,7 +101,8 @@ def dead_layer(below: float = 1e-3, share: float = 1e-4, probes: int = 3, after:
             times, since = received.count(record.site, record.step, dead)
             if times >= probes:
                 text = f"the weights of this layer have a gradient of {value:.1e}, against {usual:.1e} in other layers"
-                yield alert(record, "dead_layer", text, since=since, helps=helps)
+                unusual = f"below {share:g} of the median of all layers {times} times in a row"
+                yield alert(record, "dead_layer", text, since=since, unusual=unusual, helps=helps)
 
     return rule
 
@@ -172,6 +177,8 @@ def router_collapse(load: float = 1.0, probes: int = 3, after: int = 20, *, toke
                 times, since = held.count(f"{metric} {record.site}", record.step, bad)
                 if times >= probes:
                     text = f"{metric} is {value:.3g}: few experts get most tokens"
+                    if metric == "dead_experts":
+                        text = f"{value:.0f} experts get no token"
                     unusual = "" if record.null is None else f"random choices give {record.null:.3g}"
                     helps = "a load-balancing loss or bias, router noise, a router in float32"
                     yield alert(record, "router_collapse", text, since=since, unusual=unusual, helps=helps)

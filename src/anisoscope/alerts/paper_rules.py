@@ -32,7 +32,7 @@ def collapse(below: float = 0.01, probes: int = 3, *, after: int = YOUNG, tokens
             times, since = held.count(record.site, record.step, value < below and record.step >= after)
             if times >= probes:
                 text = f"isoscore {value:.2g}, below {below:g}: the variance lies along few directions"
-                yield alert(record, "collapse", text, since=since, unusual=f"for {times} probes", helps=_RANK_HELPS)
+                yield alert(record, "collapse", text, since=since, unusual=_in_a_row(times), helps=_RANK_HELPS)
 
     return rule
 
@@ -89,11 +89,11 @@ def high_cosine(above: float = 0.9, *, after: int = YOUNG, tokens: str = "no-sin
         if not profile:
             return
         lowest = min(value for _, value in profile)
-        _, since = held.count("", profile[0][0].step, lowest > above)
+        times, since = held.count("", profile[0][0].step, lowest > above)
         if lowest > above:
             text = f"mean cosine above {above:g} in all {len(profile)} layers (lowest {lowest:.2g})"
             helps = "remove the common mean before comparing rows; check weight decay of embeddings and norms"
-            yield alert(profile[0][0], "high_cosine", text, since=since, helps=helps)
+            yield alert(profile[0][0], "high_cosine", text, since=since, unusual=_in_a_row(times), helps=helps)
 
     return rule
 
@@ -118,11 +118,11 @@ def flat_profile(
         if len(profile) < fewest:
             return
         flat = max(numbers) - min(numbers) < below and min(numbers) > above
-        _, since = held.count("", profile[0][0].step, flat)
+        times, since = held.count("", profile[0][0].step, flat)
         if flat:
             text = f"spectral anisotropy between {min(numbers):.3g} and {max(numbers):.3g} in all {len(numbers)} layers"
             helps = "check that gradients reach the layers and that their branches are not scaled away"
-            yield alert(profile[0][0], "flat_profile", text, since=since, helps=helps)
+            yield alert(profile[0][0], "flat_profile", text, since=since, unusual=_in_a_row(times), helps=helps)
 
     return rule
 
@@ -157,7 +157,8 @@ def collapsing_profile(
         if highest > 0.1 and height < (1 - by) * highest:
             text = f"the bell-shaped profile over layers fell from {highest:.3g} to {height:.3g}"
             record = profile[len(numbers) // 2][0]
-            yield alert(record, "collapsing_profile", text, since=start, helps=_RANK_HELPS)
+            unusual = f"{1 - height / highest:.0%} below its height at step {start:,}"
+            yield alert(record, "collapsing_profile", text, since=start, unusual=unusual, helps=_RANK_HELPS)
 
     return rule
 
@@ -181,19 +182,24 @@ def sharp_parallel_drift(entropy: float = 0.3, cosine: float = 0.7, share: float
             heads = [head for where, head in entropies if where == site and (site, head) in cosines]
             sharp = [h for h in heads if entropies[site, h][1] < entropy and abs(cosines[site, h]) > cosine]
             fires = bool(heads) and len(sharp) > share * len(heads)
-            _, since = held.count(site, entropies[site, heads[0]][0].step if heads else 0, fires)
+            times, since = held.count(site, entropies[site, heads[0]][0].step if heads else 0, fires)
             if fires:
                 text = (
                     f"{len(sharp)} of {len(heads)} heads have entropy below {entropy:g} "
                     f"and mean queries and keys with a cosine beyond {cosine:g}"
                 )
                 helps = "normalise queries and keys, or lower their learning rate"
-                yield alert(entropies[site, sharp[0]][0], "sharp_parallel_drift", text, since=since, helps=helps)
+                where, unusual = entropies[site, sharp[0]][0], _in_a_row(times)
+                yield alert(where, "sharp_parallel_drift", text, since=since, unusual=unusual, helps=helps)
 
     return rule
 
 
 _RANK_HELPS = "a lower learning rate or weight decay, normalisation before each branch, a check of the data for repeats"
+
+
+def _in_a_row(times: int) -> str:
+    return f"for {times} probe{'s' if times > 1 else ''} in a row"
 
 
 def _recent(history: _History, step: int, value: float, loss: float | None, within: int) -> _History:

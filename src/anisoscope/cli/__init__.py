@@ -11,6 +11,7 @@ from anisoscope.cli import (  # noqa: F401
     measure,
     report,
     runs,
+    show_words,
     similarity,
     sinks,
     sweep,

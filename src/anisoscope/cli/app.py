@@ -131,7 +131,16 @@ def print_written(what: str, path: Path, *, as_json: bool) -> None:
     if as_json:
         print_json({"what": what, "file": str(path), "bytes": path.stat().st_size})
     else:
-        stderr().print(escape(f"{what}: {path} ({path.stat().st_size / 1e6:.1f} MB)"), soft_wrap=True)
+        stderr().print(escape(f"{what}: {path} ({size_text(path.stat().st_size)})"), soft_wrap=True)
+
+
+def size_text(size: int) -> str:
+    """The size of a file in words.
+
+    >>> size_text(1_234_567), size_text(31_400), size_text(12)
+    ('1.2 MB', '31 kB', '1 kB')
+    """
+    return f"{size / 1e6:.1f} MB" if size >= 100_000 else f"{max(1, round(size / 1e3))} kB"
 
 
 def command_line() -> str:
@@ -226,7 +235,10 @@ def progress_line(task: Task) -> str:
     done, total, elapsed = task.completed, task.total, task.elapsed or 0.0
     if total is None:
         return f"{task.description}: {done:,.0f}"
-    left = f", about {elapsed * (total - done) / done / 60:,.0f} min left" if 0 < done < total else ""
+    left = ""
+    if 0 < done < total:
+        minutes = round(elapsed * (total - done) / done / 60)
+        left = f", about {minutes:,} min left" if minutes else ", less than 1 min left"
     return f"{task.description}: {done:,.0f} of {total:,.0f}{left}"
 
 

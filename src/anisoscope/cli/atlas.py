@@ -15,6 +15,7 @@ from anisoscope.errors import InputError, unknown
 if TYPE_CHECKING:
     from anisoscope.studies.atlas.atlas_registry import AtlasModel
     from anisoscope.studies.atlas.evidence import ModelEvidence
+    from anisoscope.studies.atlas.reruns import Rerun
 
 atlas = typer.Typer(
     help="Real trained models on one page: geometry by layer, with and without sinks, next to untrained twins.",
@@ -89,16 +90,34 @@ def run(
         if quantised:
             study = quantisation.quantisation_study(known.choose(quantisation.MODELS), known, where, on_status=bar.note)
             quantisation.write_study(study, study_path(folder))
+    compared = _compared(outcome.measured, folder)
     if as_json:
-        print_json(
-            {"measured": list(outcome.measured), "before": list(outcome.skipped), "failed": dict(outcome.failed)}
-        )
+        texts = {rerun.model: rerun.text.replace("**", "") for rerun in compared}
+        done = {"measured": list(outcome.measured), "before": list(outcome.skipped), "failed": dict(outcome.failed)}
+        print_json({**done, "compared": texts})
     else:
         console = stdout()
         console.print(f"{len(outcome.measured)} measured, {len(outcome.skipped)} measured before; evidence in {folder}")
+        for rerun in compared:
+            console.print(escape(rerun.text.replace("**", "")), soft_wrap=True)
     if outcome.failed:
         reasons = "; ".join(f"{name}: {reason}" for name, reason in outcome.failed.items())
         raise InputError(f"{len(outcome.failed)} failed. {reasons}")
+
+
+def _compared(names: list[str], folder: Path) -> list[Rerun]:
+    """Compare new evidence with that of the library, and store the comparison next to it."""
+    from anisoscope.studies.atlas.evidence import committed_evidence, read_evidence, reruns_path
+    from anisoscope.studies.atlas.reruns import compare_reruns, write_reruns
+
+    if folder.resolve() == committed_evidence().resolve():
+        return []
+    before = {model.name: model for model in read_evidence(committed_evidence())}
+    after = {model.name: model for model in read_evidence(folder)}
+    found = [compare_reruns(before[name], after[name]) for name in names if name in before]
+    if found:
+        write_reruns(found, reruns_path(folder))
+    return found
 
 
 def _announce(models: list[AtlasModel], folder: Path, cache: Path, again: bool) -> None:
@@ -191,12 +210,13 @@ def page(
     """Write the atlas as one self-contained HTML page, from the evidence that comes with the library and your own."""
     from anisoscope.store.files import write_text
     from anisoscope.studies.atlas.atlas_page import atlas_html
-    from anisoscope.studies.atlas.evidence import atlas_evidence, study_path
+    from anisoscope.studies.atlas.evidence import atlas_evidence, reruns_path, study_path
     from anisoscope.studies.atlas.quantisation import read_study, shifts
+    from anisoscope.studies.atlas.reruns import read_reruns
 
     models = atlas_evidence(out)
     rounded = shifts(read_study(study_path(out)))
-    write_text(html, atlas_html(models, rounded))
+    write_text(html, atlas_html(models, rounded, read_reruns(reruns_path(out))))
     print_written("atlas", html, as_json=as_json)
 
 

@@ -31,6 +31,9 @@ def embeddings(
         typer.Option(help="A .csv, .tsv or .npy of pairs: query, row, and optionally grade; counted from 0."),
     ] = None,
     labels: Annotated[str | None, typer.Option(help="One label per row: .csv, .tsv, .txt or .npy.")] = None,
+    search: Annotated[
+        str, typer.Option(help="How queries find rows: cosine, or dot (the inner product of rows as stored).")
+    ] = "cosine",
     documents: Annotated[
         str | None, typer.Option(help="Column or array that names the document of each row, for error bars.")
     ] = None,
@@ -74,6 +77,7 @@ def embeddings(
             queries=queries,
             relevant=relevant,
             labels=labels,
+            search=search,
             documents=documents,
             tensor=tensor,
             column=column,

@@ -54,6 +54,9 @@ def _training_options(
         typer.Option("--set", help="Any other switch as name=value, such as attention=sigmoid; may be repeated."),
     ] = None,
     track: Annotated[bool, typer.Option(help="Measure the model during training.")] = True,
+    concepts: Annotated[
+        int, typer.Option(min=0, help="Follow this many concepts per layer during training, in words; 0 for none.")
+    ] = 0,
     device: Annotated[str | None, typer.Option(help="Device: cpu, cuda, cuda:1.")] = None,
     overwrite: Overwrite = False,
     as_json: Annotated[
@@ -93,6 +96,8 @@ def _with_training_options(command: Callable[..., None]) -> Callable[..., None]:
 
     anisoscope lab train --layers 2 --steps 500 --out runs/small --overwrite
 
+    anisoscope lab train --tokens bpe --steps 600 --concepts 8 --out runs/concepts
+
     anisoscope measure runs/decoder/checkpoints/step-2000 --text corpus.txt
 """
 )
@@ -117,7 +122,7 @@ def train(
     folder = out or Path("runs") / (kind or "decoder")
     if options["overwrite"]:
         discard_training(folder)
-    observe = tracked(experiment.recipe.steps) if options["track"] else None
+    observe = tracked(experiment.recipe.steps, concepts=options["concepts"]) if options["track"] else None
     with training_bar(kind or folder.name, experiment.recipe.steps) as on_step:
         how: dict[str, Any] = {"device": options["device"], "on_step": on_step, "command": command_line()}
         done = train_model(experiment, folder, observe=observe, **how)
@@ -165,7 +170,7 @@ def twins(
     done: list[tuple[str, Trained]] = []
     how: dict[str, Any] = {"device": options["device"], "command": command_line()}
     for number, (name, cell) in enumerate(experiments.items(), start=1):
-        observe = tracked(cell.recipe.steps) if options["track"] else None
+        observe = tracked(cell.recipe.steps, concepts=options["concepts"]) if options["track"] else None
         with training_bar(f"{name} ({number} of {len(experiments)})", cell.recipe.steps) as on_step:
             trained = train_cell(cell, out, name, observe=observe, on_step=on_step, **how)
         done.append((name, trained))

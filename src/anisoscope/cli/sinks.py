@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich import box
 from rich.console import RenderableType
 from rich.markup import escape
 from rich.table import Table
@@ -14,6 +14,7 @@ from rich.table import Table
 from anisoscope.cli.app import app, print_json, progress_bar, stderr, stdout
 from anisoscope.cli.options import with_request
 from anisoscope.measurement.request import ModelOptions, Request, names_of
+from anisoscope.report.cells import FittedTable, new_table
 
 if TYPE_CHECKING:
     from anisoscope.measurement.sink_profile import SinkClass, Sinks
@@ -70,28 +71,28 @@ def sinks(
 
 def sinks_table(profile: Sinks) -> RenderableType:
     """One row per site with massive or flagged tokens: how many, of which class, in which coordinate."""
+    return FittedTable([partial(_layout, profile, stacked=False), partial(_layout, profile, stacked=True)])
+
+
+def _layout(profile: Sinks, *, stacked: bool) -> Table:
+    """The table, or the same with p under the expected number and the energy under the coordinate."""
     name = str(profile.model.get("source") or profile.model.get("architecture", "?"))
+    columns = ("site", "threshold", "massive", "flagged", "most in", "expected", "p", "coordinate", "energy")
     title = f"{name}: massive tokens among {profile.data.get('tokens', '?'):,} tokens"
-    table = Table(title=escape(title), box=box.SIMPLE_HEAD, title_justify="left", title_style="bold", padding=(0, 1))
-    for column in ("site", "threshold", "massive", "flagged", "most in", "expected", "p", "coordinate", "energy"):
-        table.add_column(column, justify="left" if column in ("site", "most in") else "right", no_wrap=True)
+    heads = (*columns[:5], "expected\np", "coordinate\nenergy") if stacked else columns
+    table = new_table(title, *heads, left=("most in",))
     for entry in profile.sites:
         flagged = sum(each.flagged for each in entry.classes)
         if not flagged:
             continue
         most: SinkClass = max(entry.classes, key=lambda each: (each.massive, each.flagged))
         top = most.coordinates[0] if most.coordinates else None
-        table.add_row(
-            entry.site,
-            f"{entry.threshold:.4g}",
-            str(entry.massive),
-            str(flagged),
-            f"{most.name}: {most.massive}",
-            f"{most.null:.2g}",
-            f"{most.p:.1g}",
-            str(top.coordinate) if top else "–",
-            f"{top.energy:.0%}" if top else "–",
-        )
+        null, coordinate = (f"{most.null:.2g}", f"{most.p:.1g}"), ("–", "–")
+        if top is not None:
+            coordinate = str(top.coordinate), f"{100 * top.energy:.0f} %"
+        counts = (entry.site, f"{entry.threshold:.4g}", f"{entry.massive:,}", f"{flagged:,}")
+        rest = ("\n".join(null), "\n".join(coordinate)) if stacked else (*null, *coordinate)
+        table.add_row(*counts, f"{most.name}:{chr(10) if stacked else ' '}{most.massive:,}", *rest)
     if not table.row_count:
-        table.add_row("none", *["–"] * 8)
+        table.add_row("none", *["–"] * (len(heads) - 1))
     return table

@@ -15,13 +15,14 @@ from anisoscope.embedding_quality.label_separation import read_labels
 from anisoscope.embedding_quality.mapped_sample import METRICS
 from anisoscope.embedding_quality.quality_cards import quality_cards
 from anisoscope.embedding_quality.retrieval import read_relevant
-from anisoscope.errors import InputError
+from anisoscope.errors import InputError, unknown
 from anisoscope.measurement.run_output import open_run, run_info
 from anisoscope.metrics import find
 from anisoscope.report.embedding_advice import advice
 from anisoscope.store.run import Run
 
 SAMPLE = 16384
+SEARCHES = ("cosine", "dot")
 
 
 def embeddings(
@@ -30,6 +31,7 @@ def embeddings(
     queries: Any = None,
     relevant: Any = None,
     labels: Any = None,
+    search: str = "cosine",
     documents: Any = None,
     tensor: str | None = None,
     column: str | None = None,
@@ -46,14 +48,17 @@ def embeddings(
     """Check embeddings: duplicates, norms, cone, hubs and dimension, and what each remedy changes.
 
     Remedies are none, centring, all-but-the-top and whitening. They are fitted on all rows and applied to rows and
-    queries. Rows are compared by cosine. Files may be larger than memory: each remedy reads the file once if there are
-    queries, and searches it exactly (queries × rows × width products). Numbers without queries use a sample of rows.
+    queries. Rows are compared by cosine; queries find rows by cosine or by dot product. Files may be larger than
+    memory: each remedy reads the file once if there are queries, and searches it exactly (queries × rows × width
+    products). Numbers without queries use a sample of rows.
 
     Args:
         rows: Embeddings (n, d): an array, a tensor, a DataFrame, the path of a file, or what `open_vectors` returned.
         queries: Embeddings of queries, likewise.
         relevant: Which rows answer which queries: pairs (query, row[, grade]) counted from 0, as an array or a .csv.
         labels: One label per row: a sequence, or a .csv or .npy file.
+        search: How queries find rows: by "cosine", or by "dot" product of rows and queries as stored (an index of
+            inner products). All numbers without queries are by cosine.
         documents: A document number for each row (or the name of the array in the file), for error bars.
         tensor: Which tensor of the file to use.
         column: Which column of a parquet file to use.
@@ -86,9 +91,10 @@ def embeddings(
     vectors = as_vectors(rows, tensor=tensor, column=column, documents=by_name)
     asked = None if queries is None else as_vectors(queries, "queries")
     _require_inputs(vectors, asked, relevant, sample)
+    _require_search(search, asked)
     truth = None if asked is None else read_relevant(relevant, asked.n, vectors.n)
     groups = None if labels is None else read_labels(labels, vectors.n)
-    own = {"remove_top": remove_top, "sample": sample, "all_pairs": all_pairs, "seed": seed}
+    own = {"remove_top": remove_top, "sample": sample, "all_pairs": all_pairs, "seed": seed, "search": search}
     facts = {
         "kind": "embeddings",
         "data": vectors.info,
@@ -116,11 +122,18 @@ def embeddings(
         stages.begin("reading", vectors.n)
         known = None if isinstance(documents, str) else documents
         corpus = read_corpus(vectors, known, sample, seed, progress)
-        check = EmbeddingCheck(corpus, asked, truth, groups, stages, seed, all_pairs)
+        check = EmbeddingCheck(corpus, asked, truth, groups, stages, seed, all_pairs, search == "dot")
         check.measure(remove_top)
         run.append(check.out.records)
         run.update_info(embeddings={**check.details, "advice": advice(check.out.records)}, complete=True)
         return run
+
+
+def _require_search(search: str, queries: Vectors | None) -> None:
+    if search not in SEARCHES:
+        raise unknown("search", search, SEARCHES)
+    if search == "dot" and queries is None:
+        raise InputError("Search by dot product is tested with queries. Give --queries and --relevant.")
 
 
 def _digest(*tensors: Tensor) -> str:

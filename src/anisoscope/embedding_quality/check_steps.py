@@ -76,9 +76,10 @@ class EmbeddingCheck:
         stages: Stages,
         seed: int = 0,
         all_pairs: bool | None = None,
+        dot: bool = False,
     ) -> None:
         self.corpus, self.queries, self.relevant, self.labels = corpus, queries, relevant, labels
-        self.stages, self.seed, self.all_pairs = stages, seed, all_pairs
+        self.stages, self.seed, self.all_pairs, self.dot = stages, seed, all_pairs, dot
         self.out = QualityRecords("documents" if corpus.documented else "rows")
         self.details: dict[str, Any] = {}
 
@@ -86,8 +87,9 @@ class EmbeddingCheck:
         """Do everything."""
         norms = self.corpus.norms
         spread = float(norms.std(correction=0) / norms.mean().clamp(min=1e-30))
-        remedies = remedy_maps(self.corpus.moments, remove_top, spread)
-        short = compression_maps(self.corpus.moments, self.corpus.ranges)
+        remedies = remedy_maps(self.corpus.moments, remove_top, spread, dot=self.dot)
+        ranges = self.corpus.stored_ranges if self.dot else self.corpus.ranges
+        short = compression_maps(self.corpus.moments, ranges, dot=self.dot)
         stored = sampled_rows(self.corpus)
         if len(stored.x) < FEWEST_ROWS:
             raise InputError(f"Only {len(stored.x)} rows differ in direction. At least {FEWEST_ROWS} are needed.")
@@ -112,6 +114,7 @@ class EmbeddingCheck:
             "compressions": [each.name for each in short],
             "norms": [float(ordered[0]), float(ordered[len(ordered) // 2]), float(ordered[-1])],
             "zero rows": int((ordered == 0).sum()),
+            "search": "dot" if self.dot else "cosine",
             "queries": None if self.relevant is None else len(self.relevant.queries),
             "groups": None if self.labels is None else len(self.labels[1]),
         }
@@ -228,7 +231,8 @@ class EmbeddingCheck:
         before: dict[tuple[str, int], Tensor] = {}
         for row_map in maps:
             progress = self.stages.begin(f"search, {row_map.name}", self.corpus.vectors.n)
-            found = search(row_map.apply(stored), self.corpus.vectors, row_map.apply, depth, progress)
+            apply = row_map.plain if self.dot else row_map.apply
+            found = search(apply(stored), self.corpus.vectors, apply, depth, progress, dot=self.dot)
             after = scores(found.index, relevant)
             before = before or after
             for key, values in after.items():

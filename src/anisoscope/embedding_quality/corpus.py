@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import reduce
+from operator import add
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +13,7 @@ import torch
 from torch import Tensor
 
 from anisoscope.data.vectors import Vectors, open_vectors
-from anisoscope.embedding_quality.row_maps import Ranges
+from anisoscope.embedding_quality.row_maps import Ranges, unit
 from anisoscope.errors import InputError
 from anisoscope.stats.cloud import Cloud
 from anisoscope.stats.collect import as_rows, block_numbers, collect
@@ -23,6 +25,7 @@ from anisoscope.stats.sample import Sample
 
 _READ = 8192  # rows at once
 _SEARCHED = 16384  # rows of the corpus that are searched at once
+_QUERIES = 512  # queries that are multiplied with them at once: 64 MB of float64 products
 OnProgress = Callable[[int], None]  # called with the number of rows since the last call
 
 
@@ -34,7 +37,8 @@ class Corpus:
     cloud: Cloud  # Moments, Directions, Sample of the rows as stored
     keys: Tensor  # (n,) int64, equal for equal rows
     norms: Tensor  # (n,) float32
-    ranges: Ranges
+    ranges: Ranges  # of the unit rows, and of the rows as stored
+    stored_ranges: Ranges
     documented: bool
 
     @property
@@ -98,7 +102,7 @@ def read_corpus(vectors: Vectors, documents: Any, sample: int, seed: int, progre
             rows = bare_rows(x, first=first, document=own, block=block[part], seed=seed)
             keys.append(row_keys(x))
             norms.append(rows.norm.float())
-            ranges.append(Ranges.of(x))
+            ranges.append((Ranges.of(unit(x)), Ranges.of(x)))
             yield rows
             first += len(x)
             if progress is not None:
@@ -108,10 +112,8 @@ def read_corpus(vectors: Vectors, documents: Any, sample: int, seed: int, progre
     bad = int(cloud.get(Directions).bad)
     if bad:
         raise InputError(f"{bad:,} of {vectors.n:,} rows of {vectors.name} hold NaN or Inf. Leave these rows out.")
-    total = ranges[0]
-    for each in ranges[1:]:
-        total = total + each
-    return Corpus(vectors, cloud, torch.cat(keys), torch.cat(norms), total, document is not None)
+    of_unit, of_stored = (reduce(add, each) for each in zip(*ranges, strict=True))
+    return Corpus(vectors, cloud, torch.cat(keys), torch.cat(norms), of_unit, of_stored, document is not None)
 
 
 def search(
@@ -120,6 +122,8 @@ def search(
     apply: Callable[[Tensor], Tensor],
     k: int,
     progress: OnProgress | None = None,
+    *,
+    dot: bool = False,
 ) -> Nearest:
     """Find the k nearest of all rows for each query, exactly, in memory that does not depend on the number of rows.
 
@@ -129,15 +133,17 @@ def search(
         apply: The map of the rows.
         k: Number of results.
         progress: Called with the number of rows since the last call.
+        dot: Find the rows of largest dot product; distances are then minus the dot products.
 
     Returns:
         Distances and row numbers, (m, k); inf and −1 if there are fewer rows.
     """
+    find = largest_products if dot else nearest_to
     distance = torch.full((len(queries), k), torch.inf, dtype=torch.float64)
     index = torch.full((len(queries), k), -1)
     first = 0
     for x in vectors.batches(_SEARCHED):
-        found = nearest_to(queries, apply(x), k)
+        found = find(queries, apply(x), k)
         number = torch.where(found.index < 0, -1, found.index + first)
         merged, order = torch.cat([distance, found.distance], 1).sort(dim=1, stable=True)
         distance, index = merged[:, :k], torch.cat([index, number], 1).gather(1, order[:, :k])
@@ -145,6 +151,25 @@ def search(
         if progress is not None:
             progress(len(x))
     return Nearest(distance, index)
+
+
+def largest_products(queries: Tensor, x: Tensor, k: int) -> Nearest:
+    """Find the k rows of largest dot product with each query, by float64 products of all pairs.
+
+    Args:
+        queries: Queries (m, d).
+        x: Rows (n, d).
+        k: Number of results, less if there are fewer rows.
+
+    Returns:
+        Minus the dot products, ascending, and indices into x, (m, k).
+
+    >>> largest_products(torch.tensor([[1.0, 0.0]]), torch.tensor([[0.5, 0.0], [2.0, 9.0]]), 2).index.tolist()
+    [[1, 0]]
+    """
+    columns = x.double().T  # (d, n)
+    best = [(part.double() @ columns).topk(min(k, len(x)), dim=1) for part in queries.split(_QUERIES)]
+    return Nearest(-torch.cat([each.values for each in best]), torch.cat([each.indices for each in best]))
 
 
 def rows_at(vectors: Vectors, numbers: Tensor) -> Tensor:

@@ -12,7 +12,7 @@ from anisoscope.remedies import Remedy, fit_remedy
 from anisoscope.report.embedding_advice import UNCHANGED
 from anisoscope.stats.moments import Moments
 
-AS_STORED = "as stored"
+AS_STORED, UNIT_LENGTH = "as stored", "unit length"
 _SHORTEST, _MOST_LENGTHS = 16, 4
 _LEVELS = 255  # of one byte
 _SPREAD = 0.01  # relative spread of the lengths from which unit length makes a difference
@@ -20,28 +20,31 @@ _SPREAD = 0.01  # relative spread of the lengths from which unit length makes a 
 
 @dataclass(frozen=True)
 class RowMap:
-    """A map from rows to the rows that are searched by Euclidean distance.
+    """A map from rows to the rows that are searched: by dot product after `plain`, by Euclidean distance after `apply`.
 
-    All maps end with unit length, so that the order is that of the cosine, except "as stored".
+    All maps except "as stored" give `apply` unit length, so that its order is that of the cosine.
     """
 
     name: str
     kind: str  # "remedy" or "compression"
-    apply: Callable[[Tensor], Tensor]  # (m, d) -> (m, e) float32
+    plain: Callable[[Tensor], Tensor]  # (m, d) -> (m, e)
     remedy: Remedy | None = None
+
+    def apply(self, x: Tensor) -> Tensor:
+        """Return the mapped rows as they are compared by distance, (m, e) float32."""
+        return self.plain(x).float() if self.name == AS_STORED else unit(self.plain(x))
 
 
 @dataclass(frozen=True)
 class Ranges:
-    """The smallest and the largest entry of each column of the unit rows."""
+    """The smallest and the largest entry of each column."""
 
     low: Tensor  # (d,)
     high: Tensor  # (d,)
 
     @classmethod
     def of(cls, x: Tensor) -> Ranges:
-        u = unit(x)
-        return cls(u.amin(0), u.amax(0))
+        return cls(x.amin(0), x.amax(0))
 
     def __add__(self, other: Ranges) -> Ranges:
         return Ranges(torch.minimum(self.low, other.low), torch.maximum(self.high, other.high))
@@ -58,16 +61,20 @@ def unit(x: Tensor) -> Tensor:
     return (x / torch.where(length > 0, length, 1.0)).float()
 
 
-def remedy_maps(moments: Moments, remove_top: int | None, norm_spread: float) -> list[RowMap]:
-    """Fit the remedies on the moments of all rows: none, centre, all but the top, whiten; as stored if lengths differ.
+def remedy_maps(moments: Moments, remove_top: int | None, norm_spread: float, *, dot: bool = False) -> list[RowMap]:
+    """Fit the remedies on the moments of all rows: none, centre, all but the top, whiten.
+
+    If lengths differ, there is one more: "as stored" (by distance), or "unit length" if rows are searched by dot
+    product, which is the search by cosine.
 
     Args:
         moments: Moments of the rows.
         remove_top: Number of directions to remove. None: a hundredth of the width, at least one, as published.
         norm_spread: Standard deviation of the lengths of the rows divided by their mean.
+        dot: Rows are searched by dot product.
     """
     top = max(1, moments.dim // 100) if remove_top is None else remove_top
-    maps = [RowMap(UNCHANGED, "remedy", unit)]
+    maps = [RowMap(UNCHANGED, "remedy", _same)]
     options: list[dict[str, object]] = [{"centre": True}]
     if 0 < top < moments.dim:
         options.append({"centre": True, "remove_top": top})
@@ -76,23 +83,34 @@ def remedy_maps(moments: Moments, remove_top: int | None, norm_spread: float) ->
         remedy = fit_remedy(moments, **each)  # type: ignore[arg-type]
         maps.append(RowMap(remedy.name, "remedy", _after(remedy), remedy))
     if norm_spread > _SPREAD:
-        maps.append(RowMap(AS_STORED, "remedy", lambda x: x.float()))
+        maps.append(RowMap(UNIT_LENGTH, "remedy", unit) if dot else RowMap(AS_STORED, "remedy", _same))
     return maps
 
 
 def _after(remedy: Remedy) -> Callable[[Tensor], Tensor]:
-    return lambda x: unit(remedy.apply(x.double()))
+    return lambda x: remedy.apply(x.double())
 
 
-def compression_maps(moments: Moments, ranges: Ranges) -> list[RowMap]:
-    """Return maps to fewer coordinates (the first ones, or principal axes) and to fewer bits (int8, binary)."""
+def _same(x: Tensor) -> Tensor:
+    return x
+
+
+def compression_maps(moments: Moments, ranges: Ranges, *, dot: bool = False) -> list[RowMap]:
+    """Return maps to fewer coordinates (the first ones, or principal axes) and to fewer bits (int8, binary).
+
+    Args:
+        moments: Moments of the rows.
+        ranges: Ranges of the columns of the unit rows, or with `dot` of the rows as stored: int8 rounds these.
+        dot: Rows are searched by dot product.
+    """
+    stored = _same if dot else unit
     maps = []
     axes = _principal_axes(moments)
     for length in lengths(moments.dim):
         maps.append(RowMap(f"first {length}", "compression", _first(length)))
         maps.append(RowMap(f"PCA {length}", "compression", _projected(axes[:, :length])))
-    maps.append(RowMap("int8", "compression", lambda x: unit(_int8(unit(x), ranges))))
-    maps.append(RowMap("binary", "compression", lambda x: unit(torch.where(x > 0, 1.0, -1.0))))
+    maps.append(RowMap("int8", "compression", lambda x: _int8(stored(x), ranges)))
+    maps.append(RowMap("binary", "compression", lambda x: torch.where(x > 0, 1.0, -1.0)))
     return maps
 
 
@@ -107,11 +125,11 @@ def lengths(d: int) -> Sequence[int]:
 
 
 def _first(length: int) -> Callable[[Tensor], Tensor]:
-    return lambda x: unit(x[:, :length])
+    return lambda x: x[:, :length]
 
 
 def _projected(axes: Tensor) -> Callable[[Tensor], Tensor]:
-    return lambda x: unit(x.double() @ axes)
+    return lambda x: x.double() @ axes
 
 
 def _principal_axes(moments: Moments) -> Tensor:

@@ -16,6 +16,7 @@ from anisoscope.records import Record, Site
 
 PREFIX = "geometry"
 _LOOP = "loop"
+_BY_CONCEPT = ("concept_share", "concept_drift")  # numbers of concepts mean nothing in other layers
 _LEAST = 3  # values of a group that are worth a summary
 _CELL = 12  # pixels of a cell of a heat map
 _STOPS = ((68, 1, 84), (59, 82, 139), (33, 145, 140), (94, 201, 98), (253, 231, 37))  # viridis
@@ -110,7 +111,7 @@ def _group_of(record: Record) -> str:
     site = Site.parse(record.site)
     kind = ".".join(part for part in ("grad" if site.grad else "", site.stack, site.kind) if part)
     heads = site.kind == "pattern"
-    index = [] if record.index is None or heads else [str(record.index)]
+    index = [] if record.index is None or heads or record.metric in _BY_CONCEPT else [str(record.index)]
     return _joined([record.metric, kind if site.layer is not None else record.site, *_rest(record), *index])
 
 

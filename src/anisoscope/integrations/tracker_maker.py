@@ -13,11 +13,11 @@ from torch import Tensor, nn
 from anisoscope.errors import unknown
 from anisoscope.tracker import Tracker
 
-MakeTracker = Callable[[nn.Module, int | None, int | None], Tracker]
+MakeTracker = Callable[..., Tracker]
 
 
 def tracker_maker(probe: Any, out: str | Path, options: Mapping[str, Any]) -> MakeTracker:
-    """Return a function from a model, the step that training resumes at and its length to its tracker.
+    """Return a function from a model, the step that training resumes at, its length and its tokenizer to its tracker.
 
     Args:
         probe: A held-out batch, as for `Tracker`.
@@ -32,8 +32,9 @@ def tracker_maker(probe: Any, out: str | Path, options: Mapping[str, Any]) -> Ma
         if name not in known:
             raise unknown("option", name, known)
 
-    def make(model: nn.Module, resume: int | None, steps: int | None) -> Tracker:
-        return Tracker(model, probe, out, **{"resume": resume, "total_steps": steps, **options})
+    def make(model: nn.Module, resume: int | None, steps: int | None, tokenizer: Any = None) -> Tracker:
+        decoder = tokenizer if hasattr(tokenizer, "decode") else None  # a processor of images has none
+        return Tracker(model, probe, out, **{"resume": resume, "total_steps": steps, "tokenizer": decoder, **options})
 
     return make
 

@@ -4,12 +4,15 @@
 
 Gradients of hidden states are recorded during backward, before the Trainer clips. Gradients of weights are read at
 `on_pre_optimizer_step`, the last moment they exist, after clipping, so their norms are those of clipped gradients; the
-norm before clipping is recorded whenever the Trainer logs it. The loss is the one that the model returns.
+norm before clipping is recorded whenever the Trainer logs it. The loss is the one that the Trainer passes to backward:
+trainers such as GRPO's do not train on the loss that the model returns.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import weakref
+from collections.abc import Callable
+from functools import wraps
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +23,7 @@ from anisoscope.integrations.tracker_maker import MicroBatchLoss, tracker_maker
 from anisoscope.tracker import Tracker
 
 with needs("hf", "the callback of the Trainer"):
+    from accelerate import Accelerator
     from transformers import TrainerCallback
 
 
@@ -48,9 +52,10 @@ class GeometryCallback(TrainerCallback):
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         model = kwargs["model"]
-        self.tracker = self._make_tracker(model, state.global_step or None, state.max_steps or None)
-        if not getattr(args, "torch_compile", False):  # a hook would be compiled into the model
-            self._release = model.register_forward_hook(self._keep_loss, with_kwargs=True).remove
+        steps, tokenizer = state.max_steps or None, kwargs.get("processing_class")
+        self.tracker = self._make_tracker(model, state.global_step or None, steps, tokenizer)
+        keep = weakref.WeakMethod(self._keep_loss)
+        self._release = weakref.finalize(self, observe_backward(lambda loss: (keep() or _ignore)(loss)))
 
     def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         if self.tracker is not None:
@@ -65,7 +70,7 @@ class GeometryCallback(TrainerCallback):
             self.tracker.watch(state.global_step, loss=loss, optimizer=optimizer, scale=scale, weight_scale=1.0)
 
     def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, **kwargs: Any) -> None:
-        """Record what the Trainer logs: the validation loss, and the training loss if the model does not return it."""
+        """Record what the Trainer logs: the validation loss, and the training loss if it was not seen in backward."""
         names = {"eval_loss": "validation_loss", "grad_norm": "gradient_norm_before_clipping"}
         if not self._loss_is_seen:
             names["loss"] = "train_loss"
@@ -84,9 +89,36 @@ class GeometryCallback(TrainerCallback):
         if self.tracker is not None:
             self.tracker.close()
 
-    def _keep_loss(self, model: Any, _args: Any, kwargs: dict[str, Any], output: Any) -> None:
-        """Keep the loss that the model returns in training, without reading it."""
-        loss = output.get("loss") if isinstance(output, Mapping) else None
-        if isinstance(loss, Tensor) and loss.requires_grad and model.training:
+    def _keep_loss(self, loss: Any) -> None:
+        """Keep the loss of a micro-batch without reading it; the Trainer has divided it, so that they add up."""
+        if isinstance(loss, Tensor):
             self._loss_is_seen = True
-            self._loss.add(loss, is_share=kwargs.get("num_items_in_batch") is not None)
+            self._loss.add(loss, is_share=True)
+
+
+def observe_backward(note: Callable[[Any], object]) -> Callable[[], None]:
+    """Call a function with every loss that is passed to `Accelerator.backward`, the Trainer's only way to it.
+
+    Args:
+        note: Called before backward.
+
+    Returns:
+        A function that ends this.
+    """
+    original = Accelerator.backward
+
+    @wraps(original)
+    def backward(self: Any, loss: Any, **kwargs: Any) -> None:
+        note(loss)
+        original(self, loss, **kwargs)
+
+    def restore() -> None:
+        if Accelerator.backward is backward:
+            Accelerator.backward = original
+
+    Accelerator.backward = backward
+    return restore
+
+
+def _ignore(_: Any) -> None:
+    """Do nothing: the callback that kept losses no longer exists."""

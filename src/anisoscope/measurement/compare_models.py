@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from anisoscope.data.batches import window_length
 from anisoscope.data.shared_documents import (
@@ -23,7 +23,7 @@ from anisoscope.data.shared_documents import (
 from anisoscope.data.text_sources import text_documents
 from anisoscope.errors import InputError, unknown
 from anisoscope.measurement.layer_rows import ROW_KINDS, LayerRows, RowChoice, layer_rows
-from anisoscope.measurement.request import ModelOptions, Request, accepts, names_of
+from anisoscope.measurement.request import ModelOptions, Request, accepts, names_of, plain
 from anisoscope.measurement.run_output import open_run, run_info
 from anisoscope.measurement.similarity_records import (
     FEWEST_BLOCKS,
@@ -33,7 +33,7 @@ from anisoscope.measurement.similarity_records import (
     similarity_records,
 )
 from anisoscope.metrics.outliers import MASSIVE
-from anisoscope.models.open import Opened, open_model
+from anisoscope.models.open import Opened, open_model, opened_module
 from anisoscope.stats.layer_permutations import permutation_tests
 from anisoscope.stats.layer_similarity import NEIGHBOURS, layer_similarity
 from anisoscope.store.run import Run
@@ -54,13 +54,14 @@ OnStage = Callable[[str, int], None]  # called with what is being done and how m
 
 @accepts(*SIMILARITY_OPTIONS)
 def similarity(
-    model_a: str | Path | Opened,
-    model_b: str | Path | Opened,
+    model_a: nn.Module | str | Path | Opened,
+    model_b: nn.Module | str | Path | Opened,
     *,
     rows: str = "mean",
     limit: int = ROWS,
     sinks: bool = False,
     revision_b: str | None = None,
+    tokenizer_b: Any = None,
     command: str | None = None,
     progress: OnProgress | None = None,
     on_stage: OnStage | None = None,
@@ -72,13 +73,14 @@ def similarity(
     character for both.
 
     Args:
-        model_a: A folder, a hub id, or what `open_model` returned.
+        model_a: A folder, a hub id, what `open_model` returned, or a module, which needs `tokenizer`.
         model_b: The model to compare it with.
         rows: One row per document: the "mean" of its tokens, its "last" token or its first ("cls"). Or one row per
             word ("words"): the token that holds the last character of the word.
         limit: Most rows to compare.
         sinks: Count first tokens of windows and massive tokens too.
         revision_b: Revision of the second model if it is on the hub. Default: `revision`.
+        tokenizer_b: Tokenizer of the second model. Default: `tokenizer`, or its own.
         command: The command line, for the run's own record.
         progress: Called with the number of documents, rows or permutations since the last call.
         on_stage: Called with what is being done, and how many units of work it has.
@@ -100,12 +102,15 @@ def similarity(
     request = Request.of(**options)
     _require_request(request, rows, limit)
     opening = request.opening()
-    first = _open(model_a, opening)
-    second = _open(model_b, {**opening, "revision": revision_b or opening["revision"]})
-    own = {"rows": rows, "limit": limit, "sinks": sinks}
-    work = _ModelComparison(first, second, request, rows, limit, sinks, _Reporter(progress, on_stage))
+    tokenizers = request.model.tokenizer, request.model.tokenizer if tokenizer_b is None else tokenizer_b
+    first = _open(model_a, opening, tokenizers[0])
+    second = _open(model_b, {**opening, "revision": revision_b or opening["revision"]}, tokenizers[1])
+    own = {"rows": rows, "limit": limit, "sinks": sinks, "tokenizer b": plain(tokenizer_b)}
+    work = _ModelComparison((first, second), tokenizers, request, rows, limit, sinks, _Reporter(progress, on_stage))
+    named = not any(isinstance(model, nn.Module) for model in (model_a, model_b))  # a module's weights may change
     info = {**run_info(_facts(request, first, second, own), []), "metrics": similarity_cards()}
-    with open_run(request.output.out, info, command=command, overwrite=request.output.overwrite) as run:
+    out, overwrite = request.output.out, request.output.overwrite
+    with open_run(out, info, command=command, overwrite=overwrite, resumable=named) as run:
         if not run.info["complete"]:
             if not run.is_empty:
                 run.rewind(0)  # the process was interrupted between two measures
@@ -129,8 +134,8 @@ class _Reporter:
 class _ModelComparison:
     """One comparison of two opened models."""
 
-    first: Opened
-    second: Opened
+    models: tuple[Opened, Opened]
+    tokenizers: tuple[Any, Any]  # that replace those of the models; None: their own
     request: Request
     kind: str
     limit: int
@@ -139,7 +144,7 @@ class _ModelComparison:
 
     def write(self, run: Run) -> None:
         """Compare the models and write all records."""
-        readers = [self._reader(opened, name) for opened, name in ((self.first, "model a"), (self.second, "model b"))]
+        readers = [self._reader(side, name) for side, name in enumerate(("model a", "model b"))]
         documents = self._documents(readers)
         words = self._words(documents, readers[0]) if self.kind == "words" else []
         sides = [
@@ -147,10 +152,10 @@ class _ModelComparison:
                 opened,
                 documents.texts,
                 RowChoice(self.kind, self.sinks, _tokens_of_words(reader, documents, words)),
-                self.request,
+                self.request.having(tokenizer=tokenizer),
                 self.report.begin(f"model {label}", len(documents.texts)),
             )
-            for label, opened, reader in zip("ab", (self.first, self.second), readers, strict=True)
+            for label, opened, tokenizer, reader in zip("ab", self.models, self.tokenizers, readers, strict=True)
         ]
         compared, left_out = self._aligned(documents, words, sides)
         sizes = block_sizes(compared.document)
@@ -176,8 +181,9 @@ class _ModelComparison:
             complete=True,
         )
 
-    def _reader(self, opened: Opened, label: str) -> TextReader:
-        tokenizer = self.request.model.tokenizer or opened.processor
+    def _reader(self, side: int, label: str) -> TextReader:
+        opened = self.models[side]
+        tokenizer = opened.processor if self.tokenizers[side] is None else self.tokenizers[side]
         window = window_length(opened, self.request.data.window)
         return text_reader(f"{label} ({opened.info['source']})", tokenizer, window)
 
@@ -259,12 +265,16 @@ def _require_request(request: Request, rows: str, limit: int) -> None:
         raise InputError(f"A comparison needs at least {FEWEST_BLOCKS} rows, not {limit}. Use a larger limit.")
 
 
-def _open(model: Any, opening: dict[str, Any]) -> Opened:
+def _open(model: Any, opening: dict[str, Any], tokenizer: Any) -> Opened:
     if isinstance(model, str | Path):
         model = open_model(model, **opening)
+    if isinstance(model, nn.Module) and tokenizer is not None:
+        model = opened_module(model, None if isinstance(tokenizer, str) else tokenizer)
+        model = replace(model, info={"revision": None, "digest": None, **model.info})
     if not isinstance(model, Opened):
         raise InputError(
-            f"{type(model).__name__} comes without a tokenizer. Pass a folder, a hub id or the result of open_model."
+            f"{type(model).__name__} comes without a tokenizer. Pass tokenizer=… (and tokenizer_b=…), a folder or a "
+            "hub id."
         )
     if model.modality != "text":
         raise InputError(f"{model.info['source']} takes {model.modality}, and only text models are compared.")

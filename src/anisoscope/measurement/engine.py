@@ -185,6 +185,16 @@ class Engine:
         yield from self._evaluator.results(few, options)
 
     @property
+    def batches(self) -> int:
+        """How many batches were counted so far."""
+        return self._batches
+
+    @property
+    def windows(self) -> int:
+        """How many windows, images or clips were fed so far."""
+        return self._first_document
+
+    @property
     def collected_sites(self) -> int:
         """How many sites have statistics that are not evaluated yet; each head of `q` and `k` is one."""
         return len(self._collectors.clouds) + len(self._collectors.heads)

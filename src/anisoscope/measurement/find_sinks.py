@@ -13,6 +13,7 @@ from scipy import stats
 from torch import Tensor, nn
 
 from anisoscope.data.inputs import as_batch, call
+from anisoscope.errors import InputError
 from anisoscope.hooks import observe_sites
 from anisoscope.measurement.current_batch import counted
 from anisoscope.measurement.measure_model import measure
@@ -140,6 +141,11 @@ class _Flagged:
         site, cloud = result.site, result.clouds["all"]
         extremes: Extremes = cloud.get(Extremes)
         keys = massive(cloud)
+        if extremes.overflowed:
+            raise InputError(
+                f"too many first tokens of windows are massive at {site} to count them: windows are too short. "
+                "Give longer documents"
+            )
         here = torch.isin(extremes.table[:, 0].cpu(), keys)  # (m,)
         tokens = extremes.rows.tokens.take(here)
         kept = self.kept.setdefault(site.stack, {})

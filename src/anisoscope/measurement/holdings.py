@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import math
 import shutil
 import tempfile
 from collections.abc import Sequence
@@ -17,6 +18,7 @@ from anisoscope.measurement.engine import Engine, SiteShape
 from anisoscope.measurement.request import MODEL_SAMPLE, Request
 from anisoscope.stats.cloud import HELD_NUMBERS, to_arrays
 from anisoscope.stats.collect import BLOCKS
+from anisoscope.stats.collector import PENDING
 from anisoscope.stats.row_norms import Norms
 from anisoscope.stats.rows import bare_rows
 from anisoscope.stats.scratch import Room, bytes_of
@@ -33,7 +35,8 @@ class Holdings:
         shapes: The sites.
         rows: Rows of the keyed sample.
         extremes: Rows of largest norm in a block.
-        scatters: Matrices of d × d in a block: two if first tokens of windows are stored separately.
+        scatters: Matrices of d × d in a block: two if it has many first tokens of windows.
+        waiting: Rows of the open block that are not in its sums yet.
         blocks: Blocks that are closed during the pass.
         room: What may stay in memory.
         sites: Number of sites that share the room.
@@ -43,6 +46,7 @@ class Holdings:
     rows: int
     extremes: int
     scatters: int
+    waiting: int
     blocks: int
     room: Room
     sites: int
@@ -54,7 +58,7 @@ class Holdings:
 
     def open(self, shape: SiteShape) -> int:
         """Bytes of the open block and of the sample of one cloud."""
-        return self.block(shape) + self.rows * (shape.width * shape.number + _TABLE)
+        return self.block(shape) + (self.rows + self.waiting) * (shape.width * shape.number + _TABLE)
 
     @property
     def memory(self) -> int:
@@ -97,11 +101,15 @@ def holdings_of(engine: Engine, request: Request, tokens: int | None, blocks: in
     """Return what the sites of an engine will hold after that many tokens and blocks; it has seen one batch."""
     sample = request.statistics.sample or MODEL_SAMPLE
     rows = sample if tokens is None else min(sample, tokens)
-    in_block = engine.extremes if tokens is None else min(engine.extremes, -(-tokens // blocks))
-    first = not engine.layout.grid and request.statistics.rows == "tokens"
-    scatters = 2 if first else 1  # every document begins a window, so every block has first tokens
+    in_block = math.inf if tokens is None else tokens / blocks
+    has_first = not engine.layout.grid and request.statistics.rows == "tokens"
+    first = in_block * engine.windows / engine.tokens if has_first else 0.0  # tokens of a block that begin windows
+    others = in_block if first == math.inf else in_block - first
+    extremes = math.ceil(min(engine.extremes, first) + min(engine.extremes, others))
+    scatters = 2 if first > engine.extremes else 1  # up to that many first tokens are kept as rows
+    waiting = math.ceil(min(PENDING, max(0.0, others - engine.extremes)))
     shapes = list(engine.shapes.values())
-    return Holdings(shapes, rows, in_block, scatters, blocks, engine.room, len(engine.sites))
+    return Holdings(shapes, rows, extremes, scatters, waiting, blocks, engine.room, len(engine.sites))
 
 
 def scratch_note(engine: Engine, request: Request, tokens: int | None, folder: Path | None) -> str | None:

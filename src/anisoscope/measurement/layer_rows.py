@@ -12,7 +12,7 @@ from anisoscope.data.batches import model_batches
 from anisoscope.data.inputs import call, device_of, first_item, peek
 from anisoscope.data.token_table import Batch
 from anisoscope.errors import CaptureError, InputError
-from anisoscope.hooks import expand, find_layout, observe_sites
+from anisoscope.hooks import expand, find_layout, observe_sites, side_effect_free
 from anisoscope.measurement.request import Request
 from anisoscope.measurement.sequences import SequenceSinks, sequence_means
 from anisoscope.models.open import Opened
@@ -58,7 +58,8 @@ def layer_rows(
 ) -> LayerRows:
     """Run a model over documents that fit into one window each, and keep the chosen rows of every site.
 
-    The sites of an encoder-decoder model are those of its encoder: its decoder reads the text shifted by one token.
+    The model runs in evaluation mode; its modes are restored. The sites of an encoder-decoder model are those of its
+    encoder: its decoder reads the text shifted by one token.
 
     Args:
         opened: A text model.
@@ -71,6 +72,14 @@ def layer_rows(
         InputError: A document has no tokens for this model, or rows hold NaN or Inf.
         CaptureError: The model has none of the sites.
     """
+    with side_effect_free(opened.model):
+        opened.model.eval()
+        return _observed(opened, texts, choice, request, on_documents)
+
+
+def _observed(
+    opened: Opened, texts: Sequence[str], choice: RowChoice, request: Request, on_documents: OnDocuments | None
+) -> LayerRows:
     name, model = opened.info["source"], opened.model
     data = request.data
     batches: Iterable[Batch] = model_batches(

@@ -58,14 +58,15 @@ class FlaggedTokens:
 
 
 def massive(cloud: Cloud) -> Tensor:
-    """Return the keys of the tokens that are massive in a cloud.
+    """Return the keys of the tokens that are massive in a cloud, first tokens of windows included.
 
     Raises:
-        InputError: More rows than a block can keep are over half the limit.
+        InputError: More rows than a block can keep are over half the limit. If only first tokens of windows are too
+            many, some of them are missing: the policy leaves them out in any case.
     """
     extremes = cloud.get(Extremes)
     outsized = extremes.x.double().norm(dim=1).cpu() > massive_norm(cloud.get(Norms).median)
-    if extremes.overflowed:
+    if cloud.stats["Extremes"].overflowed:
         raise InputError(
             f"more than {len(outsized)} tokens have over {OUTSIZED:g} times the median norm, too many to be outliers. "
             "Look at the norms first: `--metrics massive_tokens,outlier_dimensions` on fewer tokens"
@@ -74,8 +75,8 @@ def massive(cloud: Cloud) -> Tensor:
 
 
 def described(cloud: Cloud, keys: Tensor, site: Site) -> list[dict[str, Any]]:
-    """Return where the tokens of these keys are, and their norms."""
-    extremes = cloud.get(Extremes)
+    """Return where the tokens of these keys are, and their norms; without first tokens of windows."""
+    extremes: Extremes = cloud.stats["Extremes"]
     median = cloud.get(Norms).median or 1.0
     tokens = extremes.rows.tokens
     return [

@@ -16,6 +16,8 @@ from anisoscope.stats.cloud import Block, Cloud, from_arrays
 from anisoscope.store.files import parse_errors
 from anisoscope.store.run import Run
 
+_CONCEPTS = "concepts"  # stored by the tracker like a statistic: the state of a fit, which no metric needs
+
 
 def recompute(run: str | Path | Run, metrics: Sequence[str]) -> Run:
     """Compute metrics of an existing run from the statistics it keeps, and append the records to it.
@@ -39,7 +41,7 @@ def recompute(run: str | Path | Run, metrics: Sequence[str]) -> Run:
     chosen = find(metrics)
     Run.open(path)  # refuse a folder that is not a run before writing to it
     with Run.create(path, resume=True) as writer:
-        addresses = writer.statistics()
+        addresses = [each for each in writer.statistics() if each[2] != _CONCEPTS]
         whole = [(step, site, tokens) for step, site, tokens, block in addresses if block is None]
         if not whole:
             raise InputError(

@@ -273,8 +273,9 @@ def accepts(
             return function(*args, **options)
 
         checked.__signature__ = signature.replace(parameters=[*shown, *listed])  # type: ignore[attr-defined]
-        lines = "\n        ".join(f"{name}: {texts[name]}" for name in names)
-        checked.__doc__ = (function.__doc__ or "").replace("{options}", lines)
+        lines = "\n    ".join(f"{name}: {texts[name]}" for name in names)
+        # Python 3.13 removes the indentation of docstrings, earlier versions keep it
+        checked.__doc__ = inspect.cleandoc(function.__doc__ or "").replace("{options}", lines)
         return cast(F, checked)
 
     return decorate

@@ -23,7 +23,7 @@ def self_similarity(words: Words, any_two: AnyTwo) -> Value:
     return Value(
         float(own[repeated].mean()) - _baseline(any_two),
         n=int(words.each.rows.sum()),
-        note=f"{int(repeated.sum())} words",
+        note=_over_words(int(repeated.sum())),
     )
 
 
@@ -54,7 +54,11 @@ def max_explainable_variance(words: Words) -> Value:
     own, random = words.first_shares()
     present = (words.block[0] >= 0).any(1)
     n = int((words.block[0] >= 0).sum())
-    return Value(float((own - random)[present].mean()), n=n, note=f"{int(present.sum())} words")
+    return Value(float((own - random)[present].mean()), n=n, note=_over_words(int(present.sum())))
+
+
+def _over_words(words: int) -> str:
+    return f"over {words:,} word{'s' * (words > 1)}"
 
 
 def _require_words(words: Words) -> None:

@@ -153,7 +153,7 @@ def _both(neighbours: Neighbours, estimate: Callable[[Tensor], float]) -> Iterat
         estimate(log_mu.sort().values),
         variant={"neighbours": "other documents"},
         n=int(complete.sum()),
-        note=f"{own:.0%} of rows have their nearest neighbour in their own document",
+        note=f"{100 * own:.0f} % of rows have their nearest neighbour in their own document",
         stretch=_stretch(neighbours, log_mu, neighbours.other_index) if bool(complete.all()) else 1.0,
     )
 
@@ -231,6 +231,12 @@ def _gride_terms(log_mu: Tensor, k: int, d: float) -> Tensor:
     return (k - 1) * inner - (2 * k - 1) * log_mu
 
 
+def copies_note(neighbours: Neighbours) -> str | None:
+    """How many copies of rows were removed before the search; None if there were none."""
+    copies = int(neighbours.copies.sum()) - len(neighbours.copies)
+    return f"{copies:,} duplicate row{'s' * (copies > 1)} removed" if copies else None
+
+
 def _enough(neighbours: Neighbours) -> None:
     if neighbours.distance.shape[1] < 2 or len(neighbours.distance) < 3:
         raise Undefined(f"{len(neighbours.distance)} different rows are not enough", "give at least 20")
@@ -239,6 +245,5 @@ def _enough(neighbours: Neighbours) -> None:
 def _value(
     neighbours: Neighbours, value: float, *, n: int | None = None, note: str | None = None, **where: object
 ) -> Value:
-    copies = int(neighbours.copies.sum()) - len(neighbours.copies)
-    notes = [text for text in (f"{copies} duplicate rows removed" if copies else None, note) if text]
+    notes = [text for text in (copies_note(neighbours), note) if text]
     return Value(value, n=len(neighbours.distance) if n is None else n, note="; ".join(notes) or None, **where)  # type: ignore[arg-type]

@@ -9,9 +9,8 @@ import torch
 from torch import Tensor
 
 from anisoscope.metrics.metric import Undefined, Value, metric
-from anisoscope.stats.arithmetic import double
 from anisoscope.stats.knn import nearest
-from anisoscope.stats.pairs import Axes, Paired, PairedAxes, PairedHeads
+from anisoscope.stats.pairs import Axes, Paired, PairedAxes, PairedHeads, PairedKernels, centred_rows, hsic
 
 RANKS = (1, 8, 32)  # dimensions of the compared subspaces
 NEIGHBOURS = 10
@@ -97,11 +96,11 @@ def subspace_angle(pair: PairedAxes) -> Iterator[Value]:
 
 
 @metric(
-    Paired, low=-1, high=1, keeps={"rotation", "scale", "shift"}, paper="kornblith2019", requires={"reference"},
+    PairedKernels, low=-1, high=1, keeps={"rotation", "scale", "shift"}, paper="kornblith2019", requires={"reference"},
     bars=False,
     notable="low", row_effect="none",
 )  # fmt: skip
-def cka(pair: Paired) -> Value:
+def cka(pair: PairedKernels) -> Value:
     """Linear centred kernel alignment (CKA) with the reference, debiased: 1 for a rotation, 0 for unrelated rows.
 
     HSIC(K, L)/√(HSIC(K, K)·HSIC(L, L)) with the unbiased estimator of HSIC. So unrelated rows give 0 on average even if
@@ -110,11 +109,10 @@ def cka(pair: Paired) -> Value:
     n = len(pair.now)
     if n < 4:
         raise Undefined(f"{n} rows are in both clouds", "four are needed")
-    x, y = _centred(pair.now), _centred(pair.then)
-    own = _hsic(x, x) * _hsic(y, y)
+    own = hsic(pair.now, pair.now) * pair.own
     if not own > 0:
         raise Undefined("the rows of one of the two clouds do not vary", "give different rows")
-    return Value(max(-1.0, min(1.0, _hsic(x, y) / math.sqrt(own))), n=n, null=0.0)
+    return Value(max(-1.0, min(1.0, hsic(pair.now, pair.then) / math.sqrt(own))), n=n, null=0.0)
 
 
 @metric(
@@ -174,7 +172,7 @@ def k_direction_drift(heads: PairedHeads) -> Iterator[Value]:
 
 def _rank_of(x: Tensor, other: Tensor) -> float:
     """Return the average rank of row other[i] among the rows nearest to row i, from 1; ties get their middle rank."""
-    y = _centred(x)  # (n, d)
+    y = centred_rows(x)  # (n, d)
     square, total = y.square().sum(1), 0.0
     other = other.to(y.device)
     for first in range(0, len(y), _STRIP):
@@ -203,23 +201,6 @@ def _cosine(a: Tensor, b: Tensor, n: int, index: int | None = None) -> Value:
     if not length > 0:
         return Value(None, index=index, n=n, note="a mean is zero and has no direction")
     return Value(max(-1.0, min(1.0, float(a @ b) / length)), index=index, n=n)
-
-
-def _centred(x: Tensor) -> Tensor:
-    x = double(x)
-    return x - x.mean(0)
-
-
-def _hsic(x: Tensor, y: Tensor) -> float:
-    """Return n(n − 3) times the unbiased HSIC of linear kernels K, L of centred rows, from features, in float64.
-
-    Since Σx = Σy = 0, the rows of K and L without their diagonals sum to minus the diagonals. A massive row contributes
-    to tr KL almost only on the diagonal, which is subtracted; in float32 an error of 1e-2 would be left.
-    """
-    n = len(x)
-    xx, yy = x.square().sum(1), y.square().sum(1)  # (n,) the diagonals
-    product = (x.T @ y).square().sum() - xx @ yy  # tr KL
-    return float(product + xx.sum() * yy.sum() / ((n - 1) * (n - 2)) - 2 / (n - 2) * xx @ yy)
 
 
 def _require_same_width(pair: PairedAxes) -> None:

@@ -9,6 +9,7 @@ import torch
 from scipy.special import hyp0f1
 from torch import Tensor
 
+from anisoscope.metrics.dimension import copies_note
 from anisoscope.metrics.metric import Undefined, Value, metric
 from anisoscope.stats.neighbours import Neighbours
 from anisoscope.stats.sphere_pairs import SHARPNESS, SpherePairs
@@ -65,8 +66,7 @@ def hubness(neighbours: Neighbours) -> Iterator[Value]:
     count = occurrences(neighbours)
     centred = count - count.mean()
     spread = float(centred.square().mean())
-    copies = int(neighbours.copies.sum()) - len(neighbours.copies)
-    note = f"{copies} duplicate rows removed" if copies else None
+    note = copies_note(neighbours)
     numbers = {
         "skewness": float(centred.pow(3).mean()) / spread**1.5 if spread > 0 else 0.0,
         "robin hood": 0.5 * float(centred.abs().sum() / count.sum()),

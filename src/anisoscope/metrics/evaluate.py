@@ -69,7 +69,8 @@ def evaluate(
     }
     barred = [m for m in metrics if m.bars and (errors != "fast" or not m.slow)]
     without = _replicates(cloud, barred, whole) if errors and len(cloud.blocks) >= FEWEST_BLOCKS else []
-    null = isotropic(cloud) if cloud.has(Moments) and _finite(cloud) else None
+    needs_null = any(m.null is not None for m in metrics) and cloud.has(Moments) and _finite(cloud)
+    null = isotropic(cloud) if needs_null else None
     out: list[MetricResult] = []
     for metric in metrics:
         outcome = whole[metric.name]

@@ -166,13 +166,14 @@ class Metric:
             "headline": dict(self.headline),
         }
 
-    def __call__(self, *rows: Any, documents: Any = None) -> float:
+    def __call__(self, *rows: Any, documents: Any = None, mask: Any = None) -> float:
         """Compute the metric of an array of rows.
 
         Args:
             *rows: Rows (n, d): a tensor, an array or nested lists. Metrics that compare two clouds take two arrays,
                 now and reference, whose rows are the same tokens.
             documents: A document number for each row. Rows of one document must be contiguous.
+            mask: Which rows count, (n,): true or 1 for those that do.
 
         Returns:
             The number.
@@ -186,7 +187,7 @@ class Metric:
             >>> round(metrics.spectral_anisotropy(synthetic.cloud("line")), 6)
             1.0
         """
-        values = self.values(self._cloud(rows, documents))
+        values = self.values(self._cloud(rows, documents, mask))
         if len(values) != 1:
             raise InputError(f"{self.name} has {len(values)} numbers. Use metrics.{self.name}.numbers(rows).")
         if values[0].value is None:
@@ -194,7 +195,7 @@ class Metric:
             raise MetricError(self.name, reason, f"metrics.{self.name}.numbers(rows) returns None instead")
         return values[0].value
 
-    def numbers(self, *rows: Any, documents: Any = None) -> dict[Any, float | None]:
+    def numbers(self, *rows: Any, documents: Any = None, mask: Any = None) -> dict[Any, float | None]:
         """Compute all numbers of the metric for an array of rows, by index or variant.
 
         Takes the same arguments as calling the metric.
@@ -204,7 +205,7 @@ class Metric:
             >>> metrics.massive_tokens.numbers([[1.0], [1.0], [100.0]])
             {'rule=norm': 1.0, 'rule=entry': 0.0}
         """
-        return {_label(value): value.value for value in self.values(self._cloud(rows, documents))}
+        return {_label(value): value.value for value in self.values(self._cloud(rows, documents, mask))}
 
     def of(self, *statistics: Any) -> Value:
         """Compute the metric of the statistics that it needs, in the order of `needs`.
@@ -259,14 +260,14 @@ class Metric:
             raise MetricError(self.name, why.reason, why.remedy) from None
         return [self._checked(value if isinstance(value, Value) else Value(float(value))) for value in values]
 
-    def _cloud(self, arrays: Sequence[Any], documents: Any) -> Cloud:
+    def _cloud(self, arrays: Sequence[Any], documents: Any, mask: Any) -> Cloud:
         expected = 2 if "reference" in self.requires else 1
         if len(arrays) != expected:
             plural = "two arrays" if expected > 1 else "one array"
             raise InputError(f"{self.name} takes {plural} of rows, not {len(arrays)}.")
         # blocks serve error bars, which are not computed here, and statistics that leave blocks out by themselves
         blocks = BLOCKS if any(map(leaves_blocks_out, self.needs)) else 1
-        clouds = [cloud_of(rows, self.sources, documents=documents, blocks=blocks) for rows in arrays]
+        clouds = [cloud_of(rows, self.sources, documents=documents, mask=mask, blocks=blocks) for rows in arrays]
         return clouds[0].with_reference(clouds[1]) if expected > 1 else clouds[0]
 
     @property
@@ -292,10 +293,10 @@ class Metric:
 
 def metric(
     *needs: type,
-    low: float,
-    high: float,
-    keeps: set[str],
-    paper: str,
+    low: float = -math.inf,
+    high: float = math.inf,
+    keeps: Collection[str] = (),
+    paper: str = "",
     knows: Mapping[str, float | tuple[float, float]] | None = None,
     version: int = 1,
     null: Callable[[Isotropic, Value], float | None] | None = None,
@@ -312,14 +313,15 @@ def metric(
     """Turn a function of statistics into a `Metric`.
 
     The function takes the statistics `needs` and returns a float, a `Value`, several of them, or a `Series`. It raises
-    `Undefined` if there is no value. Its name is the metric's name, and its docstring is shown to users.
+    `Undefined` if there is no value. Its name is the metric's name, and its docstring is shown to users. To try an
+    idea, declare nothing but the statistics; `anisoscope.testing.check_metric` demands the facts.
 
     Args:
         *needs: Types of the statistics that the function takes, in order.
         low: Smallest possible value.
         high: Largest possible value.
         keeps: What leaves the value unchanged, a subset of `INVARIANCES`.
-        paper: Key of the paper that defines it, or "anisoscope".
+        paper: Key of the paper that defines it, or the name of your package.
         knows: Known answers by name of a cloud in `anisoscope.synthetic`: a number, or (number, tolerance).
         version: Raise it if the formula changes: records of both versions are then stored separately.
         null: Function (isotropic rows, value) -> the value expected without structure.
@@ -349,7 +351,7 @@ def metric(
         >>> total_variance([[0.0, 1.0], [2.0, 1.0]])
         1.0
     """
-    wrong = keeps - set(INVARIANCES)
+    wrong = set(keeps) - set(INVARIANCES)
     if wrong:
         raise ValueError(f"Unknown invariances {sorted(wrong)}. Known: {', '.join(INVARIANCES)}.")
     if row_effect not in ROW_EFFECTS:
@@ -362,7 +364,7 @@ def metric(
             needs=needs,
             low=low,
             high=high,
-            keeps=frozenset(keeps | ({"permutation"} if "rotation" in keeps else set())),
+            keeps=frozenset({*keeps, *(["permutation"] if "rotation" in keeps else [])}),
             knows=knows or {},
             paper=paper,
             version=version,

@@ -62,10 +62,8 @@ def massive_tokens(norms: Norms, extremes: Extremes, sample: Sample) -> Iterator
     by_entry = int((held.abs().amax(1, keepdim=True) > max(100.0, 1000 * entry)).sum()) if len(held) else 0
     full = extremes.overflowed or len(held) == extremes.size
     for rule, count in (("norm", by_norm), ("entry", by_entry)):
-        capped = full and count == len(held)
-        yield Value(
-            float(count), variant={"rule": rule}, note=f"a lower bound: only {count} rows are kept" if capped else None
-        )
+        note = f"a lower bound: only {count:,} rows are kept" if full and count == len(held) else None
+        yield Value(float(count), variant={"rule": rule}, note=note)
 
 
 @metric(
@@ -76,7 +74,8 @@ def removal_curve(peeled: Peeled) -> Iterator[Value]:
     """Spectral anisotropy without the k rows of largest norm; index is k.
 
     k = 0, 1, 2, 4, … The curve is flat for smooth clouds and drops steeply if a few tokens cause the anisotropy. The
-    null is that of the remaining rows.
+    null is that of the remaining rows. Tokens of a model are ordered by the largest ratio of their norm to the median
+    of their batch, at this layer or an earlier one, because the final norm makes all norms similar.
     """
     for k in _removals(peeled):
         moments, extremes = peeled.without_largest(k)
@@ -94,7 +93,8 @@ def tokens_to_halve(peeled: Peeled) -> Value:
 
     One massive row in a thousand gives 0.001. There is no value if there is no excess, or if removing all kept rows
     does not halve it. The null accounts for the rows' lengths, so unequal lengths in random directions are no excess.
-    If fewer than four rows outweigh all others, the null is that of the other rows.
+    If fewer than four rows outweigh all others, the null is that of the other rows. The order is that of
+    `removal_curve`.
     """
     whole, extremes = peeled.without_largest(0)
     few = null_of(whole).rows < _FEW_ROWS
@@ -112,7 +112,7 @@ def tokens_to_halve(peeled: Peeled) -> Value:
     if start <= _NO_EXCESS * null:
         return Value(None, note="there is no excess over the null to halve")
     if excess(most) > start / 2:
-        return Value(None, note=f"> {most / peeled.n:.2g}: removing the {most} largest rows does not halve it")
+        return Value(None, note=_not_halved(most, peeled.n))
     low, high = 0, most
     while high - low > 1:
         middle = (low + high) // 2
@@ -154,6 +154,10 @@ def tyler_share(sample: Sample) -> Value:
     if n < 2 * d:
         raise Undefined(f"{n} rows with a direction in {d} dimensions", f"give at least {2 * d} rows")
     return Value(top_share_of(torch.linalg.eigvalsh(_tyler(y)).flip(0)), n=n, null=Isotropic(d, n).top_share)
+
+
+def _not_halved(most: int, n: int) -> str:
+    return f"more than {100 * most / n:.2g} % of the rows: removing the {most:,} largest does not halve it"
 
 
 def _geometric_median(x: Tensor) -> Tensor:

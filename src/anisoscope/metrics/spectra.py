@@ -93,7 +93,7 @@ def tail_alpha(moments: Moments) -> Value:
     """
     eigenvalues = _spectrum(moments.eigenvalues)[: min(moments.n - 1, moments.dim)]
     alpha, k = _tail_exponent(eigenvalues)
-    return Value(alpha, note=f"{k} eigenvalues")
+    return Value(alpha, note=f"from the {k:,} largest eigenvalues")
 
 
 @metric(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -184,8 +185,10 @@ def _changed(record: Record | None, tests: int) -> str:
 def _notes(details: Mapping[str, Any]) -> str:
     n, sampled = details["n"], details["sampled"]
     searched = details["duplicates"]["searched"]
+    by_dot = "Queries find rows by dot product, all other numbers are by cosine."
+    by_cosine = "Rows are compared by cosine ('as stored': by distance)."
     lines = [
-        "Rows are compared by cosine ('as stored': by distance). ±: one standard error over blocks of rows, or over "
+        f"{by_dot if details.get('search') == 'dot' else by_cosine} ±: one standard error over blocks of rows, or over "
         "queries. Bars: cosines from −1 to 1 of random, nearest and relevant pairs. null: no structure; for hubs and "
         "two_nn Gaussian rows of the same mean and covariance, for uniformity the uniform sphere.",
         "cos: mean cosine. unif: uniformity. hubs: skewness. kept: share of the ten nearest rows that stay the same, "
@@ -210,9 +213,12 @@ def _notes(details: Mapping[str, Any]) -> str:
 def _value(record: Record | None) -> str:
     if record is None or record.value is None:
         return "[dim]–[/]"
-    error = "" if record.error is None else f" [dim]± {record.error:.1g}[/]"
-    number = f"{record.value:.3f}" if abs(record.value) < 10 else f"{record.value:,.1f}"
-    return f"{number}{error}".replace("-", "−")
+    decimals = 3 if abs(record.value) < 10 else 1
+    error = ""
+    if record.error:  # the value ends with the first digit of its error
+        decimals = min(4, max(0, -math.floor(math.log10(record.error))))
+        error = f" [dim]± {record.error:,.{decimals}f}[/]"
+    return f"{record.value:,.{decimals}f}{error}".replace("-", "−")
 
 
 def _plain(record: Record | None) -> str:
@@ -227,7 +233,7 @@ def _percent(record: Record | None) -> str:
     if record is None or record.value is None:
         return "[dim]–[/]"
     error = "" if record.error is None else f" [dim]± {100 * record.error:.2g}[/]"
-    return f"{100 * record.value:.2g} %{error}"
+    return f"{100 * record.value:.2g}{error} %"
 
 
 def _count(record: Record | None) -> str:

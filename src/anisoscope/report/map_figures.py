@@ -63,7 +63,7 @@ def step_map(
             "encoding": {
                 "x2": {"field": "end"},
                 "y": _layer_rows(final, None),
-                "color": _colour([cell["value"] for cell in cells], percent),
+                "color": colour_of_value([cell["value"] for cell in cells], percent),
                 "tooltip": [
                     {"field": "site", "type": "nominal"},
                     {"field": "step", "type": "quantitative"},
@@ -123,7 +123,8 @@ def _layer_rows(final: float | None, title: str | None) -> dict[str, Any]:
     return {"field": "layer", "type": "ordinal", "title": title, "sort": "descending", "axis": axis}
 
 
-def _colour(values: Sequence[float], percent: bool) -> dict[str, Any]:
+def colour_of_value(values: Sequence[float], percent: bool) -> dict[str, Any]:
+    """The encoding of the field `value` as a colour, with a legend to the right of the plot."""
     signed = min(values) < 0 < max(values)
     scale: dict[str, Any] = {"range": "diverging", "domainMid": 0} if signed else {"range": "heatmap"}
     if max(values) - min(values) < 1e-9:  # one colour: a gradient without a range would repeat its label
@@ -163,7 +164,7 @@ def head_map(rows: Sequence[Row], title: str, alt: str, *, metric: str, percent:
         "encoding": {
             "x": {"field": "head", "type": "ordinal", "title": "head", "axis": axis},
             "y": _layer_rows(None, "layer"),
-            "color": _colour([cell["value"] for cell in cells], percent),
+            "color": colour_of_value([cell["value"] for cell in cells], percent),
             "tooltip": [
                 {"field": "site", "type": "nominal"},
                 {"field": "head", "type": "ordinal"},

@@ -69,6 +69,8 @@ def lead(run: ReportedRun) -> RenderableType:
         value = Text.assemble((tile.value, "bold"), (tile.error, "dim"))
         rows.add_row(value, Text(sparkline(tile.curve, _CURVE) if len(tile.curve) > 1 else ""), _tile_text(tile))
     texts = [Text(thesis.title, style="bold"), *([Text(thesis.detail)] if thesis.detail else [])]
+    if thesis.title in (run.model_name, run.label):
+        texts = []  # nothing stands out, and the name is above
     return Group(*texts, Text(""), rows, Text(""))
 
 

@@ -106,7 +106,7 @@ def _how_compared(results: Sequence[Difference]) -> Text:
     paired = sum(each.paired for each in results)
     how = "paired by blocks of the same tokens" if paired == len(results) else "taken as independent"
     if 0 < paired < len(results):
-        how = f"{paired} of {len(results)} paired by blocks of the same tokens, the others taken as independent"
+        how = f"{paired:,} of {len(results):,} paired by blocks of the same tokens, the others taken as independent"
     steps = {(each.first.step, each.second.step) for each in results if each.first.step != each.second.step}
     apart = f" Steps differ: {', '.join(f'{a} and {b}' for a, b in sorted(steps))}." if steps else ""
     clear = "clear: the 95 % interval excludes 0, not corrected for many comparisons"

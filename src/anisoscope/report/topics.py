@@ -11,6 +11,7 @@ QUESTIONS: Mapping[str, str] = {
     "attention": "What does attention do?",
     "gradients": "Do gradients follow the activations?",
     "development": "How did it develop?",
+    "concepts": "Which concepts did it form?",
     "claims": "What do the papers say?",
 }
 _METRICS = {
@@ -45,10 +46,15 @@ _METRICS = {
         *("train_loss", "validation_loss", "learning_rate", "gradient_norm", "update_ratio", "write_ratio", "alert"),
         *("mean_direction_drift", "subspace_angle", "cka", "trajectory"),
     ),
+    "concepts": (
+        *("concept_share", "concept_drift", "concept_stability", "concepts_born", "concepts_died"),
+        *("concept_error", "concept_rank"),
+    ),
     "claims": ("verdict",),
 }
 _TOPIC = {metric: topic for topic, metrics in _METRICS.items() for metric in metrics}
 OTHER = "other"
+DETAILS = "details"  # of notes on single metrics that belong to no one question
 
 
 def topic_of(metric: str) -> str:

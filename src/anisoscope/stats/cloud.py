@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Container, Iterable, Mapping
 from dataclasses import dataclass, field, fields, replace
-from functools import reduce
-from operator import add
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
@@ -20,7 +18,7 @@ from anisoscope.stats.head_scores import Attention
 from anisoscope.stats.head_sums import HeadSums
 from anisoscope.stats.moments import Moments
 from anisoscope.stats.packing import pack, unpack
-from anisoscope.stats.registry import COLLECTED, SUMS, UNFORGETTING, is_derived, leaves_blocks_out
+from anisoscope.stats.registry import COLLECTED, PREFIXES, SUMS, UNFORGETTING, is_derived, leaves_blocks_out
 from anisoscope.stats.router_sums import RouterSums
 from anisoscope.stats.sample import Extremes, Sample, merge_extremes
 from anisoscope.stats.scratch import Scratch
@@ -39,7 +37,7 @@ class Cloud:
 
     Attributes:
         stats: Collected statistics by name. Extremes, and first tokens of windows (`first.*`), are stored separately
-            from the sums; `get` returns sums that include them.
+            from the sums; `get` returns sums and extremes of all rows.
         blocks: Blocks of documents, in the order of the data.
         reference: The same tokens at another step, layer or model, for metrics that compare two clouds.
         unfiltered: The cloud with all tokens, if this one is the result of `without_tokens`.
@@ -82,13 +80,9 @@ class Cloud:
         return self._known.get(kind)
 
     def _whole(self, name: str) -> Any:
-        rest = self.stats[name]
-        if name not in SUMS or "Extremes" not in self.stats:
-            return rest
-        parts = [rest]
-        if f"first.{name}" in self.stats:
-            parts.append(self.stats[f"first.{name}"])
-        return with_extremes(reduce(add, parts), self.stats["Extremes"])
+        first = self.stats.get(f"first.{name}")
+        whole = self.stats[name] if first is None else self.stats[name] + first
+        return with_extremes(whole, self.get(Extremes)) if name in SUMS and "Extremes" in self.stats else whole
 
     @property
     def n(self) -> int:
@@ -207,6 +201,8 @@ class TokenFilter:
     def __call__(self, stats: Stats) -> Stats:
         out: Stats = {}
         for name, value in stats.items():
+            if self.first and name.startswith("first."):
+                continue
             if isinstance(value, Sample):
                 drop = torch.isin(value.table[:, 0], self.keys)
                 if self.first:
@@ -215,7 +211,7 @@ class TokenFilter:
                 out[name] = Sample(value.size, value.seen, value.x[keep.to(value.x.device)], value.table[keep])
             elif isinstance(value, Extremes):
                 out[name] = value.keeping(~torch.isin(value.table[:, 0].cpu(), self.keys))
-            elif name not in UNFORGETTING and not (self.first and name.startswith("first.")):
+            elif name not in UNFORGETTING:
                 out[name] = value
         return out
 
@@ -254,12 +250,13 @@ def join(a: Stats, b: Stats, make: Iterable[str]) -> Stats:
     if not a or not b:
         return dict(a or b)
     out = {name: a[name] + b[name] if name in a and name in b else a.get(name, b.get(name)) for name in {**a, **b}}
-    if "Extremes" in a and "Extremes" in b:
-        out["Extremes"], evicted = merge_extremes(a["Extremes"], b["Extremes"])
-        if len(evicted.tokens):
-            for name in SUMS:
+    for prefix in PREFIXES:
+        extremes = f"{prefix}Extremes"
+        if extremes in a and extremes in b:
+            out[extremes], evicted = merge_extremes(a[extremes], b[extremes])
+            for name in SUMS if len(evicted.tokens) else ():
                 if name in make:
-                    accumulate(out, name, COLLECTED[name].of(evicted))
+                    accumulate(out, prefix + name, COLLECTED[name].of(evicted))
     return out
 
 

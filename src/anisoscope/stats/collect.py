@@ -66,13 +66,16 @@ def second_pass_on_sample(cloud: Cloud, names: Iterable[str]) -> Cloud:
     return second_pass(cloud, [by_block], names)
 
 
-def cloud_of(x: Any, names: Iterable[str], *, documents: Any = None, blocks: int = BLOCKS, **options: Any) -> Cloud:
+def cloud_of(
+    x: Any, names: Iterable[str], *, documents: Any = None, mask: Any = None, blocks: int = BLOCKS, **options: Any
+) -> Cloud:
     """Collect statistics of an array of rows in memory.
 
     Args:
         x: Rows (n, d): a tensor, an array or nested lists.
         names: Names of the statistics.
         documents: A document number for each row.
+        mask: Which rows count, (n,). Default: all.
         blocks: Number of blocks.
         precise: Multiply rows in float64.
         **options: Options of `Collector`.
@@ -82,6 +85,9 @@ def cloud_of(x: Any, names: Iterable[str], *, documents: Any = None, blocks: int
     """
     rows = as_rows(x)
     document = None if documents is None else torch.as_tensor(documents)
+    if mask is not None:
+        keep = _kept(mask, len(rows))
+        rows, document = rows[keep.to(rows.device)], None if document is None else document[keep]
     names = with_documents(names, document)
     return collect(lambda: batches_of(rows, document, blocks=blocks), names, blocks=blocks, **options)
 
@@ -141,6 +147,14 @@ def as_rows(x: Any) -> Tensor:
     if rows.ndim != 2 or not rows.shape[0] or not rows.shape[1]:
         raise InputError(f"Rows must be a matrix (n, d) with n, d > 0. The shape is {tuple(rows.shape)}.")
     return rows if rows.is_floating_point() else rows.double()
+
+
+def _kept(mask: Any, n: int) -> Tensor:
+    """The mask as bool, (n,)."""
+    keep = torch.as_tensor(mask).cpu().bool()
+    if keep.shape != (n,) or not keep.any():
+        raise InputError(f"The mask has {int(keep.sum())} rows that count and shape {tuple(keep.shape)}. Use ({n},).")
+    return keep
 
 
 def _numbers(frame: Any) -> Any:

@@ -14,7 +14,6 @@ import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import reduce
-from operator import add
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +27,6 @@ from anisoscope.stats.cloud import (
     Cloud,
     Stats,
     accumulate,
-    at_level,
     from_arrays,
     join,
     on_device,
@@ -36,12 +34,13 @@ from anisoscope.stats.cloud import (
     to_arrays,
 )
 from anisoscope.stats.open_block import OpenBlock
-from anisoscope.stats.registry import COLLECTED, SUMS
+from anisoscope.stats.pooled_extremes import PooledExtremes
+from anisoscope.stats.registry import COLLECTED, PREFIXES, SUMS
 from anisoscope.stats.rows import Rows, join_rows
-from anisoscope.stats.sample import Reservoir, Sample, merge_extremes, select_extremes, split_extremes
+from anisoscope.stats.sample import Extremes, Reservoir, Sample, merge_extremes, split_extremes
 from anisoscope.stats.scratch import Room, Scratch, bytes_of, link_or_copy
 
-_PENDING = 2048  # rows that are collected before a product, so that it runs at full speed
+PENDING = 1024  # rows that are collected before a product, so that it runs at full speed
 
 
 @dataclass(frozen=True)
@@ -154,16 +153,20 @@ class Collector:
             return
         apart = (rows.tokens.offset == 0).nonzero()[:, 0] if self._sinks else rows.tokens.offset[:0].long()
         if len(apart):
-            self._waiting("first.").append(rows.take(apart))
-        extremes, rest = split_extremes(rows, self._extreme_size, priority, apart)
-        if "Extremes" in self._open:
-            extremes, evicted = merge_extremes(self._open["Extremes"], extremes)
-            self._waiting("").append(evicted)
-        self._open["Extremes"] = extremes
-        self._waiting("").append(rest)
+            of_first = None if priority is None else priority[apart.to(priority.device)]
+            self._count_extremes("first.", *split_extremes(rows.take(apart), self._extreme_size, of_first))
+        self._count_extremes("", *split_extremes(rows, self._extreme_size, priority, apart))
         for prefix, waiting in self._pending.items():
-            if sum(len(r.tokens) for r in waiting) >= _PENDING:
+            if sum(len(r.tokens) for r in waiting) >= PENDING:
                 self._flush(prefix)
+
+    def _count_extremes(self, prefix: str, extremes: Extremes, rest: Rows) -> None:
+        name = f"{prefix}Extremes"
+        if name in self._open:
+            extremes, evicted = merge_extremes(self._open[name], extremes)
+            self._waiting(prefix).append(evicted)
+        self._open[name] = extremes
+        self._waiting(prefix).append(rest)
 
     def _waiting(self, prefix: str) -> list[Rows]:
         return self._pending.setdefault(prefix, [])
@@ -200,10 +203,7 @@ class Collector:
         waiting = [rows for rows in self._pending.get(prefix, ()) if len(rows.tokens)]
         self._pending[prefix] = []
         if waiting:
-            together = join_rows(waiting)
-            for name in SUMS:
-                if name in self._make:
-                    accumulate(self._open, prefix + name, self._make[name](together))
+            self._add_to_sums(self._open, prefix, join_rows(waiting))
 
     def _close(self) -> None:
         if self._number is None:
@@ -259,38 +259,35 @@ class Collector:
         groups: dict[int, list[Block]] = {}
         for block in self._closed:
             groups.setdefault(block.number >> halved, []).append(block)
-        apart = self._apart()
+        pooled = self._pooled_extremes()
         self._closed, total = [], Stats()
         for number, members in groups.items():
-            stats = self._joined([block.load() for block in members], apart)
+            stats = self._joined([block.load() for block in members], pooled)
             self._closed.append(self._store(Block(number, stats), 8 * HELD_NUMBERS // len(groups)))
             total = self._join(total, stats)
         return total
 
-    def _apart(self) -> tuple[Tensor, int, bool] | None:
-        """What `select_extremes` returns for the closed blocks; None if no extremes are collected."""
+    def _pooled_extremes(self) -> PooledExtremes | None:
+        """The extremes of all closed blocks; None if no extremes are collected."""
         if not self._extreme_size or not self._closed:
             return None
-        return select_extremes([block.load({"Extremes"})["Extremes"] for block in self._closed], self._outsized)
+        names = {f"{prefix}Extremes" for prefix in PREFIXES}
+        return PooledExtremes.of([block.load(names) for block in self._closed], self._outsized)
 
-    def _joined(self, blocks: list[Stats], apart: tuple[Tensor, int, bool] | None) -> Stats:
-        """Join blocks into one. Extremes with other keys than those of `apart` are added to the sums."""
-        if apart is None:
+    def _joined(self, blocks: list[Stats], pooled: PooledExtremes | None) -> Stats:
+        """Join blocks into one. Rows that are extreme only in their block are added to its sums."""
+        if pooled is None:
             return reduce(self._join, blocks)
-        keys, size, overflowed = apart
-        stay, lower = [], []
-        for stats in blocks:
-            extremes = replace(at_level(stats.pop("Extremes"), self._level), size=size, overflowed=overflowed)
-            high = torch.isin(extremes.table[:, 0].cpu(), keys)
-            stay.append(extremes.keeping(high))
-            lower.append(extremes.keeping(~high).rows)
-        out = reduce(self._join, blocks)
-        out["Extremes"] = reduce(add, stay)
-        evicted = [rows for rows in lower if len(rows.tokens)]
-        for name in SUMS if evicted else ():
-            if name in self._make:
-                accumulate(out, name, self._make[name](join_rows(evicted)))
+        stay, lower = pooled.take(blocks, self._level)
+        out = reduce(self._join, blocks) | stay
+        for prefix, rows in lower.items():
+            self._add_to_sums(out, prefix, rows)
         return out
+
+    def _add_to_sums(self, stats: Stats, prefix: str, rows: Rows) -> None:
+        for name in SUMS:
+            if name in self._make:
+                accumulate(stats, prefix + name, self._make[name](rows))
 
     def copy(self) -> Collector:
         """Return a collector that continues from here by itself. Nothing that is closed or added there shows here."""

@@ -18,6 +18,7 @@ from anisoscope.stats.arithmetic import double, full_precision, plain
 from anisoscope.stats.attention_kernels import mean_key_kernel
 
 _BLOCK = 1 << 22  # logits per block: 16 MB of float32
+_IN_CACHE = 1 << 17  # logits per block that stay in a core's cache: 512 kB
 _HIDDEN = -1e6  # an additive mask below this hides its key; no position bias reaches it
 
 
@@ -285,8 +286,31 @@ def _spread(heads: Heads, lse: Tensor, seen: _VisibleKeys, at: Tensor) -> tuple[
 
 def _largest_logits(heads: Heads, every: Tensor) -> Tensor:
     """Return the largest visible logit of every query, (b, h, t)."""
+    plain_heads = heads.mask is heads.bias is heads.window is None and heads.scaling > 0
+    if plain_heads and heads.q.device.type == "cpu" and heads.q.shape[2] <= heads.k.shape[2]:
+        return _largest_in_cache(heads)
     tops = (_logits(heads, r).masked_fill_(~_visible(heads, r), -math.inf).amax(-1) for r in _blocks(heads, every))
     return torch.cat(tuple(tops), 2)
+
+
+def _largest_in_cache(heads: Heads) -> Tensor:
+    """Return the same without masks, from logits that stay in the cache and leave out most of the hidden keys."""
+    (b, h, t, d), (g, s) = heads.q.shape, heads.k.shape[1:3]
+    q, k = plain(heads.q), plain(heads.k)
+    top = q.new_empty(b, h, t)
+    rows = max(1, _IN_CACHE // (h * s))
+    for sequence in range(b):
+        for start in range(0, t, rows):
+            stop = min(t, start + rows)
+            last = stop + s - t if heads.causal else s
+            part = q[sequence, :, start:stop].reshape(g, -1, d)  # (g, h/g · r, d)
+            logits = (part @ k[sequence, :, :last].mT).view(h, stop - start, last)
+            if heads.causal:
+                hidden = torch.ones(stop - start, stop - start, dtype=torch.bool).triu_(1)
+                logits[..., last - (stop - start) :].masked_fill_(hidden, -math.inf)
+            top[sequence, :, start:stop] = logits.amax(-1)
+    top.mul_(heads.scaling)
+    return top if heads.softcap is None else top.div_(heads.softcap).tanh_().mul_(heads.softcap)
 
 
 def _std(logits: Tensor, hidden: Tensor, length: Tensor) -> Tensor:

@@ -10,10 +10,9 @@ from torch import Tensor
 
 from anisoscope.stats.cloud import Stats, from_arrays, to_arrays
 from anisoscope.stats.packing import pack, unpack
+from anisoscope.stats.registry import PREFIXES
 from anisoscope.stats.rows import Rows, Tokens, join_rows
 from anisoscope.stats.sample import Sample
-
-_PREFIXES = ("", "first.")  # of statistics of all rows, and of the first rows of sequences
 
 
 @dataclass(frozen=True)
@@ -46,7 +45,7 @@ class OpenBlock:
         }
         pending = {
             prefix: [Rows(part["pending"][f"{prefix}x"], Tokens(*part["pending"][f"{prefix}table"].T))]
-            for prefix in _PREFIXES
+            for prefix in PREFIXES
             if f"{prefix}x" in part["pending"]
         }
         return cls(from_arrays(part["open"]), pending, unpack(Sample, part["sample"]) if part["sample"] else None)

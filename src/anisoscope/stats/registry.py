@@ -51,6 +51,7 @@ _KINDS: tuple[type, ...] = (
 )
 COLLECTED: dict[str, Any] = {kind.__name__: kind for kind in _KINDS}  # by the name that files use
 SUMS = ("Moments", "Directions", "UnitSquares")  # the extremes are added to these last, so that they can be left out
+PREFIXES = ("", "first.")  # of sums and extremes: first tokens of windows are stored separately
 # cannot leave out single tokens: clouds without some tokens have none of these
 UNFORGETTING = ("Norms", "Entries", "Writes", "TokenSteps", "SequenceSpectra")
 SECOND_PASS = ("CentredDirections", "Partition")  # need the Moments of all rows before they read the first one

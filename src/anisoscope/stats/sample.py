@@ -176,22 +176,25 @@ def merge_extremes(a: Extremes, b: Extremes) -> tuple[Extremes, Rows]:
     return both.keeping(order[: a.size]), both.keeping(order[a.size :]).rows
 
 
-def select_extremes(blocks: Sequence[Extremes], outsized: float) -> tuple[Tensor, int, bool]:
+def select_extremes(blocks: Sequence[Extremes], outsized: float) -> tuple[Tensor, int]:
     """Choose which extremes of several blocks stay extremes of the whole.
 
     Those are the `size` rows of highest priority, and all rows of at least the priority `outsized`.
 
     Returns:
-        The keys of the rows that stay; the size of the whole's extremes, larger than the number of outsized rows; and
-        whether it overflowed: a block was filled with rows above 1.5 × `outsized`, so that others may be missing.
+        The keys of the rows that stay, and the size of the whole's extremes, larger than the number of outsized rows.
     """
     priority = torch.cat([block.priority.cpu() for block in blocks])
     key = torch.cat([block.table[:, 0].cpu() for block in blocks])
     count = int((priority >= outsized).sum())
     size = blocks[0].size
     kept = key[_by_priority(priority, key)[: max(size, count)]]
-    overflowed = any(len(b.x) == b.size and bool((b.priority >= 1.5 * outsized).all()) for b in blocks)
-    return kept, max(size, count + 1), overflowed
+    return kept, max(size, count + 1)
+
+
+def has_overflowed(blocks: Sequence[Extremes], outsized: float) -> bool:
+    """Whether a block was filled with rows above 1.5 × the priority `outsized`, so that others may be missing."""
+    return any(len(b.x) == b.size and bool((b.priority >= 1.5 * outsized).all()) for b in blocks)
 
 
 def _by_priority(priority: Tensor, key: Tensor) -> Tensor:

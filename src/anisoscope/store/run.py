@@ -212,7 +212,9 @@ class Run:
     def __repr__(self) -> str:
         table = self._table()
         metrics, sites = len(table.distinct("metric")), len(table.distinct("site"))
-        return f"<Run {self.name}: {table.rows:,} records, {metrics} metrics at {sites} sites>"
+        counts = ((table.rows, "record"), (metrics, "metric"), (sites, "site"))
+        records, of_metrics, at_sites = (f"{count:,} {name}{'s' * (count != 1)}" for count, name in counts)
+        return f"<Run {self.name}: {records}, {of_metrics} at {at_sites}>"
 
     def _repr_html_(self) -> str:
         return _views().html(self)
@@ -321,7 +323,7 @@ class Run:
         _views().show(self, full=full)
 
     def report(self, path: str | os.PathLike[str]) -> Path:
-        """Write the run as one .html page; see `anisoscope.write_report`."""
+        """Write the run as one .html page; see `anisoscope.report`."""
         return _views().write_report(self, Path(path))
 
     def compare(self, other: Run, metrics: Sequence[str] | None = None) -> pd.DataFrame:

@@ -35,6 +35,10 @@ class OverheadClock:
         rest = self._rest_of_loop()
         return self.spent / rest if rest > 0 else 0.0
 
+    def info(self) -> dict[str, float]:
+        """The cost so far, for the run's `run.json`."""
+        return {"seconds": round(self.spent, 3), "share of the loop's own time": round(self.overhead, 6)}
+
     def affords(self, share: float) -> bool:
         """Whether one more probe like the last stays within this share of the rest of the loop."""
         return self._began is None or self.spent + self._last_step <= share * self._rest_of_loop()

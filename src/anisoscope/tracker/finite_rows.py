@@ -31,7 +31,7 @@ class FiniteRows:
         self._layout = layout
         self._sites = [str(site) for site in expand(layout, _STREAM)]
         self._batch: Batch | None = None  # that runs now
-        self._counts: dict[tuple[str, int], Tensor] = {}  # of this batch, by stack and length
+        self._counts: dict[tuple[str, int], tuple[Tensor, int]] = {}  # of this batch, by stack and length
         self._sums: dict[Site, Tensor] = {}  # (2,): bad tokens and all tokens
 
     @contextmanager
@@ -73,21 +73,26 @@ class FiniteRows:
 
     def _add(self, site: Site, x: Tensor) -> None:
         bad = ~x.isfinite().all(-1)  # (b, T)
-        counts = self._counted(site.stack, bad)
+        counts, _ = self.counted(site.stack, x)
         sums = torch.stack(((bad & counts).sum(), counts.sum()))
         self._sums[site] = sums if site not in self._sums else self._sums[site] + sums
 
-    def _counted(self, stack: str, bad: Tensor) -> Tensor:
-        """Which tokens count, (b, T) on the device of the rows."""
-        key = (stack, bad.shape[1])
+    def counted(self, stack: str, x: Tensor) -> tuple[Tensor, int]:
+        """Which tokens of the batch that runs count, (b, T) on the device of the rows, and how many.
+
+        Args:
+            stack: The stack of the site.
+            x: The rows, (b, T, d).
+        """
+        key = (stack, x.shape[1])
         if key not in self._counts:
             batch = self._batch
-            if batch is None:
-                return torch.ones_like(bad)
-            table = batch.decoder if stack == "dec" and batch.decoder is not None else batch
-            counts = table_of_length(table, bad.shape[1]).counts
-            usable = counts.shape == bad.shape
-            self._counts[key] = counts.to(bad.device, non_blocking=True) if usable else torch.ones_like(bad)
+            counts = torch.ones(x.shape[:2], dtype=torch.bool)
+            if batch is not None:
+                table = batch.decoder if stack == "dec" and batch.decoder is not None else batch
+                known = table_of_length(table, x.shape[1]).counts
+                counts = known if known.shape == counts.shape else counts
+            self._counts[key] = counts.to(x.device, non_blocking=True), int(counts.sum())
         return self._counts[key]
 
 

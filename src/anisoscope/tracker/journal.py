@@ -81,10 +81,18 @@ class Journal:
 
     def kept_clouds(self, name: str) -> Iterator[tuple[int, str, Cloud]]:
         """Yield step, site and cloud of what `keep_clouds` stored under this name."""
+        for step, site, arrays in self.kept_arrays(name):
+            yield step, site, Cloud(from_arrays({key: torch.from_numpy(array) for key, array in arrays.items()}))
+
+    def keep_arrays(self, arrays: Mapping[str, Any], site: str, step: int, name: str) -> None:
+        """Store numpy arrays of a site in the run under a name, for a training that is restarted."""
+        self._guard(f"Storing {site}", partial(self.run.save_statistics, step, site, name, arrays))
+
+    def kept_arrays(self, name: str) -> Iterator[tuple[int, str, dict[str, Any]]]:
+        """Yield step, site and arrays of what was stored under this name, in the order of steps."""
         for step, site, tokens, _ in self.run.statistics():
             if tokens == name:
-                arrays = self.run.load_statistics(step, site, tokens)
-                yield step, site, Cloud(from_arrays({key: torch.from_numpy(array) for key, array in arrays.items()}))
+                yield step, site, self.run.load_statistics(step, site, tokens)
 
     def update_info(self, **info: Any) -> None:
         """Add facts to the run's `run.json`."""

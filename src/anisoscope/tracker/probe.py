@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from functools import wraps
 from typing import Any
@@ -24,6 +25,7 @@ from anisoscope.stats.derived import Groups
 from anisoscope.stats.packing import pack, unpack
 from anisoscope.stats.pairs import Axes, PairedAxes
 from anisoscope.tracker.finite_rows import FiniteRows
+from anisoscope.tracker.write_sizes import WriteSizes
 
 SITES = ("embed", "resid", "pattern", "router", "final")
 METRICS = (
@@ -37,7 +39,11 @@ METRICS = (
     "feature_kurtosis",
     "entry_max",
     "logit_max",
+    "write_ratio",
+    "write_cosine",
     "router_load",
+    "router_entropy",
+    "router_margin",
     "dead_experts",
     # of attention
     "attention_entropy",
@@ -93,8 +99,12 @@ class Probe:
         self.finite = FiniteRows(model, layout)
         self._request = Request.of(**options)
         chosen = _chosen(METRICS if metrics is None else metrics)
+        self._writes: WriteSizes | None = None
         if metrics is None:
-            missing = {need for need, kind in (("heads", "pattern"), ("router", "router")) if not self._has(kind)}
+            known = {"pattern": "heads", "router": "router", "attn": "branch"}
+            missing = {need for kind, need in known.items() if not self._has(kind)}
+            if "branch" in missing and sites is None and options.get("rows", "tokens") == "tokens":
+                self._writes = WriteSizes(model, layout, self.finite)
             chosen = [m for m in chosen if not m.requires & missing]
         self.metrics = chosen if strict else [guarded_metric(m) for m in chosen]
 
@@ -106,6 +116,9 @@ class Probe:
         try:
             return self._run_engine(errors)
         except CaptureError:
+            if self._writes is not None:  # a model may hide what its branches write
+                self._writes = None
+                return self.run(errors=errors)
             if not self._pattern_optional or not self._has("pattern"):
                 raise
             self.sites = [site for site in self.sites if "pattern" not in site]
@@ -117,11 +130,23 @@ class Probe:
         blocks = errors or any(Groups in m.needs for m in metrics)
         request = self._request.having(sites=self.sites, metrics=metrics)
         engine = Engine(self.model, self.layout, request, expected=self.tokens, blocks=blocks)
-        with side_effect_free(self.model), self.finite.watching():
+        with side_effect_free(self.model), self.finite.watching(), self._observed_writes():
             self.model.eval()
             if engine.run(self.finite.fed(self.batches)):
                 raise KeyboardInterrupt  # `measure` would keep its progress; half a probe is useless
         return engine
+
+    @property
+    def described(self) -> list[Metric]:
+        """Every metric that records may have."""
+        return [*self.metrics, *([] if self._writes is None else self._writes.metrics)]
+
+    def _observed_writes(self) -> AbstractContextManager[None]:
+        return nullcontext() if self._writes is None else self._writes.watching()
+
+    def writes(self, run: str, step: int) -> list[MetricResult]:
+        """Return how much every branch wrote during the last run, if that is measured."""
+        return [] if self._writes is None else self._writes.results(run, step)
 
     def evaluated(self, engine: Engine, *, run: str, step: int, errors: bool) -> Iterator[SiteResult]:
         """Yield the results of every site, drift from the reference included; the first probe becomes the reference."""

@@ -23,15 +23,15 @@ from anisoscope.hooks.invisible import side_effect_free
 from anisoscope.measurement.engine import Engine
 from anisoscope.metrics import Metric
 from anisoscope.metrics.evaluate import MetricResult
-from anisoscope.records import Record, Site
-from anisoscope.stats.cloud import Cloud
-from anisoscope.stats.sample import Sample
+from anisoscope.records import Record
 from anisoscope.tangent import Tangent
 from anisoscope.tracker.clock import OverheadClock
+from anisoscope.tracker.concept_history import ConceptHistory
 from anisoscope.tracker.gradient_watch import GradientWatch
 from anisoscope.tracker.journal import Journal, Log, open_run
 from anisoscope.tracker.loop_scalars import LOOP, LoopScalars, require_names
-from anisoscope.tracker.probe import Probe, default_policy
+from anisoscope.tracker.probe import Probe
+from anisoscope.tracker.probe_fits import ProbeFits
 from anisoscope.tracker.roll_call import RollCall
 from anisoscope.tracker.step_gradients import CLOSED_FORM, Bases
 from anisoscope.tracker.training_facts import restore, training_info
@@ -61,12 +61,14 @@ class Tracker:
         schedule: Which steps are measured: a function step -> bool, see `anisoscope.schedule`. By default steps 0, 1,
             2, 4, 8, … 128, and then every 200.
         metrics: Metrics of the held-out tokens, by name or as `Metric`. By default `anisoscope.tracker.probe.METRICS`.
-        sites: Sites of the held-out tokens. By default embed, resid, pattern (if the attention shows it) and final.
+        sites: Sites of the held-out tokens. By default embed, resid, pattern if the attention shows it, router, final.
         gradients: Measure d loss/d h of the training batch at every residual site.
         weights: Names of parameters whose `.grad` is measured too.
         tangent: Proxies that the gradients are compared with. By default PCA of ranks 8 and 32, with the null in
             closed form.
         total_steps: Length of the training. Gradients are then also compared with bases frozen after 30 % of it.
+        concepts: Follow this many concepts of semi-NMF at every residual site over training; 0 for none.
+        tokenizer: For concepts in words: has `decode`, or is a function from ids to text. None for token ids.
         reference: Drift is measured from the first probe at or after this step.
         scalars: Record loss, learning rate, gradient norm and update/weight ratio of every step.
         optimizer: The optimiser, for the learning rate. By default the first one that steps over the model's weights.
@@ -106,6 +108,8 @@ class Tracker:
         weights: Sequence[str] = (),
         tangent: Tangent | None = None,
         total_steps: int | None = None,
+        concepts: int = 0,
+        tokenizer: Any = None,
         reference: int = 0,
         scalars: bool = True,
         optimizer: Optimizer | None = None,
@@ -147,12 +151,14 @@ class Tracker:
             options={"sample": sample, "seed": seed, "rows": rows},
         )
         tangent = tangent or Tangent(nulls=CLOSED_FORM)
-        self._bases = Bases(tangent if tangent.total_steps else replace(tangent, total_steps=total_steps), seed)
+        bases = Bases(tangent if tangent.total_steps else replace(tangent, total_steps=total_steps), seed)
+        history = ConceptHistory(concepts, seed, tokenizer)
+        self._fits = ProbeFits(bases, history, needs_bases=gradients, strict=strict)
         self._gradients = GradientWatch(
             self._model,
             self._layout,
             self._ranks,
-            self._bases,
+            bases,
             hidden=gradients,
             weights=weights,
             average=average,
@@ -163,17 +169,16 @@ class Tracker:
         self._scalars = LoopScalars(self._model, self._layout, self._ranks, optimizer, seed) if scalars else None
         self._step: int | None = None  # of the last call of `probe`
         self._due = False  # whether that step is watched
-        self._probes = 0
-        self._watched, self._skipped = 0, 0
+        self._probes = self._watched = self._skipped = 0
         self._clock = OverheadClock()
         self._journal: Journal | None = None  # on rank 0 only
         if self._ranks.rank == 0:
-            known = {"rows": rows, **(info or {})}
+            known = {"rows": rows, **({"concept_count": concepts} if concepts else {}), **(info or {})}
             about = training_info(self._probe, self._covered, self._gradients.metrics, known, sample, seed)
             rules = stability() if alerts is None else alerts
             self._journal = Journal(open_run(out, about, resume), log, rules, strict=strict)
             if resume is not None:
-                self._probes = restore(self._journal, self._probe, self._bases)
+                self._probes = restore(self._journal, self._probe, bases, history)
 
     def __enter__(self) -> Tracker:
         return self
@@ -260,6 +265,8 @@ class Tracker:
             self._scalars.before_forward()
             if not self._scalars.together or self._roll_call("scalars").skipped is None:
                 self._flush_scalars()
+        if self._journal is not None:
+            self._fits.keep(self._journal)
 
     def close(self) -> None:
         """Remove all hooks, write the scalars that are left and finish the run; leaving a `with` does the same."""
@@ -332,12 +339,11 @@ class Tracker:
             self._follow_journal()
             return
         reference_before = self._probe.reference_step
-        measured: list[MetricResult] = []
+        measured = self._probe.writes(journal.run.name, step)
         try:
             for result in self._probe.evaluated(engine, run=journal.run.name, step=step, errors=errors):
                 measured += result.measured
-                if self._gradients.recorder is not None and result.site.kind == "resid":
-                    self._fit_bases(journal, result.site, result.clouds[default_policy(result)], step)
+                measured += self._fits.fit(journal, result, step)
         except Exception as error:  # outside any metric: keep what is done, and let training continue
             if self._strict:
                 raise
@@ -348,11 +354,6 @@ class Tracker:
         if reference_before != self._probe.reference_step:
             journal.keep_clouds(self._probe.reference, step, "reference")
         journal.update_info(tracker=self._overhead_info())
-
-    def _fit_bases(self, journal: Journal, site: Site, cloud: Cloud, step: int) -> None:
-        """Fit the bases of a site on its held-out rows; frozen ones are stored, for a training that is restarted."""
-        if self._bases.fit(site, cloud, step):
-            journal.keep_clouds({str(site): Cloud({"Sample": cloud.get(Sample)})}, step, "frozen")
 
     # --- gradients ------------------------------------------------------------------------------------------------
 
@@ -394,7 +395,6 @@ class Tracker:
         return {
             "probes": self._probes,
             "skipped to stay within max_overhead": self._skipped,
-            "seconds": round(self._clock.spent, 3),
-            "share of the loop's own time": round(self._clock.overhead, 6),
+            **self._clock.info(),
             "reference": self._probe.reference_step,
         }

@@ -9,6 +9,7 @@ from anisoscope.data.windows import fingerprint
 from anisoscope.measurement.run_output import run_info
 from anisoscope.metrics import Metric
 from anisoscope.records import Site
+from anisoscope.tracker.concept_history import KEPT, ConceptHistory, concept_cards
 from anisoscope.tracker.journal import Journal
 from anisoscope.tracker.loop_scalars import scalar_cards
 from anisoscope.tracker.probe import Probe
@@ -38,13 +39,17 @@ def training_info(
         "sample": sample,
         **info,
     }
-    about = run_info(facts, [*probe.metrics, *of_gradients])
-    about["metrics"] |= {**gradient_cards(), **scalar_cards()}
+    about = run_info(facts, [*probe.described, *of_gradients])
+    about["metrics"] |= {
+        **gradient_cards(),
+        **scalar_cards(),
+        **(concept_cards() if facts.get("concept_count") else {}),
+    }
     return about
 
 
-def restore(journal: Journal, probe: Probe, bases: Bases) -> int:
-    """Restore from the run what a restarted training needs: reference, frozen bases and alerts.
+def restore(journal: Journal, probe: Probe, bases: Bases, concepts: ConceptHistory) -> int:
+    """Restore from the run what a restarted training needs: reference, frozen bases, concepts and alerts.
 
     Returns:
         The number of probes before the restart. Training may restart far before the last probe.
@@ -53,4 +58,7 @@ def restore(journal: Journal, probe: Probe, bases: Bases) -> int:
         probe.reference[site], probe.reference_step = cloud, step
     for step, site, cloud in journal.kept_clouds("frozen"):
         bases.fit(Site.parse(site), cloud, step)
+    if concepts.count:
+        stored = {site: (step, arrays) for step, site, arrays in journal.kept_arrays(KEPT)}  # the last step of each
+        concepts.restore(stored, journal.run.records())
     return journal.replay_alerts()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import replace
 
+from anisoscope.studies.atlas.atlas_details import moved_metrics
 from anisoscope.studies.atlas.atlas_findings import findings
 from anisoscope.studies.atlas.atlas_page import atlas_html, atlas_markdown
 from anisoscope.studies.atlas.atlas_svg import half_depth
@@ -15,14 +16,14 @@ BELL, FLAT = [0.1, 0.6, 0.9, 0.5, 0.2], [0.12, 0.12, 0.14, 0.12, 0.12]
 TINY = model(
     "tiny", spectral_anisotropy=(BELL, FLAT), two_nn=[3.0, 8.0, 9.0, 8.0, 7.0], mean_cosine=BELL, isoscore=FLAT
 )
-SHIFT = Shift("tiny", "Q4_0", "two_nn", "all", 0.5, 2.0, 0.75)
+SHIFT = Shift("tiny", "Q4_0", "two_nn", "all", 0.5, 2.0, 0.75, "1.20 nats per token (≤ 2)")
 
 
 def test_findings_state_the_numbers_of_the_evidence() -> None:
     text = " ".join(findings([TINY], [SHIFT]))
     assert "in 1 of 1 models" in text
     assert "0.90 with all tokens, 0.14 without sinks" in text
-    assert "Q4_0 moves 1 of 1 profiles" in text
+    assert "Q4_0 moves 1 of 1 metrics by more than their error (two_nn)" in text
 
 
 def test_a_missing_model_drops_its_finding() -> None:
@@ -31,9 +32,28 @@ def test_a_missing_model_drops_its_finding() -> None:
 
 def test_the_html_page_loads_nothing_and_names_every_model() -> None:
     page = atlas_html([TINY], [SHIFT])
-    assert not re.search(r"(src|href)\s*=|url\(|@import|fetch\(", page)
-    assert page.count("<svg") == 4 + 1  # one per metric drawn, and the scatter
+    assert not re.search(r"""src\s*=|href\s*=\s*["'](?!#)|url\(|@import|fetch\(""", page)
+    assert page.count("<svg") == 4 + 1 + 4  # one per metric drawn, the scatter, and the report's
     assert "default-src 'none'" in page.replace("&#39;", "'")
+
+
+def test_every_model_links_to_its_report_in_the_page() -> None:
+    page = atlas_html([TINY, replace(TINY, name="other one")], [SHIFT])
+    for address in ("model-tiny", "model-other-one"):
+        assert f'href="#{address}"' in page
+        assert page.count(f'id="{address}"') == 1
+    assert "On 16,384 tokens: a text" in page
+    assert "<td>resid.1</td><td>0.14 ± 0.01</td><td>9 ± 0.01</td>" in page  # numbers by site
+
+
+def test_metrics_that_rounding_moves_are_marked_on_rounded_models_only() -> None:
+    rounded = replace(TINY, name="rounded", precision="Q4_1")
+    assert moved_metrics([SHIFT, replace(SHIFT, metric="isoscore", errors=0.5)]) == {"two_nn"}
+    page = atlas_markdown([TINY, rounded], [SHIFT])
+    (exact_row, rounded_row) = [row for row in page.splitlines() if re.match(r"\| (tiny|rounded) \| 0\.14", row)]
+    assert "≈" not in exact_row
+    assert rounded_row.count("≈") == 1
+    assert "9 ± 0.01 ≈" in rounded_row
 
 
 def test_texts_of_a_model_do_not_become_html() -> None:
@@ -46,7 +66,19 @@ def test_markdown_has_a_row_per_model_and_the_matrix() -> None:
     page = atlas_markdown([TINY, replace(TINY, name="other")], [SHIFT])
     assert page.count("| tiny | GPT-2 | decoder |") == 1
     assert "| other | holds | fails |" in page  # S1 with all tokens, and without sinks
-    assert "| tiny | Q4_0 | two_nn | all | 0.5 | 2.00 | 75% | **yes** |" in page
+    assert "| metric | tokens | tiny, Q4_0 |" in page
+    assert "| two_nn | all | 0.5 (**2 errors**) |" in page
+    assert "Check of tiny: exact 1.00 nats per token (≤ 2); Q4_0 1.20 nats per token (≤ 2)." in page
+
+
+def test_what_training_does_counts_each_kind_of_data_once() -> None:
+    low = [0.05, 0.05, 0.05, 0.05, 0.05]  # untrained twins have 0.1 everywhere
+    fallen = [replace(model(f"t{i}", spectral_anisotropy=low, two_nn=low), modality="tables") for i in range(3)]
+    risen = model("r", spectral_anisotropy=BELL, two_nn=low)
+    (text,) = [text for text in findings([*fallen, risen]) if "What training does" in text]
+    assert "share of the top direction is above that of the untrained twin in 1 of 2 kinds" in text
+    assert "(tables 0.5, English 9)" in text
+    assert "Common to all kinds of data: the intrinsic dimension falls." in text
 
 
 def test_half_depth_is_the_middle_site_without_sinks() -> None:

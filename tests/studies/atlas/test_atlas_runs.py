@@ -7,7 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
+from anisoscope.models.open import open_model
 from anisoscope.studies.atlas import added_model, atlas_runs
 from anisoscope.studies.atlas.atlas_inputs import MEDIA_BUILDERS, TEXT_BUILDERS
 from anisoscope.studies.atlas.atlas_registry import registry
@@ -15,6 +17,7 @@ from anisoscope.studies.atlas.atlas_runs import COMMON, METRICS, AtlasSubject, m
 from anisoscope.studies.atlas.builders import BUILDERS
 from anisoscope.studies.atlas.checks import CHECKS
 from anisoscope.studies.atlas.evidence import read_evidence
+from anisoscope.studies.atlas.untrained_twin import untrained_twin
 from tests import model_folders as made
 from tests.studies.atlas.fake_index import index_of
 from tests.studies.atlas.tiny_registry import tiny_registry
@@ -99,6 +102,20 @@ def test_a_folder_with_one_gguf_file_is_opened_by_that_file(tmp_path: Path) -> N
     assert openable(tmp_path) == tmp_path
     (tmp_path / "model.gguf").touch()
     assert openable(tmp_path) == tmp_path / "model.gguf"
+
+
+def test_a_gguf_file_has_a_twin_of_the_same_shape_with_other_weights(tmp_path: Path) -> None:
+    (tmp_path / "quantised").mkdir()
+    made.llama_gguf(tmp_path / "quantised" / "model.gguf")
+    trained = open_model(tmp_path / "quantised")
+    twin = open_model(untrained_twin(tmp_path / "quantised", seed=1))
+    assert twin.info["parameters"] == trained.info["parameters"]
+    weights, others = trained.model.state_dict(), twin.model.state_dict()
+    assert {name: x.shape for name, x in weights.items()} == {name: x.shape for name, x in others.items()}
+    assert not any(torch.equal(weights[name], others[name]) for name in weights if weights[name].ndim == 2)
+    assert trained.processor is not None
+    assert twin.processor is not None
+    assert trained.processor("the cat")["input_ids"] == twin.processor("the cat")["input_ids"]
 
 
 def test_every_entry_of_the_registry_names_what_exists() -> None:

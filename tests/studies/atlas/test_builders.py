@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import re
 import zipfile
 from pathlib import Path
 from typing import Any
@@ -15,10 +16,13 @@ import transformers
 from torch import Tensor
 
 from anisoscope.errors import InputError
+from anisoscope.measurement.measure_model import measure
 from anisoscope.models.open import open_model
+from anisoscope.studies.atlas.atlas_runs import rows_at_half_depth
 from anisoscope.studies.atlas.builders import convert_pickle, join_parts
+from anisoscope.studies.atlas.formula_images import draw_formulas
 from anisoscope.studies.atlas.onnx_bert import onnx_weights
-from anisoscope.studies.atlas.own_folders import build_efficientnet, build_latex_vit, build_sceptr, build_tabpfn
+from anisoscope.studies.atlas.own_folders import build_efficientnet, build_formula_reader, build_sceptr, build_tabpfn
 from anisoscope.studies.atlas.own_modules import make_module
 from anisoscope.studies.atlas.receptor_words import RESIDUES, receptor_vectors, receptor_vocabulary, receptor_words
 from anisoscope.studies.atlas.tfjs_resnet import keras_weights, read_tfjs
@@ -262,27 +266,57 @@ def test_lite_convolutions_and_patches_open_through_the_door(tmp_path: Path) -> 
         torch.testing.assert_close(opened.model(pixels), net.eval()(pixels))
 
 
-def test_the_encoder_of_formulas_keeps_its_weights(tmp_path: Path) -> None:
-    sizes = {"height": 16, "breadth": 32, "patch": 8, "width": 8, "layers": 1, "heads": 2, "hidden": 16}
+def formula_reader_files(folder: Path) -> tuple[list[Path], Any]:
+    """The files of a tiny latex-ocr-junia, under the names of its own code."""
+    sizes = {"height": 16, "breadth": 32, "patch": 8, "width": 8, "layers": 1, "heads": 2, "vocabulary": 6,
+             "positions": 12}  # fmt: skip
     torch.manual_seed(0)
-    model = make_module("patches", sizes)
-    old = [("patches.", "patch_embed.proj."), ("positions", "patch_embed.pos_emb"), ("first_norm", "patch_embed.norm"),
-           ("encoder.norm", "encoder_norm"), ("encoder.layers", "encoder_blocks"), ("self_attn", "attn"),
-           ("linear1", "mlp.0"), ("linear2", "mlp.3")]  # fmt: skip
+    model = make_module("formulas", sizes).eval()
+    old = [("letter_positions", "decoder_embed.pos_emb"), ("letter_norm", "decoder_embed.norm"),
+           ("letters", "decoder_embed.token_emb"), ("patches.", "patch_embed.proj."),
+           ("first_norm", "patch_embed.norm"), ("encoder.norm", "encoder_norm"), ("decoder.norm", "decoder_norm"),
+           ("encoder.layers", "encoder_blocks"), ("decoder.layers", "decoder_blocks")]  # fmt: skip
+    reading = [("self_attn", "attn"), ("linear1", "mlp.0"), ("linear2", "mlp.3")]
+    writing = [("norm1", "self_norm"), ("norm2", "cross_norm"), ("norm3", "ffn_norm"),
+               ("multihead_attn", "cross_attn"), ("linear1", "ffn.0"), ("linear2", "ffn.3")]  # fmt: skip
     stored = {}
     for name, tensor in model.state_dict().items():
-        for new, before in old:
+        for new, before in [*old, *(writing if name.startswith("decoder") else reading)]:
             name = name.replace(new, before)
-        stored[name] = tensor
-    torch.save({"model_state_dict": stored}, tmp_path / "best.pt")
+        stored[{"positions": "patch_embed.pos_emb"}.get(name, re.sub("^head", "lm_head", name))] = tensor
+    torch.save({"model_state_dict": stored}, folder / "best.pt")
     config = {"image_height": 16, "image_width": 32, "patch_size": 8, "d_model": 8, "num_encoder_layers": 1,
-              "num_heads": 2, "mlp_dim": 16}  # fmt: skip
-    (tmp_path / "model_config.json").write_text(json.dumps(config))
+              "num_heads": 2, "vocab_size": 6, "max_length": 12}  # fmt: skip
+    (folder / "model_config.json").write_text(json.dumps(config))
+    letters = {"<pad>": 0, "<bos>": 1, "<eos>": 2, "a": 3, "{": 5, "b": 4}
+    (folder / "tokenizer.json").write_text(json.dumps({"token_to_id": letters}))
+    return sorted(folder.iterdir()), model
+
+
+def test_a_reader_of_formulas_keeps_its_weights_and_letters(tmp_path: Path) -> None:
+    (tmp_path / "files").mkdir()
     (tmp_path / "out").mkdir()
-    build_latex_vit([tmp_path / "best.pt", tmp_path / "model_config.json"], tmp_path / "out")
-    pixels = torch.randn(1, 1, 16, 32)
+    files, model = formula_reader_files(tmp_path / "files")
+    build_formula_reader(files, tmp_path / "out")
+    opened = open_model(tmp_path / "out").model
+    pixels, ids = torch.randn(1, 1, 16, 32), torch.tensor([[1, 3, 4]])
     with torch.no_grad():
-        torch.testing.assert_close(open_model(tmp_path / "out").model(pixels), model.eval()(pixels))
+        torch.testing.assert_close(opened(pixels), model(pixels))
+        torch.testing.assert_close(opened(pixels, ids), model(pixels, ids))
+        assert torch.equal(opened(pixels, ids)[:, :2], opened(pixels, ids[:, :2]))  # later letters are not seen
+    assert json.loads((tmp_path / "out" / "letters.json").read_text()) == ["<pad>", "<bos>", "<eos>", "a", "b", "{"]
+
+
+def test_a_reader_of_formulas_is_measured_on_its_encoder(tmp_path: Path) -> None:
+    (tmp_path / "files").mkdir()
+    (tmp_path / "out").mkdir()
+    (tmp_path / "images").mkdir()
+    files, _ = formula_reader_files(tmp_path / "files")
+    build_formula_reader(files, tmp_path / "out")
+    draw_formulas([], tmp_path / "images", count=3, height=16, breadth=32)
+    run = measure(tmp_path / "out", images=tmp_path / "images", metrics=["participation_ratio"], sites=["resid"])
+    assert {record.site for record in run.records()} == {"resid.0"}
+    assert rows_at_half_depth(run) == 3 * 8  # patches of 8 x 8 pixels
 
 
 def test_a_folder_with_absurd_sizes_is_refused_before_memory_is_allocated(tmp_path: Path) -> None:

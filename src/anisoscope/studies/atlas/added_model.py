@@ -8,7 +8,14 @@ from anisoscope.errors import InputError
 from anisoscope.models.sources import locate
 from anisoscope.store.run import Run
 from anisoscope.studies.atlas.atlas_registry import TOKENS, cache_folder
-from anisoscope.studies.atlas.atlas_runs import METRICS, AtlasSubject, OnStatus, layer_widths, run_subjects
+from anisoscope.studies.atlas.atlas_runs import (
+    METRICS,
+    AtlasSubject,
+    OnStatus,
+    layer_widths,
+    rows_at_half_depth,
+    run_subjects,
+)
 from anisoscope.studies.atlas.evidence import ModelEvidence, profiles_of
 from anisoscope.studies.atlas.untrained_twin import untrained_twin
 
@@ -60,7 +67,7 @@ def add_model(
         say(f"{name}: {state} measured in {cost['seconds']:.0f} s")
     runs = {state: Run.open(subject.out) for state, subject in subjects.items()}
     about, widths = runs["trained"].info["model"], layer_widths(runs["trained"])
-    entry = {"describes": source.name, "tokens": int(runs["trained"].info["data"]["tokens"])}
+    entry = {"describes": source.name, "tokens": rows_at_half_depth(runs["trained"])}
     entry |= {state: profiles_of(run.records(), METRICS) for state, run in runs.items()}
     return ModelEvidence(
         name=name,

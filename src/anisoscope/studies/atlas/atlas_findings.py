@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from statistics import median
 
@@ -73,25 +74,33 @@ def _encoders(models: Sequence[ModelEvidence]) -> str:
     flat = [model.name for model in encoders if bell_or_flat(model, "all").answer == HOLDS]
     return (
         f"**Encoders are not always flat**: {len(flat)} of {len(encoders)} encoders keep the share of the top "
-        f"direction within a range of 0.1 over their layers{_listed(flat)}."
+        f"direction within a range of 0.1 over their layers{_listed(flat)}.{_one_family(encoders)}"
     )
 
 
 def _training(models: Sequence[ModelEvidence]) -> str:
-    ratios: dict[str, list[float]] = {_SHARE: [], "two_nn": []}
-    for model in models:
-        for metric, found in ratios.items():
+    """Compare with untrained twins; each kind of data counts once, by its median model."""
+    parts, common = [], []
+    for metric, words in ((_SHARE, "the share of the top direction"), ("two_nn", "the intrinsic dimension")):
+        ratios: dict[str, list[float]] = {}
+        for model in models:
             trained, untrained = half_depth(model, metric), half_depth(model, metric, "untrained")
             if trained is not None and untrained is not None and untrained[1] > 0:
-                found.append(trained[1] / untrained[1])
-    if not all(ratios.values()):
-        return ""
-    up = {metric: sum(ratio > 1 for ratio in found) for metric, found in ratios.items()}
+                ratios.setdefault(model.modality, []).append(trained[1] / untrained[1])
+        if not ratios:
+            return ""
+        medians = {modality: median(values) for modality, values in ratios.items()}
+        above = sum(value > 1 for value in medians.values())
+        listed = ", ".join(f"{modality} {value:.2g}" for modality, value in medians.items())
+        parts.append(
+            f"{words} is above that of the untrained twin in {above} of {len(medians)} kinds of data ({listed})"
+        )
+        if above in (0, len(medians)) and len(medians) > 1:
+            common.append(f"{words} {'rises' if above else 'falls'}")
+    shared = f" Common to all kinds of data: {' and '.join(common)}." if common else " Neither is common to all kinds."
     return (
-        "**What training does, in all modalities**: at half depth and without sinks, the share of the top direction is "
-        f"above that of the untrained twin in {up[_SHARE]} of {len(ratios[_SHARE])} models (median ratio "
-        f"{median(ratios[_SHARE]):.2f}), and the intrinsic dimension is above it in {up['two_nn']} of "
-        f"{len(ratios['two_nn'])} (median ratio {median(ratios['two_nn']):.2f})."
+        f"**What training does**, as the median ratio of trained to untrained at half depth without sinks: "
+        f"{'; '.join(parts)}.{shared}"
     )
 
 
@@ -161,9 +170,21 @@ def _rounded(shifts: Sequence[Shift]) -> str:
     parts = []
     for kind in sorted({shift.kind for shift in shifts}, reverse=True):
         rows = [shift for shift in shifts if shift.kind == kind]
-        moved = [shift for shift in rows if shift.moved]
-        parts.append(f"{kind} moves {len(moved)} of {len(rows)} profiles by more than their error")
-    return f"**Rounding weights**: {'; '.join(parts)} (table below)."
+        moved = list(dict.fromkeys(shift.metric for shift in rows if shift.moved))
+        metrics = len({shift.metric for shift in rows})
+        named = " and ".join(moved) if len(moved) < 3 else ", ".join(moved)
+        parts.append(
+            f"{kind} moves {len(moved)} of {metrics} metrics by more than their error{f' ({named})' * bool(moved)}"
+        )
+    models = " and ".join(dict.fromkeys(shift.model for shift in shifts))
+    return f"**Rounding the weights** of {models}: {'; '.join(parts)} (table below)."
+
+
+def _one_family(models: Sequence[ModelEvidence]) -> str:
+    """Return a caveat if more than a third of the models are variants of one model."""
+    family, count = Counter(model.family for model in models).most_common(1)[0]
+    variants = count > len(models) / 3 and len({m.modality for m in models if m.family == family}) == 1
+    return f" {count} of these {len(models)} are variants of {family}." if variants and count > 2 else ""
 
 
 def _number(point: Point) -> str:

@@ -18,6 +18,7 @@ from anisoscope.errors import InputError
 from anisoscope.models.open import open_model
 from anisoscope.studies.atlas.atlas_registry import AtlasInput, Registry
 from anisoscope.studies.atlas.builders import model_folder, unpacked
+from anisoscope.studies.atlas.formula_images import draw_formulas
 from anisoscope.studies.atlas.receptor_words import receptor_texts
 
 _SUFFIXES = {"text": ".jsonl", "tables": ".safetensors", "images": "", "audio": ""}
@@ -203,4 +204,8 @@ TEXT_BUILDERS: dict[str, Callable[..., Iterable[str]]] = {
     "sampled": sampled_texts,
     "receptors": receptor_texts,
 }
-MEDIA_BUILDERS: dict[str, Callable[..., None]] = {"crops": crops_of_images, "copies": copied_media}
+MEDIA_BUILDERS: dict[str, Callable[..., None]] = {
+    "crops": crops_of_images,
+    "copies": copied_media,
+    "formulas": draw_formulas,
+}

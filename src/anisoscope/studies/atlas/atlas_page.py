@@ -5,29 +5,34 @@ from __future__ import annotations
 import base64
 import hashlib
 import re
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 
 from markupsafe import Markup, escape
 
+from anisoscope.studies.atlas.atlas_details import ROUNDED, anchor, model_details, moved_metrics, rounded_mark
 from anisoscope.studies.atlas.atlas_findings import findings
-from anisoscope.studies.atlas.atlas_svg import half_depth, profile_svg, scatter_svg
-from anisoscope.studies.atlas.claim_matrix import FAILS, HOLDS, MatrixVerdict, matrix
+from anisoscope.studies.atlas.atlas_scatter import scatter_svg
+from anisoscope.studies.atlas.atlas_style import SCRIPT, STYLE
+from anisoscope.studies.atlas.atlas_svg import half_depth, profile_svg
+from anisoscope.studies.atlas.claim_matrix import FAILS, HOLDS, MATRIX, MatrixVerdict, matrix
 from anisoscope.studies.atlas.evidence import ModelEvidence
 from anisoscope.studies.atlas.quantisation import Shift
+from anisoscope.studies.atlas.reruns import Rerun
 
 DRAWN = ("spectral_anisotropy", "mean_cosine", "two_nn", "isoscore")
 COLUMNS = (
-    *("model", "family", "kind", "data", "parameters", "layers", "width", "precision", "licence", "package"),
-    *("check", "tokens", "seconds", "MiB beyond weights"),
+    *("model", "family", "kind", "data", "parameters", "layers", "width", "precision", "tokens", "check"),
+    *("seconds", "MiB beyond weights", "licence", "package"),
 )
 _INTRODUCTION = (
     "Every trained model that installs by package name, measured with the same instrument. Each model must pass a",
     "known-good check first, and has an untrained twin: the same configuration, initial weights.",
-    "[atlas.html](atlas.html) is the same page with pictures: layer profiles, and all models in one scatter.",
+    "[atlas.html](atlas.html) is the same page with pictures: layer profiles, all models in one scatter, and a report",
+    "of each model one click away.",
     "",
     "```sh",
     "make atlas                                             # download, check, measure, draw; resumable",
-    "anisoscope atlas run stories15M --out runs/atlas       # one model from nothing",
+    "make atlas MODELS=stories15M                           # one model",
     "anisoscope atlas add ./my-model --text corpus.jsonl    # put your own model into the picture",
     "anisoscope atlas show --metric spectral_anisotropy     # one metric of all models",
     "anisoscope atlas report stories15M                     # the report of one model, after `atlas run`",
@@ -36,85 +41,84 @@ _INTRODUCTION = (
     "",
     "Packages are pinned by checksum and size, and none of their code runs. Nothing of them is redistributed; licences",
     "are those that the packages state. *All tokens* and *no-sink* are the library's token policies. Error bars come",
-    "from a jackknife over blocks of documents. Times are those of one core of a busy machine.",
+    "from a jackknife over blocks of documents. Tokens are counted at half depth: patches of images, frames of sound.",
+    "Times are those of one core of a busy machine.",
 )
-_STYLE = """
-body{font:15px/1.5 system-ui,sans-serif;margin:2rem auto;max-width:75rem;padding:0 1rem;color:#1b1f24;background:#fff}
-h1,h2{line-height:1.2} table{border-collapse:collapse;font-size:13px;display:block;overflow-x:auto}
-th,td{padding:.25rem .5rem;border-bottom:1px solid #ddd;text-align:left;white-space:nowrap} th{cursor:pointer}
-th[aria-sort=ascending]::after{content:" ▲"} th[aria-sort=descending]::after{content:" ▼"}
-.grid{display:grid;grid-template-columns:repeat(auto-fill,minmax(240px,1fr));gap:.5rem}
-.grid[hidden]{display:none} figure{margin:0} figcaption{font-size:13px}
-svg{width:100%;height:auto} .line{fill:none;stroke-width:2}
-.line.all{stroke:#9cc9e6}.line.no-sink{stroke:#0072B2}.line.untrained{stroke:#b5b5b5;stroke-width:1.5}
-.error{stroke:#0072B2}.axis{fill:none;stroke:#888}.tick{font-size:10px;fill:#57606a}.label{font-size:11px;fill:#333}
-.holds{background:#d9f2e6}.fails{background:#fbe3d6}.open{color:#999} code{background:#f2f4f6;padding:.1em .3em}
-"""
-_SCRIPT = """
-const number = text => { const m = text.replace(/[, ]/g, "").match(/-?[0-9.]+/); return m ? parseFloat(m[0]) : NaN; };
-document.querySelectorAll("table.sortable th").forEach((th, column) => th.addEventListener("click", () => {
-  const table = th.closest("table"), body = table.tBodies[0], down = th.getAttribute("aria-sort") === "ascending";
-  const key = row => row.cells[column].textContent;
-  const rows = [...body.rows].sort((a, b) => {
-    const x = number(key(a)), y = number(key(b));
-    const order = isNaN(x) || isNaN(y) || column < 4 ? key(a).localeCompare(key(b)) : x - y;
-    return down ? -order : order;
-  });
-  table.querySelectorAll("th").forEach(other => other.removeAttribute("aria-sort"));
-  th.setAttribute("aria-sort", down ? "descending" : "ascending");
-  body.append(...rows);
-}));
-const choose = document.querySelector("#metric");
-if (choose) choose.addEventListener("change", () => document.querySelectorAll(".grid").forEach(
-  grid => { grid.hidden = grid.dataset.metric !== choose.value; }));
-"""
+_LONG = Markup(" class=long")  # a cell that needs several lines
+_AGAIN = (
+    "`anisoscope atlas run stories15M --out again/results --cache again/cache` downloads, builds, checks and measures",
+    "a model in new folders, and compares every value with the evidence that comes with the library.",
+)
+_LEGEND = (
+    f"{ROUNDED} marks a metric that rounding weights to four bits moves by more than its error, of a model whose "
+    "weights are rounded."
+)
 
 
-def atlas_html(models: Sequence[ModelEvidence], shifts: Sequence[Shift] = ()) -> str:
+def atlas_html(models: Sequence[ModelEvidence], shifts: Sequence[Shift] = (), reruns: Sequence[Rerun] = ()) -> str:
     """Return the page as one HTML file: nothing is loaded from elsewhere, and no text of a model becomes HTML."""
-    digest = base64.b64encode(hashlib.sha256(_SCRIPT.encode()).digest()).decode()
+    digest = base64.b64encode(hashlib.sha256(SCRIPT.encode()).digest()).decode()
     policy = f"default-src 'none'; script-src 'sha256-{digest}'; style-src 'unsafe-inline'; base-uri 'none'"
+    moved = moved_metrics(shifts)
     sentences = Markup("").join(Markup("<li>{}</li>").format(_bold(text)) for text in findings(models, shifts))
-    grids = Markup("").join(_grid(models, metric, shown=metric == DRAWN[0]) for metric in DRAWN)
+    grids = Markup("").join(_grid(models, metric, moved, shown=metric == DRAWN[0]) for metric in DRAWN)
     options = Markup("").join(Markup("<option>{}</option>").format(metric) for metric in DRAWN)
+    claims = Markup("").join(Markup("<li><b>{}</b> {}</li>").format(row.id, row.statement) for row in MATRIX)
     return str(
         Markup(
             '<!doctype html><html lang=en><meta charset=utf-8><meta http-equiv=Content-Security-Policy content="{}">'
             '<meta name=viewport content="width=device-width"><title>The atlas of anisoscope</title><style>{}</style>'
             "<h1>The atlas: the geometry of trained models</h1>"
             "<p>Made by <code>anisoscope atlas page</code> from committed evidence. Nothing of the models is "
-            "redistributed; models without a stated licence are marked.</p>"
+            "redistributed; models without a stated licence are marked. A click on a model opens its report.</p>"
             "<h2>Findings</h2><ul>{}</ul>"
+            "<h2>Layer profiles</h2><p><label>Metric <select id=metric>{}</select></label> "
+            "<span class=key><i class=no-sink></i>no-sink, with error bars</span> "
+            "<span class=key><i class=all></i>all tokens</span> "
+            "<span class=key><i class=untrained></i>untrained twin, no-sink</span></p>"
+            "<p>Depth runs from the embedding to the last layer; each picture has its own scale. {}</p>{}"
+            "<h2>All models</h2><p>At half depth, without sinks, with error bars. A thin line leads to the untrained "
+            "twin (hollow).</p><div class=wide>{}</div>"
             "<h2>Models</h2>{}"
-            "<h2>Layer profiles</h2><p><label>Metric <select id=metric>{}</select></label> Solid: no-sink with error "
-            "bars. Light: all tokens. Grey: untrained twin, no-sink. Depth runs from the embedding to the last layer; "
-            "each picture has its own scale.</p>{}"
-            "<h2>All models</h2><p>Hollow: untrained twins.</p>{}"
-            "<h2>Claims × models</h2>{}"
-            "<h2>What rounding weights does</h2>{}"
+            "<h2>Claims × models</h2><ul>{}</ul>{}"
+            "<h2>What rounding weights does</h2>{}{}"
+            "<h2>Reports</h2>{}"
             "<script>{}</script></html>"
         ).format(
             policy,
-            Markup(_STYLE),
+            Markup(STYLE),
             sentences,
-            _table(COLUMNS, [model_row(model) for model in models], "sortable"),
             options,
+            _LEGEND if any(rounded_mark(m, metric, moved) for m in models for metric in moved) else "",
             grids,
             scatter_svg(models),
+            _table(COLUMNS, [model_row(model) for model in models], links=[model.name for model in models]),
+            claims,
             _matrix_table(models),
-            _table(SHIFT_COLUMNS, [shift_row(shift) for shift in shifts], "sortable") if shifts else "Not measured.",
-            Markup(_SCRIPT),
+            _rounding_part(models, shifts) if shifts else "Not measured.",
+            Markup("<h2>Measured again</h2><ul>{}</ul>").format(
+                Markup("").join(Markup("<li>{}</li>").format(_bold(rerun.text)) for rerun in reruns)
+            )
+            if reruns
+            else "",
+            Markup("").join(model_details(model, moved) for model in models),
+            Markup(SCRIPT),
         )
     )
 
 
-def atlas_markdown(models: Sequence[ModelEvidence], shifts: Sequence[Shift] = ()) -> str:
+def atlas_markdown(models: Sequence[ModelEvidence], shifts: Sequence[Shift] = (), reruns: Sequence[Rerun] = ()) -> str:
     """Return the page in Markdown: findings, the table of models, the matrix of claims, and the study of rounding."""
+    moved = moved_metrics(shifts)
     lines = ["# The atlas: the geometry of trained models", "", *_INTRODUCTION, "", "## Findings", ""]
     lines += [f"- {text}" for text in findings(models, shifts)]
     lines += ["", "## Models", "", *_pipes(COLUMNS, [model_row(model) for model in models]), ""]
     lines += ["## Half depth, without sinks", ""]
-    lines += _pipes(("model", *DRAWN, *(f"{metric}, untrained" for metric in DRAWN)), [_half_row(m) for m in models])
+    lines += _pipes(
+        ("model", *DRAWN, *(f"{metric}, untrained" for metric in DRAWN)), [_half_row(m, moved) for m in models]
+    )
+    if any(rounded_mark(model, metric, moved) for model in models for metric in DRAWN):
+        lines += ["", _LEGEND]
     lines += ["", "## Claims × models", ""]
     lines += [
         "Each cell is judged on the stored profiles of one model; `studies/atlas/claim_matrix.py` has the rules.",
@@ -126,8 +130,10 @@ def atlas_markdown(models: Sequence[ModelEvidence], shifts: Sequence[Shift] = ()
     lines += ["", *_pipes(("model", *(row.id for row, _ in judged)), rows), ""]
     if shifts:
         lines += ["## What rounding weights does", ""]
-        lines += ["A metric is marked if rounding moves it by more than its error bar at the median layer.", ""]
-        lines += [*_pipes(SHIFT_COLUMNS, [shift_row(shift) for shift in shifts]), ""]
+        lines += [line for note in _rounding_notes(models, shifts) for line in (note, "")]
+        lines += [*_pipes(*shift_table(shifts)), ""]
+    if reruns:
+        lines += ["## Measured again from nothing", "", *_AGAIN, "", *(f"- {rerun.text}" for rerun in reruns), ""]
     lines += [
         "## Inputs",
         "",
@@ -137,13 +143,32 @@ def atlas_markdown(models: Sequence[ModelEvidence], shifts: Sequence[Shift] = ()
     return "\n".join(lines)
 
 
-SHIFT_COLUMNS = ("model", "rounding", "metric", "tokens", "median change", "in error bars", "layers moved", "moved")
+def shift_table(shifts: Sequence[Shift]) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
+    """Return header and rows: what rounding changes, one row per metric and token policy, one column per model."""
+    columns = list(dict.fromkeys((shift.model, shift.kind) for shift in shifts))
+    rows = list(dict.fromkeys((shift.metric, shift.tokens) for shift in shifts))
+    cells = {(shift.metric, shift.tokens, shift.model, shift.kind): _shift_cell(shift) for shift in shifts}
+    header = ("metric", "tokens", *(f"{model}, {kind}" for model, kind in columns))
+    return header, [(*row, *(cells.get((*row, *column), "–") for column in columns)) for row in rows]
 
 
-def shift_row(shift: Shift) -> tuple[str, ...]:
-    """Return the cells of a row of the table of rounding."""
-    numbers = (f"{shift.change:.2g}", f"{shift.errors:.2f}", f"{shift.layers:.0%}")
-    return (shift.model, shift.kind, shift.metric, shift.tokens, *numbers, "**yes**" if shift.moved else "no")
+def _shift_cell(shift: Shift) -> str:
+    errors = f"{shift.errors:.2g} errors"
+    return f"{shift.change:.2g} ({f'**{errors}**' if shift.moved else errors})"
+
+
+def _rounding_notes(models: Sequence[ModelEvidence], shifts: Sequence[Shift]) -> list[str]:
+    """Return what the table of rounding shows, and what the checks of the rounded models give."""
+    notes = [
+        "Each cell is the median over the layers of the change, and the same in error bars of the exact value; bold if "
+        "it exceeds one error bar. Blocks of 32 weights share a scale, as in a GGUF file."
+    ]
+    checks = {(shift.model, shift.kind): shift.check for shift in shifts if shift.check}
+    exact = {model.name: model.check for model in models}
+    for name in dict.fromkeys(model for model, _ in checks):
+        rounded = "; ".join(f"{kind} {check}" for (model, kind), check in checks.items() if model == name)
+        notes.append(f"Check of {name}: exact {exact.get(name, 'not measured')}; {rounded}.")
+    return notes
 
 
 def model_row(model: ModelEvidence) -> tuple[str, ...]:
@@ -158,22 +183,23 @@ def model_row(model: ModelEvidence) -> tuple[str, ...]:
         str(model.depth),
         str(model.width or "varies"),
         model.precision,
-        model.licence,
-        ", ".join(model.packages),
-        model.check,
         f"{tokens:,}",
+        model.check,
         f"{model.seconds:,}",
         f"{model.memory:,}",
+        f"**{model.licence}**" if model.licence.startswith("none") else model.licence,
+        ", ".join(model.packages),
     )
 
 
-def _half_row(model: ModelEvidence) -> tuple[str, ...]:
+def _half_row(model: ModelEvidence, moved: Set[str]) -> tuple[str, ...]:
     cells = []
     for state in ("trained", "untrained"):
         for metric in DRAWN:
             point = half_depth(model, metric, state)
             error = "" if point is None or point[2] is None else f" ± {point[2]:.2g}"
-            cells.append("–" if point is None else f"{point[1]:.3g}{error}")
+            mark = rounded_mark(model, metric, moved) if state == "trained" else ""
+            cells.append("–" if point is None else f"{point[1]:.3g}{error}{mark}")
     return (model.name, *cells)
 
 
@@ -183,13 +209,27 @@ def _pipes(header: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
     return [lines[0], "|" + "---|" * len(header), *lines[1:]]
 
 
-def _table(header: Sequence[str], rows: Sequence[Sequence[str]], kind: str) -> Markup:
-    head = Markup("").join(Markup("<th>{}</th>").format(cell) for cell in header)
-    body = Markup("").join(
-        Markup("<tr>{}</tr>").format(Markup("").join(Markup("<td>{}</td>").format(_bold(cell)) for cell in row))
-        for row in rows
-    )
-    return Markup("<table class={}><thead><tr>{}</tr></thead><tbody>{}</tbody></table>").format(kind, head, body)
+def _table(header: Sequence[str], rows: Sequence[Sequence[str]], links: Sequence[str] = ()) -> Markup:
+    """Return a table that is sorted by a click on a column; the first cells link to the reports of `links`."""
+    head = Markup("").join(Markup("<th><button type=button>{}</button></th>").format(cell) for cell in header)
+    body = []
+    for number, row in enumerate(rows):
+        cells = [Markup("<td{}>{}</td>").format(_LONG if len(cell) > 24 else "", _bold(cell)) for cell in row]
+        if links:
+            cells[0] = Markup("<td>{}</td>").format(_link(links[number]))
+        body.append(Markup("<tr>{}</tr>").format(Markup("").join(cells)))
+    return Markup(
+        "<div class=wide><table class=sortable><thead><tr>{}</tr></thead><tbody>{}</tbody></table></div>"
+    ).format(head, Markup("").join(body))
+
+
+def _rounding_part(models: Sequence[ModelEvidence], shifts: Sequence[Shift]) -> Markup:
+    notes = Markup("").join(Markup("<p>{}</p>").format(note) for note in _rounding_notes(models, shifts))
+    return notes + _table(*shift_table(shifts))
+
+
+def _link(name: str) -> Markup:
+    return Markup('<a href="#{}">{}</a>').format(anchor(name), name)
 
 
 def _matrix_table(models: Sequence[ModelEvidence]) -> Markup:
@@ -198,11 +238,11 @@ def _matrix_table(models: Sequence[ModelEvidence]) -> Markup:
     rows = []
     for index, model in enumerate(models):
         cells = [_matrix_cell(verdicts[index]) for _, verdicts in judged]
-        rows.append(Markup("<tr><td>{}</td>{}</tr>").format(model.name, Markup("").join(cells)))
+        rows.append(Markup("<tr><td>{}</td>{}</tr>").format(_link(model.name), Markup("").join(cells)))
     body = Markup("").join(rows)
-    return Markup("<table><thead><tr><th>model</th>{}</tr></thead><tbody>{}</tbody></table>").format(
-        Markup("").join(heads), body
-    )
+    return Markup(
+        "<div class=wide><table><thead><tr><th>model</th>{}</tr></thead><tbody>{}</tbody></table></div>"
+    ).format(Markup("").join(heads), body)
 
 
 def _matrix_cell(verdict: MatrixVerdict) -> Markup:
@@ -210,14 +250,18 @@ def _matrix_cell(verdict: MatrixVerdict) -> Markup:
     return Markup('<td class="{}" title="{}">{}</td>').format(kind, verdict.text, verdict.answer)
 
 
-def _grid(models: Sequence[ModelEvidence], metric: str, *, shown: bool) -> Markup:
+def _grid(models: Sequence[ModelEvidence], metric: str, moved: Set[str], *, shown: bool) -> Markup:
     figures = [
-        Markup(
-            "<figure>{}<figcaption><b>{}</b> {} · {}<br><code>anisoscope atlas report {}</code></figcaption></figure>"
-        ).format(profile_svg(model, metric), model.name, model.kind, model.modality, model.name)
+        Markup("<figure>{}<figcaption><b>{}</b>{} {} · {}</figcaption></figure>").format(
+            profile_svg(model, metric),
+            _link(model.name),
+            rounded_mark(model, metric, moved),
+            model.kind,
+            model.modality,
+        )
         for model in models
     ]
-    return Markup("<div class=grid data-metric={}{}>{}</div>").format(
+    return Markup('<div class=grid data-metric="{}"{}>{}</div>').format(
         metric, Markup("") if shown else Markup(" hidden"), Markup("").join(figures)
     )
 

@@ -256,7 +256,7 @@ def _evidence(
         entry = inputs.setdefault(name, {"describes": registry.inputs[name].describes})
         entry[state] = profiles_of(run.records(), METRICS)
         if state == "trained":
-            entry["tokens"] = int(run.info["data"]["tokens"])
+            entry["tokens"] = rows_at_half_depth(run)
             about, widths = run.info["model"], layer_widths(run)
     highest = max(costs.values(), key=lambda cost: cost["peak"] - cost["weights"])
     return ModelEvidence(
@@ -275,6 +275,21 @@ def _evidence(
         memory=round((highest["peak"] - highest["weights"]) / 2**20),
         inputs=inputs,
     )
+
+
+def rows_at_half_depth(run: Run) -> int:
+    """Return how many tokens were measured in the middle of the main stack.
+
+    Only the model knows how many patches an image has, so the data cannot be counted before; convolutions have fewer
+    rows in later layers.
+    """
+    counts = {
+        Site.parse(record.site): record.n or 0
+        for record in run.records()
+        if record.tokens == "all" and record.metric == _RATIO and Site.parse(record.site).kind == "resid"
+    }
+    layers = sorted(site for site in counts if site.stack == min(counts).stack)
+    return counts[layers[len(layers) // 2]]
 
 
 def layer_widths(run: Run) -> set[int]:

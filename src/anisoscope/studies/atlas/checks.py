@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +16,8 @@ from torch.nn.functional import cosine_similarity, cross_entropy
 from anisoscope.data.batches import model_batches
 from anisoscope.errors import InputError, unknown
 from anisoscope.models.open import Opened, open_model
+from anisoscope.store.files import read_json
+from anisoscope.studies.atlas.own_folders import LETTERS
 
 
 @dataclass(frozen=True)
@@ -58,13 +61,21 @@ def nats_per_token(opened: Opened, source: str | None, *, texts: list[str]) -> f
     return float(torch.cat(losses).mean())
 
 
-def masked_accuracy(opened: Opened, source: str | None, *, texts: list[str], skip: int = 1) -> float:
-    """Return the share of tokens that a masked model restores, one masked at a time."""
+def masked_accuracy(opened: Opened, source: str | None, *, texts: list[str], skip: int = 1, every: int = 1) -> float:
+    """Return the share of tokens that a masked model restores, one masked at a time.
+
+    Args:
+        opened: A model with an output head.
+        source: Not used.
+        texts: The texts.
+        skip: Tokens at both ends that are not masked.
+        every: Which of the others are masked in turn: all, every second, ….
+    """
     right = total = 0
     tokenizer: Any = opened.processor
     for text in texts:
         ids = _ids(opened, text)  # (1, t)
-        inner = torch.arange(skip, ids.shape[1] - skip)
+        inner = torch.arange(skip, ids.shape[1] - skip, every)
         masked = ids.repeat(len(inner), 1)
         masked[torch.arange(len(inner)), inner] = tokenizer.mask_token_id
         guesses = _logits(opened, masked)[torch.arange(len(inner)), inner].argmax(-1)
@@ -165,6 +176,35 @@ def word_error(opened: Opened, source: str | None, *, pieces: str, transcripts: 
     return missing / total
 
 
+def formula_error(opened: Opened, source: str | None, *, images: int = 4, longest: int = 60) -> float:
+    """Return the share of letters and digits of formulas that are missing in what a model writes about their images.
+
+    Args:
+        opened: A reader of formulas.
+        source: A folder of images, with the LaTeX of each in a text file of the same name.
+        images: How many images.
+        longest: Longest text that it writes, in letters.
+    """
+    letters: list[str] = read_json(Path(opened.info["source"]) / LETTERS)
+    files = sorted(Path(_require_source(source)).glob("*.png"))[:images]
+    missing = total = 0
+    model: Any = opened.model
+    for file in files:
+        seen = model.read(next(iter(model_batches(opened, [file], batch=1))).inputs["pixel_values"])
+        ids = torch.tensor([[letters.index("<bos>")]])
+        while ids.shape[1] < longest and ids[0, -1] != letters.index("<eos>"):
+            ids = torch.cat([ids, model.write(ids, seen)[:, -1:].argmax(-1)], 1)
+        wanted = _symbols(file.with_suffix(".txt").read_text("utf-8"))
+        missing += (wanted - _symbols("".join(letters[i] for i in ids[0, 1:].tolist()))).total()
+        total += wanted.total()
+    return missing / total
+
+
+def _symbols(latex: str) -> Counter[str]:
+    """Count the letters and digits of a formula; commands and names of environments do not count."""
+    return Counter(re.findall(r"[A-Za-z0-9]", re.sub(r"\\(begin|end)\{[^}]*\}|\\[A-Za-z]+", " ", latex)))
+
+
 def _words(text: str) -> list[str]:
     return re.findall(r"[a-z']+", text.lower())
 
@@ -204,4 +244,5 @@ CHECKS: dict[str, tuple[Callable[..., float], str, str]] = {
     "receptors": (receptor_accuracy, "high", "of masked residues restored"),
     "tables": (table_accuracy, "high", "of hidden labels predicted"),
     "words": (word_error, "low", "of spoken words missing"),
+    "formulas": (formula_error, "low", "of letters and digits in formulas missing"),
 }

@@ -155,3 +155,9 @@ def study_path(folder: Path | None) -> Path:
     """Return where the study of rounding is stored, next to the evidence."""
     base = folder if folder is not None else committed_evidence()
     return base.with_name(f"{base.name}-rounded.json")
+
+
+def reruns_path(folder: Path | None) -> Path:
+    """Return where comparisons of models that were measured again are stored, next to the evidence."""
+    base = folder if folder is not None else committed_evidence()
+    return base.with_name(f"{base.name}-again.json")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import shutil
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,27 @@ from anisoscope.studies.atlas.own_modules import MODALITIES, make_module
 from anisoscope.studies.atlas.receptor_words import RESIDUES, receptor_tokenizer, receptor_vectors, receptor_vocabulary
 
 MODEL_TYPE = "anisoscope-atlas"
+LETTERS = "letters.json"  # what a reader of formulas writes, by number
 _LARGEST = 1 << 24  # of a size in config.json
+# Names of latex-ocr-junia, and those of torch's layers; in this order.
+_FORMULA_NAMES = (
+    (r"^patch_embed\.proj", "patches"),
+    (r"^patch_embed\.pos_emb", "positions"),
+    (r"^patch_embed\.norm", "first_norm"),
+    (r"^(encoder|decoder)_blocks", r"\1.layers"),
+    (r"^(encoder|decoder)_norm", r"\1.norm"),
+    (r"^decoder_embed\.token_emb", "letters"),
+    (r"^decoder_embed\.pos_emb", "letter_positions"),
+    (r"^decoder_embed\.norm", "letter_norm"),
+    (r"\.attn\.", ".self_attn."),
+    (r"\.cross_attn\.", ".multihead_attn."),
+    (r"\.self_norm\.", ".norm1."),
+    (r"\.cross_norm\.", ".norm2."),
+    (r"\.ffn_norm\.", ".norm3."),
+    (r"\.(mlp|ffn)\.0\.", ".linear1."),
+    (r"\.(mlp|ffn)\.3\.", ".linear2."),
+    (r"^lm_head", "head"),
+)
 
 
 def write_module(folder: Path, architecture: str, sizes: dict[str, Any], weights: dict[str, Tensor]) -> None:
@@ -67,7 +88,7 @@ def open_atlas_folder(
         "head": True,
         "stored_dtype": "float32",
         "digest": weights_digest(folder),
-        "embedding_rows": sizes.get("vocabulary"),
+        "embedding_rows": sizes["vocabulary"] if architecture == "words" else None,
         "parameters": sum(p.numel() for p in model.parameters() if p.requires_grad),
     }
     return model.to(device, dtype).eval(), _processor(folder, info["modality"]), info
@@ -173,28 +194,16 @@ def build_efficientnet(files: list[Path], folder: Path) -> None:
     ).save_pretrained(folder)
 
 
-def build_latex_vit(files: list[Path], folder: Path) -> None:
-    """Write the encoder of latex-ocr-junia; its decoder is not needed."""
-    named = {file.suffix: file for file in files}
-    values = json.loads(named[".json"].read_text("utf-8"))
-    stored = torch.load(named[".pt"], map_location="cpu", weights_only=True)["model_state_dict"]
-    outer = {
-        "patch_embed.proj.weight": "patches.weight",
-        "patch_embed.proj.bias": "patches.bias",
-        "patch_embed.pos_emb": "positions",
-        "patch_embed.norm.weight": "first_norm.weight",
-        "patch_embed.norm.bias": "first_norm.bias",
-        "encoder_norm.weight": "encoder.norm.weight",
-        "encoder_norm.bias": "encoder.norm.bias",
-    }
-    inner = {"attn": "self_attn", "mlp.0": "linear1", "mlp.3": "linear2"}
-    weights = {outer[name]: tensor for name, tensor in stored.items() if name in outer}
+def build_formula_reader(files: list[Path], folder: Path) -> None:
+    """Write latex-ocr-junia: a vision transformer and the decoder that writes LaTeX, with its list of letters."""
+    named = {file.name: file for file in files}
+    values = json.loads(named["model_config.json"].read_text("utf-8"))
+    stored = torch.load(named["best.pt"], map_location="cpu", weights_only=True)["model_state_dict"]
+    weights = {}
     for name, tensor in stored.items():
-        if name.startswith("encoder_blocks."):
-            _, layer, rest = name.split(".", 2)
-            for old, new in inner.items():
-                rest = rest.replace(old, new)
-            weights[f"encoder.layers.{layer}.{rest}"] = tensor
+        for pattern, replacement in _FORMULA_NAMES:
+            name = re.sub(pattern, replacement, name)
+        weights[name] = tensor
     sizes = {
         "height": values["image_height"],
         "breadth": values["image_width"],
@@ -202,9 +211,12 @@ def build_latex_vit(files: list[Path], folder: Path) -> None:
         "width": values["d_model"],
         "layers": values["num_encoder_layers"],
         "heads": values["num_heads"],
-        "hidden": values["mlp_dim"],
+        "vocabulary": values["vocab_size"],
+        "positions": values["max_length"],
     }
-    write_module(folder, "patches", sizes, weights)
+    write_module(folder, "formulas", sizes, weights)
+    letters = json.loads(named["tokenizer.json"].read_text("utf-8"))["token_to_id"]
+    (folder / LETTERS).write_text(json.dumps(sorted(letters, key=lambda letter: letters[letter])), "utf-8")
 
 
 def untrained_module(folder: Path, out: Path) -> None:

@@ -110,36 +110,70 @@ class LiteConvNet(nn.Module):
         return self.head(nn.functional.relu6(self.last(x)).mean((2, 3)))
 
 
-class PatchEncoder(nn.Module):
-    """A vision transformer on patches of a grey image, with norms before attention and MLP."""
+class FormulaReader(nn.Module):
+    """A vision transformer on patches of a grey image, and a decoder that writes the formula in it letter by letter.
+
+    Norms come before attention and MLP, which is four times as wide as the stream.
+    """
 
     def __init__(
-        self, *, height: int, breadth: int, patch: int, width: int, layers: int, heads: int, hidden: int
+        self,
+        *,
+        height: int,
+        breadth: int,
+        patch: int,
+        width: int,
+        layers: int,
+        heads: int,
+        vocabulary: int,
+        positions: int,
     ) -> None:
         super().__init__()
         self.config = SimpleNamespace(image_size=(height, breadth), num_channels=1)
         self.patches = nn.Conv2d(1, width, patch, patch)
-        self.positions = nn.Parameter(torch.zeros(1, height * breadth // patch**2, width))
+        self.positions = nn.Parameter(torch.randn(1, height * breadth // patch**2, width) * 0.05)
         self.first_norm = nn.LayerNorm(width, eps=1e-6)
-        layer = nn.TransformerEncoderLayer(
-            width, heads, hidden, activation="gelu", layer_norm_eps=1e-6, batch_first=True, norm_first=True
-        )
+        shape: dict[str, Any] = {"layer_norm_eps": 1e-6, "batch_first": True, "norm_first": True}
+        layer = nn.TransformerEncoderLayer(width, heads, 4 * width, activation="gelu", **shape)
         norm = nn.LayerNorm(width, eps=1e-6)
         self.encoder = nn.TransformerEncoder(layer, layers, norm, enable_nested_tensor=False)
+        self.letters = nn.Embedding(vocabulary, width)
+        self.letter_positions = nn.Embedding(positions, width)
+        self.letter_norm = nn.LayerNorm(width, eps=1e-6)
+        writer = nn.TransformerDecoderLayer(width, heads, 4 * width, activation="gelu", **shape)
+        self.decoder = nn.TransformerDecoder(writer, layers, nn.LayerNorm(width, eps=1e-6))
+        self.head = nn.Linear(width, vocabulary)
 
-    def forward(self, pixel_values: Tensor) -> Tensor:
+    def forward(self, pixel_values: Tensor, input_ids: Tensor | None = None) -> Tensor:
+        """Return the vectors of patches, (b, n, width), or logits of the next letters, (b, t, vocabulary).
+
+        Args:
+            pixel_values: (b, 1, height, breadth) in [-1, 1], as images are read; the model was trained on [0, 1].
+            input_ids: The letters so far, (b, t).
+        """
+        seen = self.read(pixel_values)
+        return seen if input_ids is None else self.write(input_ids, seen)
+
+    def read(self, pixel_values: Tensor) -> Tensor:
         """Return the vectors of patches, (b, n, width)."""
-        x = self.patches(pixel_values).flatten(2).transpose(1, 2) + self.positions
+        x = self.patches((pixel_values + 1) / 2).flatten(2).transpose(1, 2) + self.positions
         return self.encoder(self.first_norm(x))
+
+    def write(self, input_ids: Tensor, seen: Tensor) -> Tensor:
+        """Return logits of the letters that follow, (b, t, vocabulary), given the vectors of patches."""
+        t = input_ids.shape[1]
+        written = self.letter_norm(self.letters(input_ids) + self.letter_positions.weight[:t])
+        later = torch.ones(t, t, dtype=torch.bool, device=written.device).triu(1)
+        return self.head(self.decoder(written, seen, tgt_mask=later))
 
 
 MODULES: dict[str, type[nn.Module]] = {
     "words": WordEncoder,
     "tables": TableEncoder,
     "lite-convolutions": LiteConvNet,
-    "patches": PatchEncoder,
+    "formulas": FormulaReader,
 }
-MODALITIES = {"words": "text", "tables": "other", "lite-convolutions": "image", "patches": "image"}
+MODALITIES = {"words": "text", "tables": "other", "lite-convolutions": "image", "formulas": "image"}
 
 
 def make_module(architecture: str, sizes: dict[str, Any]) -> nn.Module:

@@ -42,6 +42,7 @@ class Shift:
         change: Median of |rounded − exact| over the layers.
         errors: Median of that difference in error bars of the exact value.
         layers: Share of layers where the difference exceeds the error bar.
+        check: What the known-good check gives for the rounded model, in words.
     """
 
     model: str
@@ -51,6 +52,7 @@ class Shift:
     change: float
     errors: float
     layers: float
+    check: str = ""
 
     @property
     def moved(self) -> bool:
@@ -146,7 +148,8 @@ def shifts(results: dict[str, Any]) -> list[Shift]:
                         ratios = [change / error for change, error in pairs if error]
                         changes = [change for change, _ in pairs]
                         share = sum(ratio > 1 for ratio in ratios) / len(ratios)
-                        found.append(Shift(model, kind, metric, tokens, median(changes), median(ratios), share))
+                        middle = (median(changes), median(ratios), share)
+                        found.append(Shift(model, kind, metric, tokens, *middle, kinds[kind].get("check", "")))
     return found
 
 
