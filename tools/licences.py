@@ -31,7 +31,7 @@ def licence_of(package: Distribution) -> str:
     classifiers = [c.rpartition(" :: ")[2] for c in facts.get_all("Classifier") or () if c.startswith(_CLASSIFIER)]
     if names := [name for name in classifiers if name != "OSI Approved"]:
         return ", ".join(names)
-    field = " ".join((facts["License"] if "License" in facts else "").split())
+    field = " ".join(" ".join(facts.get_all("License") or ()).split())
     return field if field and len(field) <= _LONGEST else "see its LICENSE file"
 
 
