@@ -234,4 +234,6 @@ def _note_text(notes: Mapping[str, Mapping[str, None]]) -> str:
 
 def _only_names(kind: str) -> bool:
     """Whether a note only names a coordinate or counts words: that is part of the result, not a caveat."""
-    return bool(re.fullmatch(r"(coordinate #|dimensions? [#, ]+|(over )?# words?|(from the )?# (largest )?eigenvalues)", kind))
+    return bool(
+        re.fullmatch(r"(coordinate #|dimensions? [#, ]+|(over )?# words?|(from the )?# (largest )?eigenvalues)", kind)
+    )
