@@ -41,6 +41,13 @@ def test_profiles_keep_the_residual_stream_in_order_and_four_digits() -> None:
     }
 
 
+def test_an_error_of_rounding_noise_is_no_error() -> None:
+    records = [Record("embed", "outlier_dimensions", 19.0, error=2.6e-14), Record("resid.0", "two_nn", 1.0, error=1e-4)]
+    profiles = profiles_of(records, ["outlier_dimensions", "two_nn"])
+    assert profiles["outlier_dimensions"]["all"] == [("embed", 19.0, 0.0, None)]
+    assert profiles["two_nn"]["all"] == [("resid.0", 1.0, 1e-4, None)]
+
+
 def test_only_the_main_stack_is_drawn() -> None:
     made = model(two_nn=[1.0, 2.0])
     points = made.inputs["text"]["trained"]["two_nn"]["all"]

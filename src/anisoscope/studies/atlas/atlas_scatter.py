@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from markupsafe import Markup
@@ -43,8 +43,9 @@ def scatter_svg(models: Sequence[ModelEvidence]) -> Markup:
     modalities = list(dict.fromkeys(mark.model.modality for mark in marks))
     parts = [_axes(x, y, pairs)]
     parts += [_points(mark, modalities.index(mark.model.modality) % COLOURS, x, y) for mark in marks]
-    spots = [(x(mark.trained[0][1]), y(mark.trained[1][1])) for mark in marks]
-    parts += _labels([mark.model.name for mark in marks], spots)
+    circles = [(x(pair[0][1]), y(pair[1][1])) for pair in pairs]
+    named = {mark.model.name: (x(mark.trained[0][1]), y(mark.trained[1][1])) for mark in marks}
+    parts += _labels(named, circles)
     for index, modality in enumerate(modalities):
         top, left = _TOP + 8 + 18 * index, _WIDTH - _RIGHT + 34
         parts.append(
@@ -93,11 +94,11 @@ def _points(mark: ScatterMark, colour: int, x: Place, y: Place) -> Markup:
     return Markup('<g class="m{}">{}</g>').format(colour, Markup("").join(parts))
 
 
-def _labels(names: Sequence[str], spots: Sequence[tuple[float, float]]) -> list[Markup]:
-    """Write names next to their points, above, below or to the left, where nothing is in the way."""
-    taken: list[Box] = [(px - 4, py - 4, px + 4, py + 4) for px, py in spots]
+def _labels(named: Mapping[str, tuple[float, float]], circles: Sequence[tuple[float, float]]) -> list[Markup]:
+    """Write names next to their points, on either side, above or below, where nothing is in the way."""
+    taken: list[Box] = [(px - 4, py - 4, px + 4, py + 4) for px, py in circles]
     parts = []
-    for name, (px, py) in zip(names, spots, strict=True):
+    for name, (px, py) in named.items():
         wide = _LETTER * len(name)
         sides = (px + 7, px - 7 - wide)
         for left, base in ((side, py + down) for down in (4, -8, 16) for side in sides):

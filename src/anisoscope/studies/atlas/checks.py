@@ -15,6 +15,7 @@ from torch.nn.functional import cosine_similarity, cross_entropy
 
 from anisoscope.data.batches import model_batches
 from anisoscope.errors import InputError, unknown
+from anisoscope.models.library_output import quiet
 from anisoscope.models.open import Opened, open_model
 from anisoscope.store.files import read_json
 from anisoscope.studies.atlas.own_folders import LETTERS
@@ -44,7 +45,7 @@ def run_check(folder: Path, check: Mapping[str, Any], source: str | None = None)
         raise unknown("check", kind, CHECKS)
     function, better, words = CHECKS[kind]
     opened = open_model(folder, head=True)
-    with torch.no_grad():
+    with torch.no_grad(), quiet():
         value = function(opened, source, **options)
     passed = value <= limit if better == "low" else value >= limit
     sign = "≤" if better == "low" else "≥"

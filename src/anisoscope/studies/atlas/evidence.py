@@ -15,6 +15,7 @@ from anisoscope.store.files import parse_errors, read_json, write_text
 from anisoscope.studies.atlas.atlas_registry import cache_folder, registry
 
 DIGITS = 4  # significant digits: far more than the error bars justify
+_NOISE = 1e-9  # of a value: a jackknife of equal float64 numbers has errors of some 1e-15
 
 # One point of a profile: site, value, error and null value.
 Point = tuple[str, float, float | None, float | None]
@@ -89,11 +90,17 @@ def profiles_of(records: Iterable[Record], metrics: Sequence[str]) -> Profiles:
         points = profiles.setdefault(record.metric, {}).setdefault(record.tokens, [])
         if any(point[0] == record.site for point in points):
             continue
-        points.append((record.site, *(_short(x) for x in (record.value, record.error, record.null))))  # type: ignore[arg-type]
+        points.append((record.site, *(_short(x) for x in (record.value, _error(record), record.null))))  # type: ignore[arg-type]
     for policies in profiles.values():
         for points in policies.values():
             points.sort(key=lambda point: Site.parse(point[0]))
     return profiles
+
+
+def _error(record: Record) -> float | None:
+    """Return the error of a record; rounding noise of replicates that all agree is no error."""
+    negligible = record.error is not None and record.error < _NOISE * abs(record.value or 0)
+    return 0.0 if negligible else record.error
 
 
 def _short(value: float | None) -> float | None:
