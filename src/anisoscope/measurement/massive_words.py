@@ -95,8 +95,8 @@ def removed_tokens(tokens: Sequence[Mapping[str, Any]], opened: Opened, seen: Se
 def _words(tokens: Sequence[Mapping[str, Any]], decode: Decode | None, seen: SeenTokens | None) -> list[dict[str, Any]]:
     groups: dict[tuple[str, int], list[Mapping[str, Any]]] = {}
     for each in tokens:
-        name = ("token", each["token"]) if each["token"] >= 0 else ("position", each["position"])
-        groups.setdefault(name, []).append(each)
+        key = ("token", each["token"]) if each["token"] >= 0 else ("position", each["position"])
+        groups.setdefault(key, []).append(each)
     chosen = sorted(groups.items(), key=lambda item: -len(item[1]))[:_WORDS]
     largest = [max(group, key=lambda each: float(each["norm over median"])) for _, group in chosen]
     around = seen.around(largest) if seen is not None and decode is not None else {}
