@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 
@@ -69,8 +71,7 @@ def test_a_dimension_is_judged_only_if_isotropic_rows_read_more_than_sixty() -> 
     narrow = model(two_nn=[5.0, 12.0, 9.0])
     assert narrow.width == 32
     assert low_dimension(narrow).answer == UNTESTABLE
-    wide = {"two_nn": [5.0, 12.0, 59.0], "width": 288}
-    assert low_dimension(model(**wide)).answer == HOLDS
+    assert low_dimension(model(two_nn=[5.0, 12.0, 59.0], width=288)).answer == HOLDS
     assert low_dimension(model(two_nn=[5.0, 12.0, 59.99], width=288)).answer == INCONCLUSIVE
     assert low_dimension(model(two_nn=[5.0, 12.0, 61.0], width=288)).answer == FAILS
     assert low_dimension(model()).answer == OPEN
@@ -95,7 +96,11 @@ def test_the_matrix_has_one_verdict_per_claim_and_model() -> None:
 
 
 def test_claims_about_many_models_are_judged_on_all_of_them() -> None:
-    high = {"mean_cosine": stretched([0.4, 0.8]), "drift_norm": stretched([1, 9]), "mean_cosine_centred": [0.0] * 13}
+    high: dict[str, Any] = {
+        "mean_cosine": stretched([0.4, 0.8]),
+        "drift_norm": stretched([1, 9]),
+        "mean_cosine_centred": [0.0] * 13,
+    }
     kinds = ("English", "antibodies", "speech", "images")
     models = [model(f"{kind}-{n}", modality=kind, **high) for kind in kinds for n in range(3)]
     models.append(model("net", kind="convolutional", mean_cosine=[0.05] * 13))

@@ -32,7 +32,7 @@ def model_with_a_massive_token() -> Transformer:
 def test_a_massive_token_makes_a_valley_that_vanishes_without_it() -> None:
     ids = torch.randint(0, 12, (8, WINDOW), generator=torch.Generator().manual_seed(0))
     layers = _layers(model_with_a_massive_token(), [{"input_ids": part} for part in ids.split(4)], 0)
-    assert layers.massive == (0, 8, 8, 0)  # one per window, after layers 1 and 2
+    assert list(layers.massive) == [0, 8, 8, 0]  # one per window, after layers 1 and 2
     assert layers.entropy[1] < 0.1 < layers.entropy[0]
     assert depth_of_valley(layers.entropy) > 0.3
     assert depth_of_valley(layers.entropy_left) < 0.05

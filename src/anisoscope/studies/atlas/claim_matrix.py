@@ -177,18 +177,14 @@ def verdicts_on_all(models: Sequence[ModelEvidence]) -> list[Verdict]:
     """Judge the claims that are about many models at once, A1 and A2, on all models of the atlas that fit."""
     ran = f"{len(models)} models of the atlas"
     evidence = {"A1": _cosines(models), "A2": _drifts(models)}
-    verdicts = []
+    verdicts: list[Verdict] = []
     for claim in find_claims(list(evidence)):
-        estimates, left_out = evidence[claim.id]
-        judged = judge(claim, Evidence(ran, MODEL, estimates, {**gates_left_out(claim.gates), **left_out}))
+        judged = judge(claim, Evidence(ran, MODEL, evidence[claim.id], gates_left_out(claim.gates)))
         verdicts += judged if claim.id == "A2" else judged[:1]  # the atlas has no cosine across documents
     return verdicts
 
 
-Quantities = tuple[dict[str, Estimate], dict[str, str]]
-
-
-def _cosines(models: Sequence[ModelEvidence]) -> Quantities:
+def _cosines(models: Sequence[ModelEvidence]) -> dict[str, Estimate]:
     """The quantities of A1: the least favourable model of each modality, and convolutions below transformers."""
     shares: dict[str, Estimate] = {}
     means: dict[bool, list[Estimate]] = {True: [], False: []}  # of convolutions, and of transformers
@@ -205,10 +201,10 @@ def _cosines(models: Sequence[ModelEvidence]) -> Quantities:
     if all(means.values()):
         low, high = min(means[False], key=lambda e: e.value), max(means[True], key=lambda e: e.value)
         quantities["cnn_lower"] = _estimate(low.value - high.value, _root(low.error, high.error))
-    return quantities, {}
+    return quantities
 
 
-def _drifts(models: Sequence[ModelEvidence]) -> Quantities:
+def _drifts(models: Sequence[ModelEvidence]) -> dict[str, Estimate]:
     """The quantities of A2, of the models with at least 12 states."""
     together, explained = [], []
     for model in models:
@@ -218,13 +214,13 @@ def _drifts(models: Sequence[ModelEvidence]) -> Quantities:
             together.append(spearman(a, b) > 0 and spearman_p(a, b) < _SIGNIFICANT)
             explained.append(1 - sum(point[1] for point in centred) / max(sum(a), 1e-9))
     if not explained:
-        return {}, {}
+        return {}
     return {
         "significant": Estimate.of_flags(together, "models"),
         "explained": Estimate.of_flags([share > EXPLAINED for share in explained], "models"),
         "least_explained": Estimate(min(explained), None, 1, "models"),
         "states_of_models": Estimate.exact(STATES.threshold + 1, "states or more"),
-    }, {}
+    }
 
 
 # --- estimates of profiles ----------------------------------------------------------------------------------------
