@@ -79,7 +79,8 @@ def test_batches_of_very_different_scales_add_up() -> None:
     joined = join_rows(parts)
     for kind in (Moments, Directions):
         whole: Any = kind.of(joined)
-        added: Any = kind.of(parts[0]) + kind.of(parts[1]) + kind.of(parts[2])
+        pieces: list[Any] = [kind.of(part) for part in parts]
+        added: Any = pieces[0] + pieces[1] + pieces[2]
         for name, value in vars(whole).items():
             if isinstance(value, Tensor):
                 assert torch.allclose(getattr(added, name), value, rtol=1e-6), name
