@@ -43,8 +43,10 @@ def export(run: Run, header: dict[str, Any], path: str | os.PathLike[str], own: 
 
 def _write_csv(run: Run, path: Path) -> None:
     """A spreadsheet would evaluate a text that starts like a formula, so such a text gets an apostrophe before it."""
+    from pandas.api.types import infer_dtype
+
     table = run.table()
-    for name in table.select_dtypes("string").columns:
+    for name in [name for name in table.columns if infer_dtype(table[name], skipna=True) == "string"]:
         table[name] = table[name].str.replace(r"^(?=[=+\-@\t\r])", "'", regex=True)
     table.to_csv(path, index=False)
 
