@@ -7,7 +7,7 @@ INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c c
 MEASURED := src/anisoscope/studies/atlas/measured
 .DEFAULT_GOAL := help
 
-.PHONY: help demo demo-real atlas browser axe screenshots test test-fast test-kernels test-order test-real test-slow check fix docs site dist bench constraints clean
+.PHONY: help demo demo-real atlas browser axe screenshots test test-fast test-kernels test-order test-real test-slow check fix docs site dist bench constraints hashes licences clean
 
 help:  ## list the commands
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -49,8 +49,8 @@ axe:  ## fetch axe-core for the tests of accessibility, if npm can; without it t
 		npm pack --silent axe-core@4.10.2 >/dev/null 2>&1 && tar -xzf axe-core-4.10.2.tgz) || \
 		echo "axe-core could not be fetched: the tests of accessibility will be skipped"
 
-screenshots: $(VENV)/dev browser  ## write pictures of six kinds of report pages to SHOTS (.bench/screenshots)
-	$(BIN)/python -m tests.browser.screenshots $(or $(SHOTS),.bench/screenshots)
+screenshots: $(VENV)/dev browser  ## write pictures of six kinds of report pages to SHOTS (.bench/screenshots), four of them to docs/
+	$(BIN)/python -m tests.browser.screenshots $(or $(SHOTS),.bench/screenshots) --docs docs
 
 test: check browser axe  ## lint, types, and all tests except the slow and the real ones
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 -m 'not real and not slow'
@@ -94,6 +94,12 @@ bench: $(VENV)/dev  ## run the benchmarks; results go to benchmarks/results/
 
 constraints: $(VENV)/dev  ## pin the installed versions
 	$(BIN)/python -m pip freeze --exclude-editable | sed 's/+cpu//' | LC_ALL=C sort -f > constraints.txt
+
+hashes: $(VENV)/dev  ## write requirements-hashed.txt: the pinned versions with the checksums of their files
+	$(BIN)/python tools/hashes.py
+
+licences: $(VENV)/dev  ## write docs/licences.md from the metadata of the installed packages
+	$(BIN)/python tools/licences.py
 
 clean:
 	rm -rf $(VENV) build dist site .pytest_cache .mypy_cache .ruff_cache .hypothesis .bench

@@ -26,6 +26,7 @@ from anisoscope.metrics import catalogue
 from anisoscope.metrics.metric import INVARIANCES, Metric
 from anisoscope.report.glossary import WORDS
 from anisoscope.studies.atlas.atlas_page import atlas_html, atlas_markdown
+from anisoscope.studies.atlas.claim_matrix import matrix, matrix_table, verdicts_on_all
 from anisoscope.studies.atlas.evidence import atlas_evidence, committed_evidence, reruns_path, study_path
 from anisoscope.studies.atlas.quantisation import read_study, shifts
 from anisoscope.studies.atlas.reruns import read_reruns
@@ -38,6 +39,8 @@ from anisoscope.studies.claims.claim_tables import (
     verdicts_table,
 )
 from anisoscope.studies.claims.committed_evidence import FILE, committed, judged, pack_evidence
+from anisoscope.studies.claims.disputes import disputes_text
+from anisoscope.studies.claims.first_edition import changes_table
 from anisoscope.studies.claims.runner import CLAIMS
 
 HERE = Path(__file__).parent
@@ -67,10 +70,13 @@ def claims_page() -> str:
     pairs = judged(packed)
     tables = {
         "overview": overview_table(CLAIMS, pairs),
+        "disputes": disputes_text(pairs),
         "verdicts": f"{verdicts_table(CLAIMS, pairs)}\n\n{duration(packed)}",
         "losses": losses_table(packed["losses"]),
         "power": power_table(pairs),
         "rules": rules_table(CLAIMS),
+        "models": models_part(),
+        "changes": changes_table(pairs),
     }
     return with_tables(HERE / "claims.md", tables)
 
@@ -93,6 +99,18 @@ def with_tables(path: Path, tables: Mapping[str, str]) -> str:
             raise SystemExit(f"{path.name} needs one {begin} and one {end} after it, for the table of {name}.")
         page = f"{page.partition(begin)[0]}{begin}\n\n{table}\n\n{end}{page.partition(end)[2]}"
     return page
+
+
+def models_part() -> str:
+    """Return the matrix of claims and models of the atlas, and the claims about many models, judged on all of them."""
+    models = atlas_evidence(committed_evidence())
+    rows = [f"- **{row.id}**: {row.statement}" for row, _ in matrix([])]
+    all_together = [
+        f"- {verdict.claim}, {verdict.line}, on {verdict.reasons.ran}: **{verdict.outcome}**; {verdict.quantity}: "
+        f"{verdict.effect or 'not measured'}"
+        for verdict in verdicts_on_all(models)
+    ]
+    return "\n".join([*rows, "", matrix_table(models), "", "On all models together:", "", *all_together])
 
 
 def comparison_page() -> str:

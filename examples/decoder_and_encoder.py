@@ -110,7 +110,7 @@ def figure(left: pd.DataFrame, right: pd.DataFrame) -> alt.HConcatChart:
     others = panel(
         right,
         {TWIN: GREY, DECODER: ORANGE, OTHER: GREEN},
-        ["Without them it is as flat as an encoder", "the same share, without sink tokens"],
+        ["Without them it is as flat as this encoder", "the same share, without sink tokens"],
         top,
     )
     return themed(alt.hconcat(decoder + words, others, spacing=30).resolve_scale(color="independent"))

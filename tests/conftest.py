@@ -34,6 +34,11 @@ settings.register_profile("search", derandomize=False)
 settings.load_profile("same")
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--kills", type=int, default=1000, help="faults over all tasks in the slow test of resuming")
+    parser.addoption("--kill-seed", type=int, default=0, help="seed of their kinds and moments")
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Mark what `make test-kernels` and `make test-fast` choose by."""
     for item in items:

@@ -1,8 +1,9 @@
-"""Tasks for the kill tests: the four drivers on tiny models, each as a user starts it and resumes it."""
+"""Tasks for the kill tests: the six drivers on tiny models, each as a user starts it and resumes it."""
 
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,10 @@ from anisoscope import Tracker, alerts, cli
 from anisoscope.measurement import resume as partial
 from anisoscope.schedule import every
 from anisoscope.store.files import replacing
+from anisoscope.studies.atlas import atlas_runs, packages
 from tests import model_folders, training
+from tests.studies.atlas.fake_index import index_of
+from tests.studies.atlas.tiny_registry import tiny_registry
 from tests.sweep_folders import checkpoint_series, documents
 
 STEPS = 8
@@ -93,7 +97,28 @@ def track(material: Path, folder: Path) -> None:
             optimiser.zero_grad()
 
 
-WORKS = (measure, track, sweep, lab)
+def claims(material: Path, folder: Path) -> None:
+    """A claim, judged on a model of the user."""
+    model = ("--model", material / "train" / "checkpoint-0", "--text", material / "text.jsonl", "--size", "tiny")
+    command("claims", "run", "A4", *model, "--out", folder / "run")
+
+
+def atlas(material: Path, folder: Path) -> None:
+    """A model from a package to its evidence; measured in this process, not in a new one."""
+    packages.pip_indexes = lambda: index_of(folder / "index")
+    atlas_runs.run_subjects = _measured_here
+    known = tiny_registry(folder / "index")
+    outcome = atlas_runs.measure_atlas(list(known.models.values()), known, folder / "run", folder / "evidence")
+    if outcome.failed:
+        raise RuntimeError(str(outcome.failed))
+
+
+def _measured_here(subjects: dict[Any, Any], workers: int = 1, *, again: bool = False) -> Iterator[tuple[Any, Any]]:
+    for key, subject in subjects.items():
+        yield key, atlas_runs.finished_cost(subject) or atlas_runs.measure_subject(subject, again)
+
+
+WORKS, LONG_WORKS = (measure, track, sweep, lab), (claims, atlas)
 
 
 def named(records: Any) -> list[Any]:

@@ -1,9 +1,9 @@
-"""Real kills: a task runs in a subprocess and is ended by SIGKILL at a chosen operation on its files.
+"""Real kills: a task runs in a subprocess and is struck at a chosen operation on its files: by a signal or a shortage.
 
 The processes are forked from one that has imported everything, so a kill costs only the task. An operation is
 what changes a file in the task's folder: opening for writing, writing, syncing, cutting, renaming, removing, making
 folders. A kill in a write leaves its first half on the disk; a kill with a delay hits what comes between operations:
-passes, evaluations, steps of a training.
+passes, evaluations, steps of a training. A shortage of memory or disk is a limit of the system from that operation on.
 """
 
 from __future__ import annotations
@@ -12,7 +12,9 @@ import io
 import multiprocessing
 import os
 import random
+import resource
 import signal
+import subprocess
 import sys
 import threading
 import time
@@ -45,10 +47,35 @@ class Operation:
 
 @dataclass(frozen=True)
 class Kill:
-    """The operation, counted from 0, at which the process dies, and the delay in seconds."""
+    """The operation, counted from 0, at which the process gets a signal, and the delay in seconds."""
 
     operation: int
     delay: float = 0.0
+    signal: int = signal.SIGKILL
+
+    @property
+    def sort(self) -> str:
+        return signal.Signals(self.signal).name
+
+
+@dataclass(frozen=True)
+class Pause:
+    """The operation, counted from 0, at which the process is stopped for a moment (SIGSTOP, then SIGCONT)."""
+
+    operation: int
+    sort = "SIGSTOP"
+
+
+@dataclass(frozen=True)
+class Shortage:
+    """The operation, counted from 0, from which on the system gives no more of a resource: RLIMIT_AS, RLIMIT_FSIZE."""
+
+    operation: int
+    resource: int
+
+    @property
+    def sort(self) -> str:
+        return "memory" if self.resource == resource.RLIMIT_AS else "disk"
 
 
 @dataclass(frozen=True)
@@ -60,7 +87,7 @@ class Refusal:
     within: str = ""
 
 
-Fault = Kill | Refusal
+Fault = Kill | Refusal | Pause | Shortage
 Work = Callable[[Path, Path], None]  # arguments: the folder of its inputs, and its own, which may be half done
 
 
@@ -71,6 +98,26 @@ def run(work: Work, material: Path, folder: Path, kill: Kill | None = None) -> l
         return None
     assert isinstance(answer, list), f"{work.__name__} under {kill} failed: {answer}"
     return answer
+
+
+def strike(work: Work, material: Path, folder: Path, fault: Fault) -> bool:
+    """Run the task under a fault; returns whether it ended early. A pause must not end it."""
+    code, answer = _run(work, material, folder, fault)
+    ended = not isinstance(answer, list)
+    assert not (ended and isinstance(fault, Pause)), f"{work.__name__} under {fault} failed: {code}, {answer}"
+    return ended
+
+
+def draw(operations: int, gap: float, chance: random.Random) -> Kill | Pause | Shortage:
+    """A random fault at one of the operations of a task, or within `gap` seconds after it."""
+    position = chance.randrange(operations)
+    kind = chance.choice(("kill", "kill", "kill", "term", "term", "pause", "memory", "disk"))
+    if kind in ("kill", "term"):
+        delay = chance.choice((0.0, chance.uniform(0, gap)))
+        return Kill(position, delay, signal.SIGKILL if kind == "kill" else signal.SIGTERM)
+    if kind == "pause":
+        return Pause(position)
+    return Shortage(position, resource.RLIMIT_AS if kind == "memory" else resource.RLIMIT_FSIZE)
 
 
 def failure(work: Work, material: Path, folder: Path, fault: Refusal | None = None) -> str:
@@ -128,8 +175,8 @@ def _begin(work: Work, material: Path, folder: Path, fault: Fault | None, sender
     except BaseException as error:
         sender.send(sys.stderr.getvalue() or f"{type(error).__name__}: {error}")
         return
-    if isinstance(fault, Kill) and fault.delay:
-        time.sleep(fault.delay)  # the last operation's kill comes after the work
+    if isinstance(fault, Kill) and len(seen) > fault.operation:
+        time.sleep(fault.delay + 1)  # the last operation's kill comes after the work
     sender.send(list(seen))
 
 
@@ -151,11 +198,17 @@ def _watch(root: Path, fault: Fault | None) -> list[Operation]:
         seen.append(Operation(kind, os.path.basename(text), time.perf_counter() - began))
         if isinstance(fault, Refusal) and len(seen) > fault.operation and kind in _NEEDS_SPACE and fault.within in text:
             raise OSError(fault.error, os.strerror(fault.error), text)
-        if not isinstance(fault, Kill) or len(seen) != fault.operation + 1:
+        if fault is None or isinstance(fault, Refusal) or len(seen) != fault.operation + 1:
             return False
-        if not fault.delay:
+        if isinstance(fault, Kill) and not fault.delay and fault.signal == signal.SIGKILL:
             return True
-        threading.Timer(fault.delay, _die).start()
+        if isinstance(fault, Kill):
+            threading.Timer(fault.delay, os.kill, (os.getpid(), fault.signal)).start()
+        elif isinstance(fault, Shortage):
+            _limit(fault.resource)
+        else:
+            subprocess.Popen(["sh", "-c", f"sleep 0.05; kill -CONT {os.getpid()}"])
+            os.kill(os.getpid(), signal.SIGSTOP)
         return False
 
     def audit(event: str, arguments: tuple[Any, ...]) -> None:
@@ -185,6 +238,13 @@ def _watch(root: Path, fault: Fault | None) -> list[Operation]:
     os.write, os.fsync = torn_write, watched_sync  # type: ignore[assignment]
     sys.addaudithook(audit)
     return seen
+
+
+def _limit(kind: int) -> None:
+    """Allow no more address space than there is, or no further byte in any file."""
+    mapped = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+    most = mapped if kind == resource.RLIMIT_AS else 0
+    resource.setrlimit(kind, (most, most))
 
 
 def _die() -> None:

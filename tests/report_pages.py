@@ -11,14 +11,25 @@ from anisoscope.records import Record
 from anisoscope.store.run import Run
 from tests.report_runs import card, curves, heads, info, verdicts
 
-NULLS = {"mean_cosine": 0.0, "isoscore": 0.9, "participation_ratio": 300.0, "spectral_anisotropy": 0.01}
+NULLS = {"mean_cosine": 0.0, "isoscore": 0.9, "participation_ratio": 62.0, "spectral_anisotropy": 0.01}
 POLARITY = {"isoscore": "low", "participation_ratio": "low", "two_nn": "low"}
 CARDS = {
     name: card(name, f"What {name} means.", notable=POLARITY.get(name, "high"), low=None, high=None)
     for name in ("spectral_anisotropy", "mean_cosine", "mean_cosine_centred", "isoscore", "participation_ratio",
                  "two_nn", "top_coordinate", "relative_drift", "effective_rank")
 }  # fmt: skip
-TOKEN = {"site": "resid.2", "position": 3, "token": 5, "norm over median": 11.0, "text": " the"}
+
+
+def _word(text: str, count: int, norm: float, left: str, right: str) -> dict[str, Any]:
+    context = {"left": left, "shown": text, "right": right}
+    return {"site": "resid.5", "token": count, "norm over median": norm, "count": count, "text": text, **context}
+
+
+WORDS = [
+    _word(" the", 19, 911.0, "They walked to", " river before"),
+    _word("\n", 10, 1204.0, "= The second voyage =", " In the spring of"),
+    _word(".", 8, 640.0, "nobody could find the door", " It was"),
+]
 
 
 def model_records(layers: int, *, sinks: float, scale: float = 1.0, step: int = 0) -> list[Record]:
@@ -33,7 +44,7 @@ def model_records(layers: int, *, sinks: float, scale: float = 1.0, step: int = 
             "mean_cosine": scale * (0.15 + 0.4 * depth),
             "mean_cosine_centred": 0.001 * depth,
             "isoscore": 0.12 - 0.08 * depth,
-            "participation_ratio": 60 - 30 * depth,
+            "participation_ratio": 34 - 20 * depth,
             "two_nn": 5 + 8 * math.sin(3 * depth),
             "top_coordinate": 0.1 + 0.3 * depth,
             "relative_drift": 0.3 + 0.4 * depth,
@@ -51,7 +62,7 @@ def model_records(layers: int, *, sinks: float, scale: float = 1.0, step: int = 
 
 
 def model(root: Path) -> list[Run]:
-    removed = {"count": 37, "tokens": [TOKEN, {**TOKEN, "text": "\n"}, {**TOKEN, "position": 9}]}
+    removed = {"count": 37, "tokens": [{"text": word["text"]} for word in WORDS], "words": WORDS}
     return [_run(root / "decoder", [*model_records(24, sinks=0.99), *curves(), *heads()], removed=removed)]
 
 
@@ -62,10 +73,14 @@ def two_models(root: Path) -> list[Run]:
 
 def vectors(root: Path) -> list[Run]:
     """Vectors without layers: single numbers, a spectrum, a removal curve."""
-    same: dict[str, Any] = {"n": 6000, "error": 0.01, "error_kind": "jackknife-16-rows"}
+    same: dict[str, Any] = {"n": 6000, "error_kind": "jackknife-16-rows"}
+    nulls = NULLS | {"participation_ratio": 125.0}
     numbers = {"spectral_anisotropy": 0.3, "mean_cosine": 0.37, "mean_cosine_centred": 0.01, "isoscore": 0.1,
                "participation_ratio": 12.0, "two_nn": 14.0, "top_coordinate": 0.2}  # fmt: skip
-    records = [Record("vectors", name, value, null=NULLS.get(name), **same) for name, value in numbers.items()]
+    records = [
+        Record("vectors", name, value, error=0.02 * value, null=nulls.get(name), **same)
+        for name, value in numbers.items()
+    ]
     ranks = (1, 2, 4, 8, 16, 32, 64, 128)
     records += [Record("vectors", "spectrum", 0.3 / rank, index=rank, null=1 / 128, n=6000) for rank in ranks]
     records += [Record("vectors", "removal_curve", 0.3 / (1 + k), index=k, null=0.01) for k in (0, 1, 2, 4, 8, 16)]
@@ -90,7 +105,8 @@ def training(root: Path) -> list[Run]:
         records.append(
             Record(site, "alert", 0.005, step=step, tokens="no-sink", variant={"rule": "collapse"}, note=note)
         )
-    return [_run(root / "training", [*records, *heads()], kind="training")]
+    removed = {"count": 37, "tokens": [], "words": WORDS}
+    return [_run(root / "training", [*records, *heads()], kind="training", removed=removed)]
 
 
 def _probe(step: int) -> list[Record]:

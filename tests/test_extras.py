@@ -152,7 +152,7 @@ def test_importing_the_package_loads_no_heavy_library() -> None:
 
 def test_the_extras_are_those_of_the_project_file() -> None:
     extras = PROJECT["optional-dependencies"]
-    assert set(extras) == {*EXTRAS, "all", "dev"}
+    assert set(extras) == {*EXTRAS, "all", "docs", "dev"}
     assert extras["all"] == [f"anisoscope[{','.join(EXTRAS)}]"]
     assert "anisoscope[all]" in extras["dev"]
 

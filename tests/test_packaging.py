@@ -15,9 +15,11 @@ from email.parser import Parser
 from pathlib import Path
 
 import pytest
+from packaging.version import Version
 
 import anisoscope
 from anisoscope.extras import EXTRAS
+from tools import hashes, licences
 
 ROOT = Path(__file__).parent.parent
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
@@ -80,7 +82,15 @@ def test_the_sdist_can_be_built_and_tested(dist: Path) -> None:
     (path,) = dist.glob("*.tar.gz")
     with tarfile.open(path) as sdist:
         names = {name.split("/", 1)[1] for name in sdist.getnames() if "/" in name}
-    for name in ("pyproject.toml", "README.md", "LICENSE", "CHANGELOG.md", "Makefile", "constraints.txt"):
+    for name in (
+        "pyproject.toml",
+        "README.md",
+        "LICENSE",
+        "CHANGELOG.md",
+        "Makefile",
+        "constraints.txt",
+        "requirements-hashed.txt",
+    ):
         assert name in names
     for name in (
         "src/anisoscope/report/assets/page.css",
@@ -184,3 +194,43 @@ def test_the_wheel_works_in_a_clean_environment(dist: Path, tmp_path: Path) -> N
     assert not re.search(
         r"^(pytest|mypy|ruff|hypothesis|ray|transformers|pillow|starlette|soundfile)==", frozen, flags=re.M
     )
+
+
+def test_every_pinned_version_but_torch_has_checksums() -> None:
+    text = hashes.HASHED.read_text()
+    entries = {entry.split(" ")[0]: entry for entry in re.split(r"\n(?=\S)", text) if "==" in entry.split(" ")[0]}
+    lines = [line for line in hashes.CONSTRAINTS.read_text().split() if not line.startswith("torch==")]
+    assert list(entries) == lines, "run `make hashes`"
+    for entry in entries.values():
+        assert re.fullmatch(r"\S+==\S+( \\\n    --hash=sha256:[0-9a-f]{64})+\n?", entry)
+
+
+LINKS = """<a href="https://x/a_b-1.0-py3-none-any.whl#sha256=11">a_b-1.0-py3-none-any.whl</a>
+<a href="https://x/a_b-1.0-cp310-cp310-win32.whl#sha256=22">old</a>
+<a href="https://x/a_b-1.0-cp37-abi3-manylinux_2_17_x86_64.whl#sha256=33">stable</a>
+<a href="https://x/a-b-1.0.tar.gz#sha256=44">source</a>
+<a href="https://x/a_b-1.1-py3-none-any.whl#sha256=55" data-yanked="broken">1.1</a>
+<a href="https://x/not-a-version.whl#sha256=66">odd</a> <a href="https://x/a_b-1.0.zip">no checksum</a>
+"""
+
+
+def test_checksums_come_from_the_files_of_one_version() -> None:
+    files = hashes.files_on(LINKS)
+    entry = hashes.entry("A.b", Version("1.0"), files)
+    assert re.findall(r"sha256:(\d+)", entry) == ["11", "33", "44"]
+    with pytest.raises(ValueError, match="withdrawn"):
+        hashes.entry("a-b", Version("1.1"), files)
+    with pytest.raises(ValueError, match="not on the index"):
+        hashes.entry("a-b", Version("2.0"), files)
+
+
+def test_the_page_of_licences_agrees_with_the_installed_packages() -> None:
+    table = [[cell.strip() for cell in line.split("|")[1:-1]] for line in licences.PAGE.read_text().splitlines()]
+    listed = {row[0]: (row[1], row[2]) for row in table if len(row) == 4}
+    for name, (version, licence) in licences.rows().items():
+        assert name in listed, "run `make licences`"
+        assert listed[name] == (version, licence.replace("|", "/")) or listed[name][0] != version, name
+    pins = dict(line.split("==") for line in hashes.CONSTRAINTS.read_text().split())
+    stale = [name for name, (version, _) in listed.items() if name in pins and pins[name] != version]
+    assert not stale, "run `make licences`"
+    assert not [name for name, (_, licence) in listed.items() if name in pins and not licence]

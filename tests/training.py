@@ -94,7 +94,7 @@ def train(
 
 def tracked(folder: Path, model: nn.Module, **options: Any) -> Tracker:
     """A tracker of that model at every other step, without the scalars of every step."""
-    known = {"probe": held_out(), "schedule": every(2), "bars_every": None, "scalars": False, **options}
+    known: dict[str, Any] = {"probe": held_out(), "schedule": every(2), "bars_every": None, "scalars": False, **options}
     return Tracker(model, out=folder / "run", **known)
 
 

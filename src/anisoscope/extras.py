@@ -13,6 +13,7 @@ EXTRAS = {
     "audio": "recordings",
     "vision": "images",
     "serve": "the live page",
+    "figures": "figures as files, which the base can write too",
     "ray": "sweeps on a cluster",
 }
 

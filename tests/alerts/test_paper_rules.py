@@ -16,6 +16,7 @@ from anisoscope.alerts import (
     dimension_fell,
     flat_profile,
     high_cosine,
+    missing_bell,
     sharp_parallel_drift,
     stop,
 )
@@ -86,6 +87,14 @@ def test_a_profile_that_loses_its_bell_raises_an_alert_and_a_flat_one_does_not()
         [],
         [],
     ]
+
+
+def test_a_decoder_without_a_bell_raises_an_alert_after_some_probes() -> None:
+    bell, rising = [0.1, 0.3, 0.6, 0.6, 0.3, 0.2], [0.1, 0.2, 0.3, 0.4, 0.5, 0.6]
+    probes = [probe("spectral_anisotropy", values, tokens="all") for values in (rising, bell, rising, rising)]
+    assert fired(missing_bell(probes=2, after=0), *probes) == [[], [], [], ["resid.3"]]
+    few = probe("spectral_anisotropy", rising[:5], tokens="all")
+    assert fired(missing_bell(probes=1, after=0), few) == [[]]
 
 
 def test_a_wrapped_rule_calls_back_and_marks_its_alerts_as_stopping() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import socket
 import threading
@@ -15,6 +16,7 @@ import pytest
 import uvicorn
 
 CHROMIUM, DRIVER = shutil.which("chromium"), shutil.which("chromedriver")
+AXE = Path(os.environ.get("ANISOSCOPE_AXE", Path(__file__).parents[2] / ".bench" / "axe" / "package" / "axe.min.js"))
 OPTIONS = (
     "--headless=new",
     "--no-sandbox",
@@ -98,6 +100,22 @@ def serving(app: Any) -> Iterator[str]:
 def problems(browser: Any) -> list[str]:
     """The problems in the console since the last call."""
     return [entry["message"] for entry in browser.get_log("browser") if entry["level"] in ("SEVERE", "WARNING")]
+
+
+def barriers(browser: Any) -> list[tuple[str, list[str]]]:
+    """The serious violations that axe-core finds on the page that is open; without axe-core the test is skipped."""
+    if not AXE.exists():
+        pytest.skip(f"needs axe-core at {AXE}: make axe fetches it")
+    browser.execute_script(AXE.read_text())
+    browser.set_script_timeout(120)
+    run = "axe.run().then(arguments[0], (error) => arguments[0]({ error: String(error) }))"
+    found = browser.execute_async_script(run)
+    assert "error" not in found
+    return [
+        (each["id"], [node["html"][:200] for node in each["nodes"]][:3])
+        for each in found["violations"]
+        if each["impact"] in ("serious", "critical")
+    ]
 
 
 def shot(browser: Any, path: Path) -> Any:

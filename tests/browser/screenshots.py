@@ -14,13 +14,16 @@ from tests.browser.conftest import CHROMIUM, DRIVER, OPTIONS
 from tests.report_pages import KINDS
 
 SIZES = {"laptop": (1280, 800), "phone": (400, 800)}
+DOCS = {"model": "light", "two-models": "dark", "training": "light", "tangent": "light"}  # pictures of docs/report.md
 
 
 def main() -> None:
     """Make the pages of six kinds of runs and photograph each."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("folder", type=Path, help="Where to write the pictures.")
-    folder: Path = parser.parse_args().folder
+    parser.add_argument("--docs", type=Path, help="Where to write the pictures of the documentation.")
+    options = parser.parse_args()
+    folder: Path = options.folder
     folder.mkdir(parents=True, exist_ok=True)
     if CHROMIUM is None or DRIVER is None:
         raise SystemExit("Needs chromium and chromedriver; install Debian's packages chromium and chromium-driver.")
@@ -34,9 +37,21 @@ def main() -> None:
                 for device in SIZES:
                     for theme in ("light", "dark"):
                         _photograph(driver, page, folder / f"{kind}-{device}-{theme}.png", device, theme)
+            for kind, theme in DOCS.items() if options.docs is not None else ():
+                _shrink(folder / f"{kind}-laptop-{theme}.png", options.docs / f"report-{kind}.png")
         finally:
             driver.quit()
             shutil.rmtree(root / "profile", ignore_errors=True)
+
+
+def _shrink(picture: Path, target: Path) -> None:
+    """Write the upper part of a picture at three quarters of its size."""
+    from PIL import Image
+
+    width, _ = SIZES["laptop"]
+    top = Image.open(picture).convert("RGB").crop((0, 0, width, width * 9 // 16))
+    small = top.resize((3 * top.width // 4, 3 * top.height // 4), Image.Resampling.LANCZOS)
+    small.save(target, optimize=True)
 
 
 def _driver(profile: Path) -> Any:

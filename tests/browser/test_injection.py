@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import csv
+import io
 import json
 import time
 from collections.abc import Callable, Iterator
@@ -98,6 +100,26 @@ def test_a_report_of_a_hostile_run_stays_a_report(
     assert patient.execute_async_script(SHOW_ALL) >= len(ATTACKS)
     untouched(patient)
     assert run.name in patient.execute_script("return document.querySelector('.about').textContent")
+
+
+SAVED_TEXT = """
+const done = arguments[arguments.length - 1];
+URL.createObjectURL = (blob) => { blob.text().then(done); return '#'; };
+document.getElementById('csv').click();
+"""
+
+
+def test_a_saved_table_holds_no_formula(patient: Any, tmp_path: Path, until: Callable[..., Any], set_view: Any) -> None:
+    texts = ["=HYPERLINK(1)", "+1", "-1", "@SUM(A1)"]
+    records = [Record(f"resid.{i}", "two_nn", -1.0 - i, tokens=text, note=text) for i, text in enumerate(texts)]
+    run = runs.make_run(tmp_path / "r", [*records, *runs.profiles()])
+    patient.get(write_report([run], tmp_path / "report.html").as_uri())
+    until(READY)
+    rows = list(csv.DictReader(io.StringIO(patient.execute_async_script(SAVED_TEXT), newline="")))
+    saved = {row["tokens"]: row for row in rows if row["tokens"].startswith("'")}
+    assert list(saved) == ["'" + text for text in texts]
+    assert [saved["'" + text]["note"] for text in texts] == ["'" + text for text in texts]
+    assert [float(row["value"]) for row in saved.values()] == [-1.0, -2.0, -3.0, -4.0]  # numbers stay numbers
 
 
 @pytest.fixture

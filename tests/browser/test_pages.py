@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import os
+import base64
+import re
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from anisoscope.report.page import write_report
-from tests.browser.conftest import problems
+from tests.browser.conftest import barriers, problems
 from tests.report_pages import KINDS
 
-AXE = Path(os.environ.get("ANISOSCOPE_AXE", Path(__file__).parents[2] / ".bench" / "axe" / "package" / "axe.min.js"))
 READY = "return document.documentElement.dataset.ready"
 FIRST_SCREEN = """
 const bottom = (element) => element.getBoundingClientRect().bottom + scrollY;
@@ -61,6 +60,27 @@ TILES = """
 const box = (element) => element.getBoundingClientRect();
 return [...document.querySelectorAll('.tile')].flatMap((tile) => [...tile.children].slice(1).filter(
   (line, i) => box(line).top < box(tile.children[i]).bottom - 1).map((line) => line.textContent));
+"""
+# Parts of the page that a reader would have to scroll sideways to read.
+SCROLLED = """
+return [...document.querySelectorAll('.scroll, .side, .tile, .panel')].filter((part) =>
+  part.checkVisibility() && part.scrollWidth > part.clientWidth + 1).map((part) => part.textContent.slice(0, 80));
+"""
+# Blocks of the page that overlap although neither contains the other.
+COVERED = """
+const blocks = [...document.querySelectorAll('h1, h2, p, figure, table, .tile, details, .legend')].filter((block) =>
+  block.checkVisibility() && block.getBoundingClientRect().height);
+const boxes = blocks.map((block) => block.getBoundingClientRect()), wrong = [];
+boxes.forEach((box, i) => {
+  for (let j = i + 1; j < boxes.length; j++) {
+    const next = boxes[j];
+    const across = Math.min(box.right, next.right) - Math.max(box.left, next.left);
+    const down = Math.min(box.bottom, next.bottom) - Math.max(box.top, next.top);
+    if (across > 1 && down > 2 && !blocks[i].contains(blocks[j]))
+      wrong.push([blocks[i].textContent.slice(0, 60), blocks[j].textContent.slice(0, 60)]);
+  }
+});
+return wrong;
 """
 SIDEWAYS = "return document.documentElement.scrollWidth - document.documentElement.clientWidth"
 REPEATED = """
@@ -119,6 +139,8 @@ def test_every_figure_has_marks_and_legible_text_and_nothing_is_requested(show: 
     assert page.execute_script(REPEATED) == []
     assert page.execute_script(CLIPPED) == []
     assert page.execute_script(TILES) == []
+    assert page.execute_script(SCROLLED) == []
+    assert page.execute_script(COVERED) == []
     assert page.execute_script("return performance.getEntriesByType('resource').length") == 0
     assert problems(page) == []
 
@@ -128,25 +150,15 @@ def test_a_phone_shows_the_page_without_sideways_scrolling(show: Any, kind: str)
     page = show(kind, 400, dark=True, whole=True)
     assert page.execute_script(SIDEWAYS) <= 0
     assert page.execute_script(TILES) == []
+    assert page.execute_script(COVERED) == []
+    assert page.execute_script(REPEATED) == []
     assert page.execute_script(TEXTS) == []
     assert problems(page) == []
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_no_serious_barrier_is_found(show: Any, kind: str) -> None:
-    if not AXE.exists():
-        pytest.skip(f"needs axe-core at {AXE}: make axe fetches it")
-    page = show(kind, dark=kind == "model")
-    page.execute_script(AXE.read_text())
-    page.set_script_timeout(120)
-    found = page.execute_async_script("axe.run().then(arguments[0], (error) => arguments[0]({ error: String(error) }))")
-    assert "error" not in found
-    serious = [
-        (each["id"], [node["html"][:200] for node in each["nodes"]][:3])
-        for each in found["violations"]
-        if each["impact"] in ("serious", "critical")
-    ]
-    assert serious == []
+    assert barriers(show(kind, dark=kind == "model")) == []
 
 
 def test_every_chart_is_described_by_a_sentence(show: Any) -> None:
@@ -165,3 +177,40 @@ def test_controls_can_be_reached_with_the_keyboard(show: Any, until: Any) -> Non
     assert page.execute_script("return document.activeElement.id") == "theme"
     page.switch_to.active_element.send_keys(Keys.ENTER)
     until("return document.documentElement.dataset.theme === 'dark'")
+
+
+BREAKS = """
+const parts = [...document.querySelectorAll('section.question')];
+return parts.every((part) => getComputedStyle(part).breakBefore === 'page');
+"""
+PAPER = """
+const wide = document.documentElement.clientWidth;
+return [...document.querySelectorAll('.chart svg, table, .tile')].filter((part) =>
+  part.checkVisibility() && part.getBoundingClientRect().right > wide + 1).map((part) => part.outerHTML.slice(0, 80));
+"""
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_paper_shows_every_section_on_its_page_in_light_colours(show: Any, browser: Any, kind: str) -> None:
+    page = show(kind, dark=True, whole=True)
+    sections = page.execute_script("return document.querySelectorAll('section.question').length")
+    printed = base64.b64decode(browser.execute_cdp_cmd("Page.printToPDF", {"printBackground": True})["data"])
+    assert len(re.findall(rb"/Type\s*/Page\b", printed)) >= sections + 2  # the top, and what was measured
+    assert page.execute_script("return document.documentElement.dataset.theme") == "dark"  # again, after printing
+    try:
+        browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"media": "print"})
+        size = {"width": 700, "height": 1000, "deviceScaleFactor": 1, "mobile": False}
+        browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
+        page.execute_script("dispatchEvent(new Event('beforeprint'))")
+        assert page.execute_script(PAPER) == []
+        style = "return getComputedStyle(document.body).backgroundColor"
+        assert page.execute_script(style) == "rgb(255, 255, 255)"
+        assert page.execute_script(BREAKS)
+        assert (
+            page.execute_script("return document.querySelectorAll('section.question details:not([open])').length") == 0
+        )
+        assert not page.execute_script("return document.getElementById('explore').checkVisibility()")
+        page.execute_script("dispatchEvent(new Event('afterprint'))")
+        assert page.execute_script("return document.querySelectorAll('section.question details[open]').length") == 0
+    finally:
+        browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"media": ""})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import random
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from anisoscope.schedule import every
 from tests.training import records, small_model, words
 
 hf: Any = transformers
+pytestmark = pytest.mark.filterwarnings("default")  # of the libraries' own dependencies
 STEPS = 3
 OPTIONS: dict[str, Any] = {
     "max_steps": STEPS,
@@ -87,6 +89,14 @@ def test_the_trainers_of_trl_are_tracked(tmp_path: Path, kind: str) -> None:
     require_tracked(tmp_path, trainer)
 
 
+def parts_of(library: Any) -> tuple[Any, Any]:
+    """The modules and the losses of sentence-transformers, before and since version 6."""
+    if hasattr(library, "models"):
+        return library.models, library.losses
+    newer = "sentence_transformers.sentence_transformer"
+    return importlib.import_module(f"{newer}.modules"), importlib.import_module(f"{newer}.losses")
+
+
 def test_the_trainer_of_sentence_transformers_is_tracked(tmp_path: Path) -> None:
     library = pytest.importorskip("sentence_transformers", reason="sentence-transformers is not installed")
     datasets = pytest.importorskip("datasets", reason="datasets is not installed")
@@ -94,14 +104,15 @@ def test_the_trainer_of_sentence_transformers_is_tracked(tmp_path: Path) -> None
     tokenizer().save_pretrained(folder)
     sizes = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 64}
     hf.BertModel(hf.BertConfig(vocab_size=97, **sizes)).save_pretrained(folder)
-    parts = [library.models.Transformer(str(folder)), library.models.Pooling(32)]
+    modules, losses = parts_of(library)
+    parts = [modules.Transformer(str(folder)), modules.Pooling(32)]
     model = library.SentenceTransformer(modules=parts, device="cpu")
     pairs = {"anchor": [sentence(i) for i in range(40)], "positive": [sentence(100 + i) for i in range(40)]}
     trainer = library.SentenceTransformerTrainer(
         model=model,
         args=library.SentenceTransformerTrainingArguments(str(tmp_path / "out"), **OPTIONS),
         train_dataset=datasets.Dataset.from_dict(pairs),
-        loss=library.losses.MultipleNegativesRankingLoss(model),
+        loss=losses.MultipleNegativesRankingLoss(model),
         callbacks=[callback(model.tokenize([sentence(1000 + i) for i in range(8)]), tmp_path)],
     )
     trainer.train()

@@ -93,6 +93,15 @@ def test_search_by_dot_product_needs_queries() -> None:
         anisoscope.embeddings(planted()[0], search="cosin")
 
 
+def test_a_run_shows_its_summary_and_draws_its_cosines(run: Run, capsys: pytest.CaptureFixture[str]) -> None:
+    run.show()
+    shown = capsys.readouterr().out
+    assert "Shorter rows and fewer bits" in shown
+    assert run.info["embeddings"]["advice"][:20] in shown
+    assert "cosine" in str(run.plot().to_dict())
+    assert run.plot("recall").to_dict()["datasets"]
+
+
 def test_the_advice_follows_the_paired_changes(run: Run) -> None:
     advice = run.info["embeddings"]["advice"]
     change = value(run, "change", 10, of="ndcg", remedy="centre, whiten")

@@ -14,7 +14,7 @@ import pytest
 
 ROOT = Path(__file__).parent.parent.parent
 SOURCES = sorted((ROOT / "src" / "anisoscope").rglob("*.py"))
-SCRIPTS = [*sorted((ROOT / "docs").glob("*.py")), *sorted((ROOT / "examples").glob("*.py"))]
+SCRIPTS = [path for folder in ("docs", "examples", "tools") for path in sorted((ROOT / folder).glob("*.py"))]
 DOCUMENTS = [
     *(ROOT / name for name in ("README.md", "CHANGELOG.md", "CONTRIBUTING.md", "DESIGN.md")),
     ROOT / "benchmarks" / "README.md",

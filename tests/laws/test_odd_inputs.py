@@ -18,7 +18,8 @@ from tests.odd_inputs import OddInput, cases, copy_desk, make_desk
 CASES = cases()
 SHORT = [case for number, case in enumerate(CASES) if case.expected or number % 32 == 0]
 SECONDS = 60  # of processor time per case
-GROWTH = 2 << 30  # bytes per case
+GROWTH = 2 << 30  # bytes of memory per case
+SPACE = 6 << 30  # bytes of address space per case: what asks for more is refused by the system, and fails here
 
 _CONTEXT = multiprocessing.get_context("forkserver")
 _CONTEXT.set_forkserver_preload(["tests.warmed"])
@@ -58,6 +59,8 @@ def problem(case: OddInput, code: Any, printed: str) -> str | None:
         return f"{len(lines)} lines"
     if "\x1b]" in printed:
         return "control characters"
+    if any(words in printed for words in ("allocate memory", "MemoryError", "Not enough memory")):
+        return "out of memory"
     flat = " ".join(printed.replace("│", " ").split())
     if case.expected not in flat or (case.expected and not code):
         return f"does not say {case.expected!r}"
@@ -88,7 +91,7 @@ def _answer(case: OddInput, folder: Path) -> str | None:
         process.kill()
         process.join()
         return "hangs"
-    code, growth = receiver.recv() if receiver.poll() else (process.exitcode, 0)
+    code, growth = receiver.recv() if process.exitcode == 0 else (process.exitcode, 0)
     if growth > GROWTH:
         return f"grew by {growth >> 20} MB"
     return problem(case, code, (folder / "stderr").read_text(errors="replace"))
@@ -102,6 +105,8 @@ def _run(arguments: tuple[str, ...], folder: Path, sender: Any) -> None:
         os.dup2(os.open(name, os.O_WRONLY | os.O_CREAT), stream)
     resource.setrlimit(resource.RLIMIT_CPU, (SECONDS, SECONDS))
     signal.signal(signal.SIGXCPU, signal.SIG_DFL)
+    mapped = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+    resource.setrlimit(resource.RLIMIT_AS, (mapped + SPACE, mapped + SPACE))
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     sys.argv = ["anisoscope", *arguments]
     code: Any = 0

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import json
+import random
+import shutil
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -16,12 +20,14 @@ from anisoscope.errors import StoreError
 from anisoscope.report.tables import table_of
 from anisoscope.store.run import Run, record_key
 from anisoscope.studies.lab.losses import read_losses
-from tests.killed_work import WORKS, lab, make_material
-from tests.kills import Kill, Operation, Work, run, spread
+from tests.killed_work import LONG_WORKS, WORKS, lab, make_material
+from tests.kills import Kill, Operation, Work, draw, run, spread, strike
 
 Values = dict[tuple[Any, ...], float]
 
-FEW, MANY = 4, 25  # kills of each task: always, and in the slow test, which makes a hundred
+FEW = 4  # kills of each task in `make test`
+ATTEMPTS = 4  # faults in a row before a task may finish
+TASKS = [*WORKS, *(pytest.param(work, marks=pytest.mark.slow) for work in LONG_WORKS)]
 
 
 def values(run: anisoscope.Run, **wanted: Any) -> Values:
@@ -86,7 +92,7 @@ def material(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_material(tmp_path_factory.mktemp("material"))
 
 
-@pytest.fixture(scope="module", params=WORKS, ids=lambda work: work.__name__)
+@pytest.fixture(scope="module", params=TASKS, ids=lambda work: work.__name__)
 def whole(
     request: pytest.FixtureRequest, material: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> tuple[Work, Path, list[Operation]]:
@@ -97,44 +103,60 @@ def whole(
     return request.param, folder, operations
 
 
-def facts(folder: Path) -> dict[str, Any]:
+def runs(folder: Path) -> dict[str, Run]:
+    """All runs in the folder of a task: most have one, claims and the atlas have several."""
+    return {str(path.parent.relative_to(folder)): Run.open(path.parent) for path in folder.rglob("run.json")}
+
+
+def facts(opened: Run) -> dict[str, Any]:
     """Everything that must be equal in two runs: records in order, replicates, statistics, losses, weights."""
-    opened = Run.open(folder / "run")
-    checkpoints = sorted((folder / "run" / "checkpoints").glob("step-*"))
     return {
         "records": list(opened.records()),
         "replicates": opened.replicates(),
         "statistics": opened.statistics(),
-        "losses": read_losses(folder / "run"),
+        "losses": read_losses(opened.path),
         "complete": opened.info.get("complete"),
         "integrity": opened.info.get("integrity"),
-        "weights": {path.name: load_file(path / "model.safetensors") for path in checkpoints},
+        "evidence": opened.info.get("evidence"),
     }
 
 
+def results(folder: Path) -> list[dict[str, Any]]:
+    """The files of results that are not runs, without what depends on the clock and the machine."""
+    read = [json.loads(path.read_text()) for path in sorted((folder / "evidence").glob("*.json"))]
+    return [{**each, "seconds": 0, "memory": 0} for each in read]
+
+
+def weights(folder: Path) -> dict[str, dict[str, torch.Tensor]]:
+    files = sorted((folder / "run").glob("checkpoints/step-*/model.safetensors"))
+    return {file.parent.name: load_file(file) for file in files}
+
+
 def require_readable(folder: Path) -> None:
-    """Check that a killed run can be read, each record once; a folder without run.json is not a run yet."""
-    if not (folder / "run" / "run.json").exists():
-        return
-    opened = Run.open(folder / "run")
-    keys = [record_key(record) for record in opened.records()]
-    assert len(keys) == len(set(keys)) == len(table_of([opened]))
-    assert set(opened.replicates()) <= set(keys)
-    for step, site, tokens, block in opened.statistics():
-        opened.load_statistics(step, site, tokens, block)
+    """Check that killed runs can be read, each record once; a folder without run.json is not a run yet."""
+    for opened in runs(folder).values():
+        keys = [record_key(record) for record in opened.records()]
+        assert len(keys) == len(set(keys)) == len(table_of([opened]))
+        assert set(opened.replicates()) <= set(keys)
+        for step, site, tokens, block in opened.statistics():
+            opened.load_statistics(step, site, tokens, block)
 
 
 def require_same(folder: Path, whole: Path) -> None:
-    found, wanted = facts(folder), facts(whole)
-    weights, others = found.pop("weights"), wanted.pop("weights")
-    for name, value in wanted.items():
-        assert found[name] == value, name
-    assert weights.keys() == others.keys()
-    for name, tensors in others.items():
-        assert all(torch.equal(weights[name][key], tensor) for key, tensor in tensors.items())
+    found, wanted = runs(folder), runs(whole)
+    assert found.keys() == wanted.keys()
+    for path, run_ in wanted.items():
+        other = facts(found[path])
+        for name, value in facts(run_).items():
+            assert other[name] == value, (path, name)
+    assert results(folder) == results(whole)
+    stored, expected = weights(folder), weights(whole)
+    assert stored.keys() == expected.keys()
+    for name, tensors in expected.items():
+        assert all(torch.equal(stored[name][key], tensor) for key, tensor in tensors.items())
     left = [path.name for path in (folder / "run").rglob("*") if path.name.endswith((".tmp", ".new", ".writing"))]
     assert not left
-    assert not list((folder / "run").glob("partial*"))
+    assert not list((folder / "run").rglob("partial*"))
 
 
 def kill_and_resume(work: Work, material: Path, whole: Path, folder: Path, kills: list[Kill]) -> None:
@@ -155,12 +177,33 @@ def test_a_killed_run_can_be_read_and_resumes_to_the_same_end(
 
 
 @pytest.mark.slow
-def test_a_hundred_kills_lose_and_repeat_nothing(
-    whole: tuple[Work, Path, list[Operation]], material: Path, tmp_path: Path
+def test_kills_of_every_sort_lose_and_repeat_nothing(
+    whole: tuple[Work, Path, list[Operation]], material: Path, tmp_path: Path, pytestconfig: pytest.Config
 ) -> None:
+    """SIGKILL, SIGTERM, SIGSTOP with SIGCONT, no more memory and no more disk, at random moments of random attempts.
+
+    `--kills 1000` sets their number over all tasks, `--kill-seed 1` draws others.
+    """
     work, folder, operations = whole
-    for number, kill in enumerate(spread(operations, MANY, seed=2)):
-        kill_and_resume(work, material, folder, tmp_path / str(number), [kill])
+    chance = random.Random(f"{pytestconfig.getoption('--kill-seed')} {work.__name__}")
+    gap = (operations[-1].seconds - operations[0].seconds) / len(operations)
+    wanted = -(-int(pytestconfig.getoption("--kills")) // len(TASKS))
+    struck: Counter[str] = Counter()
+    while struck.total() < wanted:
+        home = tmp_path / "killed"
+        for _ in range(ATTEMPTS):
+            fault = draw(len(operations), gap, chance)
+            ended = strike(work, material, home, fault)
+            require_readable(home)
+            struck[fault.sort] += ended or fault.sort == "SIGSTOP"
+            if not ended:
+                break
+        assert run(work, material, home) is not None
+        require_same(home, folder)
+        shutil.rmtree(home)
+    writer = pytestconfig.get_terminal_writer()
+    writer.line(f"{work.__name__}: {dict(struck)}")
+    writer.flush()
 
 
 @pytest.mark.slow

@@ -122,10 +122,13 @@ def test_the_gates_of_depth_and_vocabulary_shut_their_claims() -> None:
     assert verdicts("N2", late, ended=0.1)[0] == UNTESTABLE
 
 
-def test_a_matched_comparison_needs_equal_losses() -> None:
+def test_a_matched_comparison_needs_equal_losses_and_trainings_that_have_learnt() -> None:
     values = {"change": [0.1, 0.11, 0.1], "drives": [0.2, 0.21, 0.2]}
-    assert verdicts("T7", values, **{"unmatched_random-only": 0.01})[1] == REPRODUCED
-    assert verdicts("T7", values, **{"unmatched_random-only": 0.8})[1] == UNTESTABLE
+    met = {"learnt_decoder": 1.0, "learnt_tangent-only": 0.5, "learnt_random-only": 0.5, "unmatched_random-only": 0.01}
+    assert verdicts("T7", values, **met) == (REPRODUCED, REPRODUCED)
+    assert verdicts("T7", values, **{**met, "unmatched_random-only": 0.8}) == (REPRODUCED, UNTESTABLE)
+    assert verdicts("T7", values, **{**met, "learnt_random-only": -0.7}) == (REPRODUCED, UNTESTABLE)
+    assert verdicts("T7", values, **{**met, "learnt_decoder": 0.1}) == (UNTESTABLE, UNTESTABLE)
 
 
 def test_the_published_series_of_pythia_70m_is_late() -> None:

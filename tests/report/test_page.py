@@ -128,6 +128,19 @@ def test_the_verdicts_of_a_tangent_test_stand_above_the_charts(tmp_path: Path) -
     assert text.index("tangent to its own patch") < text.index('class="question"') < text.index('id="explore"')
 
 
+def test_a_run_of_an_earlier_version_has_a_page(tmp_path: Path) -> None:
+    """Without a kind, cards, words of massive tokens, settings or a unit."""
+    run = runs.make_run(tmp_path / "exp", [*runs.profiles(), *runs.curves(), *runs.heads()])
+    head = json.loads((run.path / "run.json").read_text())
+    removed = {"count": 300, "tokens": [{"token": 1, "text": " the"}]}
+    head["info"] = {"model": {"source": "tiny"}, "removed": removed}
+    (run.path / "run.json").write_text(json.dumps(head))
+    page = write_report([Run.open(run.path)], tmp_path / "report.html").read_text()
+    assert "Who causes it?" in page
+    assert "“the”" in page
+    assert "This run lists 1 of them" in page
+
+
 def test_a_run_without_records_is_refused(tmp_path: Path) -> None:
     run = runs.make_run(tmp_path / "empty", [])
     with pytest.raises(InputError, match="has no records yet"):
@@ -202,6 +215,7 @@ INFO_PATHS = (
     ("removed",),
     ("removed", "count"),
     ("removed", "tokens"),
+    ("removed", "words"),
     ("model",),
     ("model", "random_weights"),
     ("model", "source"),

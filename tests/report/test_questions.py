@@ -93,7 +93,9 @@ def test_vectors_have_answers_without_layers() -> None:
         Record("vectors", "tokens_to_halve", 0.005, n=200),
     ]
     found = answered(records, "vectors")
-    assert found["One direction dominates?"].sentence == "the top direction has 60 % of the variance (null 1.0 %)"
+    assert (
+        found["One direction dominates?"].sentence == "the top direction has 60 % of the variance (no structure: 1.0 %)"
+    )
     assert found["Due to few rows?"].reading == "yes"
 
 

@@ -33,7 +33,29 @@ def test_massive_tokens_are_counted_by_their_text(tmp_path: Path) -> None:
     removed = {"count": 3, "tokens": [token, {**token, "position": 9}, {**token, "text": "=", "token": 7}]}
     table = massive_table(reported(tmp_path, runs.profiles(), removed=removed), named=False)
     assert table is not None
-    assert table.rows == [["' the'", "2", "resid.2", "3, 9", "11 ×"], ["'='", "1", "resid.2", "3", "11 ×"]]
+    assert table.rows == [["“the”", "2", "layer 2", "11 ×"], ["“=”", "1", "layer 2", "11 ×"]]
+    assert table.heads == ["token", "times", "first massive at", "largest norm / median there"]
+    assert table.context is None
+
+
+def test_massive_tokens_have_context_and_the_count_of_all_of_them(tmp_path: Path) -> None:
+    word = {"token": 5, "text": " the", "count": 300, "site": "resid.2", "norm over median": 1200.0,
+            "left": "in", "shown": " the", "right": " house\nof"}  # fmt: skip
+    removed = {"count": 310, "tokens": [{"text": " the"}] * 256, "words": [word]}
+    table = massive_table(reported(tmp_path, runs.profiles(), removed=removed), named=False)
+    assert table is not None
+    assert table.rows == [["“the”", "300", ("in ", "the", " house⏎of"), "layer 2", "1,200 ×"]]
+    assert table.context == 2
+    assert "There are 310 massive tokens" in table.caption
+    assert "the most frequent, 300 together" in table.caption
+
+
+def test_a_run_that_lists_a_part_of_its_massive_tokens_says_so(tmp_path: Path) -> None:
+    removed = {"count": 600, "tokens": [{"text": "x", "site": "embed"}] * 256}
+    table = massive_table(reported(tmp_path, runs.profiles(), removed=removed), named=False)
+    assert table is not None
+    assert table.rows == [["“x”", "256", "embed"]]
+    assert "This run lists 256 of them" in table.caption
 
 
 def test_a_reason_does_not_repeat_what_was_run(tmp_path: Path) -> None:

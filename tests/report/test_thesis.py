@@ -82,4 +82,23 @@ def test_a_training_is_summed_up_by_its_largest_change_its_losses_and_its_alerts
 
 def test_verdicts_are_counted(tmp_path: Path) -> None:
     found = thesis(tmp_path, a=runs.verdicts())
-    assert found.title == "2 of 3 claims are reproduced as published, 0 are not, 1 stays open."
+    assert found.title == "2 of 3 claims are reproduced as published, 1 stays open."
+
+
+def test_a_layer_between_two_stretches_is_not_described_as_one_of_them(tmp_path: Path) -> None:
+    every = [0.6, 0.1, 0.9, 0.99, 0.1]
+    both = [
+        *layers("spectral_anisotropy", every, n=1000),
+        *[Record(f"resid.{i}", "spectral_anisotropy", 0.1, n=990 - i, tokens="no-sink") for i in range(5)],
+    ]
+    found = thesis(tmp_path, a=both)
+    assert "Layers 2–3: over all tokens one direction holds 90–99 % of the variance." in found.detail
+    assert "Leave out 13 of 1,000 tokens" in found.detail
+
+
+def test_a_share_below_a_half_is_not_one_dimension(tmp_path: Path) -> None:
+    both = [
+        *layers("spectral_anisotropy", [0.4, 0.45], n=1000),
+        *layers("spectral_anisotropy", [0.1, 0.1], n=990, tokens="no-sink"),
+    ]
+    assert thesis(tmp_path, a=both).title == "A few tokens cause most of what looks like one direction."

@@ -231,6 +231,17 @@ def test_csv_comes_back_as_the_frame(tmp_path: Path) -> None:
             assert row[name] == ("" if values[name] is None else str(values[name]))
 
 
+@pytest.mark.parametrize("text", ["=HYPERLINK(1)", "+1", "-1", "@SUM(A1)", "\t=1"])
+def test_a_csv_holds_no_formula(tmp_path: Path, text: str) -> None:
+    with Run.create(tmp_path / "r") as run:
+        run.append([Record("embed", "isoscore", -0.5, tokens=text, note=text, variant={text: text})])
+    with run.export(tmp_path / "out.csv").open(newline="") as file:
+        [row] = csv.DictReader(file)
+    assert row["tokens"] == row["note"] == "'" + text
+    assert row["value"] == "-0.5"  # a number is no formula
+    assert not any(cell.startswith(tuple("=+@\t\r")) for cell in row.values())
+
+
 def test_jsonl_comes_back_as_the_records_without_superseded_ones(tmp_path: Path) -> None:
     run = full_run(tmp_path / "r")
     with Run.create(tmp_path / "r", resume=True) as again:

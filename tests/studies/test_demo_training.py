@@ -11,9 +11,11 @@ import pytest
 import torch
 from rich.console import Console
 
-from anisoscope.cli.demo_view import CurvesDisplay, curves_view
+from anisoscope.cli.claims_page import write_claims_page
+from anisoscope.cli.demo_view import CurvesDisplay, curves_view, judged_view
 from anisoscope.errors import StoreError
 from anisoscope.studies.claims.conditions import UNTESTABLE
+from anisoscope.studies.claims.judging import judge
 from anisoscope.studies.demo_curves import (
     RANK,
     DemoMeasurement,
@@ -25,7 +27,8 @@ from anisoscope.studies.demo_curves import (
 from anisoscope.studies.demo_training import (
     DemoTraining,
     curves_file,
-    demo_verdicts,
+    demo_evidence,
+    keep_demo_evidence,
     measured_steps,
     read_trainings,
     train_side_by_side,
@@ -53,10 +56,18 @@ def test_both_models_are_measured_at_every_step_and_judged(demo: tuple[Path, dic
         assert [each.step for each in training.measurements] == list(measured_steps(6))
         assert all(len(each.profile) == 7 for each in training.measurements)
         assert all(bool(each.energy) == (name == "decoder") for each in training.measurements)
-    judged = demo_verdicts(trainings)
+    evidence = demo_evidence(trainings)
+    judged = [(claim, judge(claim, each)) for claim, each in evidence]
     assert [claim.id for claim, _ in judged] == ["T4", "S1", "S2"]
     assert {verdict.outcome for _, pair in judged for verdict in pair} == {UNTESTABLE}  # six steps teach nothing
     assert "Step 6 of 6" in text_of(curves_view(trainings, 6))
+    assert "intrinsic dimension (S2)" in text_of(judged_view(judged))
+    for _ in range(2):  # the second time replaces the first
+        run = keep_demo_evidence(out / "claims", evidence)
+        assert len(list(run.records())) == 6
+    page = write_claims_page(run.path, out / "curves.html").read_text()
+    assert page.count("<svg") == 3
+    assert "GPT-2, published" in page
     again = train_side_by_side(out, TINY, on_change=lambda _: None)  # reads what is there
     assert again == trainings
     with pytest.raises(StoreError, match=r"steps \(6 before, 7 now\)"):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -11,10 +12,10 @@ from torch import Tensor
 from tests.training import LAYERS, held_out, records, small_model, tracked, value
 
 
-def expected(model: torch.nn.Module, layer: int) -> tuple[float, float]:
+def expected(model: Any, layer: int) -> tuple[float, float]:
     """write_ratio and write_cosine of the feed-forward branch of a pre-norm block, from plain hooks."""
     seen: dict[str, Tensor] = {}
-    block = model.transformer.h[layer]  # type: ignore[union-attr, index]
+    block = model.transformer.h[layer]
     handles = [
         block.ln_2.register_forward_pre_hook(lambda _m, args: seen.__setitem__("stream", args[0].double())),
         block.mlp.register_forward_hook(lambda _m, _a, out: seen.__setitem__("branch", out.double())),

@@ -29,6 +29,7 @@ from anisoscope.alerts.paper_rules import (
     dimension_fell,
     flat_profile,
     high_cosine,
+    missing_bell,
     sharp_parallel_drift,
 )
 from anisoscope.alerts.presets import papers, stability, standard
@@ -52,6 +53,7 @@ __all__ = [
     "loss_spike",
     "low_rank",
     "massive_onset",
+    "missing_bell",
     "not_finite",
     "papers",
     "router_collapse",

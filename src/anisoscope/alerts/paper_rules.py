@@ -149,9 +149,7 @@ def collapsing_profile(
         if len(profile) < fewest:
             return
         numbers = [value for _, value in profile]
-        third = len(numbers) // 3
-        middle = numbers[third : len(numbers) - third]
-        height = sum(middle) / len(middle) - max(numbers[0], numbers[-1])
+        height = _bell_height(numbers)
         past = _recent(history, profile[0][0].step, height, None, within)
         start, highest, _ = max(past, key=lambda each: each[1])
         if highest > 0.1 and height < (1 - by) * highest:
@@ -159,6 +157,38 @@ def collapsing_profile(
             record = profile[len(numbers) // 2][0]
             unusual = f"{1 - height / highest:.0%} below its height at step {start:,}"
             yield alert(record, "collapsing_profile", text, since=start, unusual=unusual, helps=_RANK_HELPS)
+
+    return rule
+
+
+def missing_bell(
+    above: float = 0.0, probes: int = 3, *, fewest: int = 6, after: int = YOUNG, tokens: str = "all"
+) -> Rule:
+    """Alert if the spectral anisotropy of a decoder does not peak in the middle layers.
+
+    The published decoders have such a bell over all tokens, encoders do not; so this rule is in no preset. A model
+    without a bell is not broken: it differs from the published ones.
+
+    Args:
+        above: The height that counts as a bell: the mean of the middle third minus the higher of the two ends.
+        probes: The number of measurements in a row without a bell.
+        fewest: The fewest layers that the rule applies to.
+        after: Steps at the start that do not count.
+        tokens: The token policy of the records that are used.
+    """
+    held = Persistence()
+
+    def rule(records: Sequence[Record]) -> Iterator[Record]:
+        profile = [each for each in layers(records, "spectral_anisotropy", tokens) if each[0].step >= after]
+        if len(profile) < fewest:
+            return
+        height = _bell_height([value for _, value in profile])
+        count, since = held.count("", profile[0][0].step, height <= above)
+        if count >= probes:
+            text = f"no bell over layers: the middle third is {height:+.3g} from the higher end"
+            helps = "compare with an earlier checkpoint, and with and without sinks: a few tokens can make a bell"
+            record, unusual = profile[len(profile) // 2][0], f"for {count} probes in a row"
+            yield alert(record, "missing_bell", text, since=since, unusual=unusual, helps=helps)
 
     return rule
 
@@ -193,6 +223,12 @@ def sharp_parallel_drift(entropy: float = 0.3, cosine: float = 0.7, share: float
                 yield alert(where, "sharp_parallel_drift", text, since=since, unusual=unusual, helps=helps)
 
     return rule
+
+
+def _bell_height(profile: Sequence[float]) -> float:
+    """The mean of the middle third minus the higher of the two ends."""
+    third = len(profile) // 3
+    return statistics.fmean(profile[third : len(profile) - third]) - max(profile[0], profile[-1])
 
 
 _RANK_HELPS = "a lower learning rate or weight decay, normalisation before each branch, a check of the data for repeats"

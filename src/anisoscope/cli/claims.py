@@ -248,8 +248,8 @@ def _list_table(known: tuple[Claim, ...], verdicts: dict[str, dict[str, str]], s
     return table
 
 
-def verdicts_view(judged: Sequence[tuple[Claim, tuple[Verdict, Verdict]]], *, settle: bool = True) -> RenderableType:
-    """Every claim with its two verdicts and the reasons; `settle` adds what was run and what would settle a claim."""
+def verdicts_view(judged: Sequence[tuple[Claim, tuple[Verdict, Verdict]]]) -> RenderableType:
+    """Every claim with its two verdicts, the reasons, what was run and what would settle it."""
     from anisoscope.studies.claims.claim import SMOKE_TEST, SMOKE_TEST_NOTE, shared_context
 
     parts: list[RenderableType] = []
@@ -263,8 +263,7 @@ def verdicts_view(judged: Sequence[tuple[Claim, tuple[Verdict, Verdict]]], *, se
             parts += [
                 Padding(_hanging("[dim]–[/]", f"[dim]{escape(r)}[/]"), (0, 2, 0, 6)) for r in verdict.reasons.conditions
             ]
-        if settle:
-            parts += [Padding(f"[dim]{escape(line)}[/]", (0, 2, 0, 4)) for line in shared_context(verdicts)]
+        parts += [Padding(f"[dim]{escape(line)}[/]", (0, 2, 0, 4)) for line in shared_context(verdicts)]
     return Group(*parts)
 
 

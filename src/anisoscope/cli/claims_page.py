@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Sequence
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -18,6 +20,9 @@ from anisoscope.report.templates import asset, render
 from anisoscope.store.files import parse_errors, write_text
 from anisoscope.store.run import Run
 from anisoscope.studies.claims.claim import SMOKE_TEST_NOTE, Claim, Evidence, Verdict, shared_context
+from anisoscope.studies.claims.claim_tables import what_decided
+from anisoscope.studies.claims.disputes import DISPUTES, dispute_summary, measured_on
+from anisoscope.studies.claims.figure_labels import shown_records
 from anisoscope.studies.claims.judging import judge
 from anisoscope.studies.claims.runner import CLAIMS, evidence_run, kept_evidence
 
@@ -55,9 +60,26 @@ def _page(run: Run, evidence_of: Sequence[tuple[Claim, Evidence]]) -> str:
         versions=versions,
         made=f"{datetime.now(UTC):%Y-%m-%d}",
         note=SMOKE_TEST_NOTE if any(evidence.smoke_test for _, evidence in evidence_of) else None,
-        claims=[_claim(run.path, claim, judge(claim, evidence)) for claim, evidence in evidence_of],
-        not_run=[claim.id for claim in CLAIMS if claim.id not in {each.id for each, _ in evidence_of}],
+        claims=(claims := [_claim(run.path, claim, judge(claim, evidence)) for claim, evidence in evidence_of]),
+        disputes=_disputes(claims),
+        not_run=[]
+        if "demo" in run.info["settings"]
+        else [claim.id for claim in CLAIMS if claim.id not in {each.id for each, _ in evidence_of}],
     )
+
+
+def _disputes(claims: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The claims that were run by dispute, each dispute with its text and its verdicts in words."""
+    by_id = {claim["id"]: claim for claim in claims}
+    verdicts = {name: claim["verdicts"] for name, claim in by_id.items()}
+    parts = []
+    for dispute in DISPUTES:
+        shown = [by_id[name] for name in (*dispute.headline, *dispute.others) if name in by_id]
+        if shown:
+            ran = replace(dispute, headline=tuple(claim["id"] for claim in shown), others=())
+            summary = dispute_summary(ran, verdicts)
+            parts.append({"question": dispute.question, "text": dispute.text, "summary": summary, "claims": shown})
+    return parts
 
 
 def _setting(name: str, value: Any) -> str:
@@ -69,6 +91,10 @@ def _claim(folder: Path, claim: Claim, verdicts: tuple[Verdict, Verdict]) -> dic
     return {
         "id": claim.id,
         "statement": claim.statement,
+        "plain": claim.plain,
+        "found": claim.found,
+        "on": measured_on(verdicts),
+        "decided": what_decided(verdicts),
         "paper": paper_name(claim.paper),
         "verdicts": verdicts,
         "more": shared_context(verdicts),
@@ -80,20 +106,42 @@ def _figures(folder: Path, claim: Claim) -> list[str]:
     """The charts of the metrics of a claim, as SVG."""
     import vl_convert
 
-    run = evidence_run(folder, claim.id)
-    if run is None:
+    stored = evidence_run(folder, claim.id)
+    if stored is None:
         return []
-    measured = run.metrics()
+    measured = stored.metrics()
     drawn = [metric for metric in claim.figure if metric in measured][:_MOST]
-    return [vl_convert.vegalite_to_svg(_with_whole_labels(_chart(run, metric).to_dict())) for metric in drawn]
+    with tempfile.TemporaryDirectory() as temporary:
+        run = _labelled(stored, drawn, Path(temporary) / claim.id)
+        return [vl_convert.vegalite_to_svg(_with_whole_labels(_chart(run, metric).to_dict())) for metric in drawn]
+
+
+def _labelled(stored: Run, metrics: Sequence[str], folder: Path) -> Run:
+    """A copy of some records of a run with labels in words, at most seven things per metric."""
+    records = list(stored.records())
+    with Run.create(folder, {"kind": "evidence", "metrics": stored.info["metrics"]}, name=stored.name) as run:
+        for metric in metrics:
+            run.append(shown_records([record for record in records if record.metric == metric]))
+    return Run.open(folder)
 
 
 def _with_whole_labels(spec: dict[str, Any]) -> dict[str, Any]:
-    """Allow long labels: the default length suits names of layers."""
+    """Allow long labels everywhere in a chart: the default length suits names of layers."""
     config = spec.setdefault("config", {})
     for part in ("axis", "legend"):
-        config[part] = {**config.get(part, {}), "labelLimit": _LABEL}
+        config.setdefault(part, {})["labelLimit"] = _LABEL
+    _widen_labels(spec)
     return spec
+
+
+def _widen_labels(part: Any) -> None:
+    """Set every limit of a label inside a chart, however deep, and leave out the name of the field `of`."""
+    for each in part.values() if isinstance(part, dict) else part if isinstance(part, list) else ():
+        _widen_labels(each)
+    if isinstance(part, dict) and "labelLimit" in part:
+        part["labelLimit"] = _LABEL
+    if isinstance(part, dict) and part.get("title") == "of":
+        part["title"] = None  # the labels say what they describe
 
 
 def _chart(run: Run, metric: str) -> Any:

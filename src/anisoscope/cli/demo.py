@@ -9,8 +9,7 @@ import typer
 from rich.markup import escape
 
 from anisoscope.cli.app import AsJson, app, command_line, print_json, progress_bar, stderr, stdout
-from anisoscope.cli.claims import verdicts_view
-from anisoscope.cli.demo_view import CurvesDisplay, curves_view, introduction
+from anisoscope.cli.demo_view import CurvesDisplay, curves_view, introduction, judged_view
 from anisoscope.cli.lab import Overwrite
 from anisoscope.store.files import file_errors
 
@@ -38,9 +37,11 @@ def demo(
     if clouds:
         _clouds(out, as_json)
         return
+    from anisoscope.cli.claims_page import write_claims_page
     from anisoscope.report.page import write_report
     from anisoscope.store.run import Run
-    from anisoscope.studies.demo_training import SWITCHES, demo_verdicts, train_side_by_side, verdicts_run
+    from anisoscope.studies.claims.judging import judge
+    from anisoscope.studies.demo_training import SWITCHES, demo_evidence, keep_demo_evidence, train_side_by_side
 
     console = stderr() if as_json else stdout()
     console.print(introduction(steps))
@@ -54,19 +55,20 @@ def demo(
         raise typer.Exit(130) from None
     console.print(curves_view(trainings, steps))
     with stderr().status("judging claims"):
-        judged = demo_verdicts(trainings)
-    console.print("[bold]Judged by the rules of `anisoscope claims run`[/]")
-    console.print("[dim]The units are groups of held-out windows of these two trainings; other seeds may differ.[/]")
-    console.print(verdicts_view(judged, settle=False))
-    console.print()
-    with stderr().status("writing the report"):
-        runs = [Run.open(each.folder) for each in trainings.values()]
-        records = [verdict.to_record() for _, pair in judged for verdict in pair]
-        report = write_report([*runs, verdicts_run(out / "verdicts", records)], out / "report.html")
+        evidence = demo_evidence(trainings)
+        judged = [(claim, judge(claim, each)) for claim, each in evidence]
+    console.print(judged_view(judged))
+    with stderr().status("writing the pages"):
+        claims = keep_demo_evidence(out / "claims", evidence)
+        curves = write_claims_page(claims.path, out / "curves.html")
+        report = write_report([*(Run.open(each.folder) for each in trainings.values()), claims], out / "report.html")
     if as_json:
         print_json([verdict.to_record().to_json() for _, pair in judged for verdict in pair])
         return
-    console.print(f"[bold]report[/]  {escape(str(report))}", soft_wrap=True)
+    console.print(
+        f"[bold]curves[/]  {escape(str(curves))}  [dim]the three curves, verdicts and reasons[/]", soft_wrap=True
+    )
+    console.print(f"[bold]report[/]  {escape(str(report))}  [dim]everything that was measured[/]", soft_wrap=True)
     console.print("[dim]next    anisoscope measure MODEL --text FILE · anisoscope claims run --help[/]", soft_wrap=True)
 
 

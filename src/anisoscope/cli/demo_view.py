@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from rich import box
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
+from rich.markup import escape
 from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
@@ -15,14 +16,18 @@ from rich.text import Text
 from anisoscope.report.cells import sparkline
 
 if TYPE_CHECKING:
+    from anisoscope.studies.claims.claim import Claim, Verdict
     from anisoscope.studies.demo_training import DemoTraining
 
+# What the papers say of each curve.
 _PAPERS = {
     "loss": "",
-    "anisotropy over layers": "decoders: a bell; encoders: flat (Razzhigaev 2023)",
-    "intrinsic dimension": "rises, then falls (Razzhigaev 2023)",
-    "gradient in tangent basis": "strong early, weaker late (Bernas 2026)",
+    "anisotropy over layers": "Razzhigaev 2023: a bell in decoders, flat in encoders",
+    "intrinsic dimension": "Razzhigaev 2023: rises, then falls",
+    "gradient in tangent basis": "Bernas 2026: strong early, weaker late",
 }
+_CURVE_OF = {"S1": "anisotropy over layers", "S2": "intrinsic dimension", "T4": "gradient in tangent basis"}
+_STYLES = {"reproduced": "green", "not reproduced": "red"}
 
 
 def introduction(steps: int) -> RenderableType:
@@ -37,18 +42,33 @@ def introduction(steps: int) -> RenderableType:
 
 
 def curves_view(trainings: Mapping[str, DemoTraining], steps: int) -> RenderableType:
-    """One row per curve and one column per model, next to what the papers report."""
+    """One row per curve, with what the papers report, and one column per model."""
     table = Table(box=box.SIMPLE_HEAD, title=_title(trainings, steps), title_justify="left", title_style="bold")
-    table.add_column("", no_wrap=True)
+    table.add_column("", min_width=20)
     for name in trainings:
         table.add_column(name, no_wrap=True)
-    table.add_column("the papers say", style="dim")
     for label, words in _PAPERS.items():
-        table.add_row(label, *(_cell(label, training) for training in trainings.values()), words)
+        first = f"{label}\n[dim]{words}[/]" if words else label
+        table.add_row(first, *(_cell(label, training) for training in trainings.values()))
     note = (
         "Loss in nats per character. Anisotropy: λ1/Σλ from the embedding (left) to the last state (right). The other "
         "curves run over training, on a logarithmic scale of steps; the first steps collapse all states and say little."
     )
+    return Group(table, Padding(Text(note, style="dim"), (0, 2, 1, 2)))
+
+
+def judged_view(judged: Sequence[tuple[Claim, tuple[Verdict, Verdict]]]) -> RenderableType:
+    """One row per curve: the verdict as published and under control, and what decided."""
+    from anisoscope.studies.claims.claim_tables import what_decided
+
+    table = Table(box=box.SIMPLE_HEAD, title="Judged by the rules of `anisoscope claims run`", title_justify="left")
+    table.title_style = "bold"
+    for name in ("", "as published", "under control", "what decided"):
+        table.add_column(name, style="dim" if name == "what decided" else None)
+    for claim, verdicts in sorted(judged, key=lambda each: list(_CURVE_OF).index(each[0].id)):
+        outcomes = (f"[{_STYLES.get(v.outcome, 'dim')}]{v.outcome}[/]" for v in verdicts)
+        table.add_row(f"{_CURVE_OF[claim.id]} ({claim.id})", *outcomes, escape(what_decided(verdicts)))
+    note = "The units are groups of held-out windows of these two trainings; other seeds may differ."
     return Group(table, Padding(Text(note, style="dim"), (0, 2, 1, 2)))
 
 

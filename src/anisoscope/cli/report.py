@@ -57,22 +57,9 @@ def show(
 
 
 def _show(opened: Run, full: bool) -> None:
-    from anisoscope.cli.similarity import similarity_table
-    from anisoscope.report.overview import overview
-    from anisoscope.report.tables import table_of
+    from anisoscope.report.views import rendered
 
-    table = table_of([opened])
-    if not len(table):
-        raise InputError(f"{opened.name} has no records yet; measure something first")
-    if opened.info.get("kind") == "similarity" and not full:
-        stdout().print(similarity_table(list(opened.records()), opened.info))
-        return
-    if opened.info.get("kind") == "embeddings" and opened.info.get("complete") and not full:
-        from anisoscope.report.embedding_summary import embedding_summary
-
-        stdout().print(embedding_summary(list(opened.records()), opened.info["embeddings"], opened.name))
-        return
-    stdout().print(overview(table, opened.info, opened.name, full=full))
+    stdout().print(rendered(opened, full=full))
 
 
 @app.command(

@@ -185,6 +185,11 @@ class Engine:
         yield from self._evaluator.results(few, options)
 
     @property
+    def batches(self) -> int:
+        """How many batches were counted so far."""
+        return self._batches
+
+    @property
     def windows(self) -> int:
         """How many windows, images or clips were fed so far."""
         return self._first_document

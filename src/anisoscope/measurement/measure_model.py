@@ -23,14 +23,9 @@ from anisoscope.measurement.final_norm import final_norm, norm_effect
 from anisoscope.measurement.finished_run import FILES, file_stamps, finished_run
 from anisoscope.measurement.generation import generated_batches
 from anisoscope.measurement.holdings import return_freed_memory, scratch_note
+from anisoscope.measurement.massive_words import SeenTokens, removed_tokens
 from anisoscope.measurement.measure_weights import measure_weights, weight_metrics
-from anisoscope.measurement.model_data import (
-    expected_tokens,
-    in_words,
-    open_for,
-    read_data,
-    with_data,
-)
+from anisoscope.measurement.model_data import expected_tokens, open_for, read_data, with_data
 from anisoscope.measurement.request import (
     MODEL_SAMPLE,
     DataOptions,
@@ -192,6 +187,7 @@ class _Measurement:
     shown: bool = False  # provisional numbers
     interrupted: bool = False
     removed: list[dict[str, Any]] = field(default_factory=list)
+    seen: SeenTokens | None = None
 
     @property
     def module(self) -> nn.Module:
@@ -219,7 +215,10 @@ class _Measurement:
             self.callbacks.progress(engine.tokens)
         if resumed or not run.is_empty:
             run.rewind(0)  # these are numbers of fewer tokens, or some of those that are about to come
-        self.interrupted = engine.run(batches, statistics.tokens, self.callbacks.progress, partial(self._keep, engine))
+        self.seen = seen = SeenTokens(batches)
+        self.interrupted = engine.run(seen, statistics.tokens, self.callbacks.progress, partial(self._keep, engine))
+        if resumed:
+            seen.catch_up(engine.batches)
         self.partial.keep(engine, now=self.interrupted)
         self.callbacks.status("evaluating")
         run.update_info(**run_info({"unit": engine.unit}, engine.metrics), data={"tokens": engine.tokens})
@@ -294,7 +293,7 @@ class _Measurement:
 
     def finish(self) -> None:
         self.run.update_info(
-            removed={"count": len(self.removed), "tokens": in_words(self.removed[:256], self.opened)},
+            removed=removed_tokens(self.removed, self.opened, self.seen),
             interrupted=self.interrupted,
             complete=not self.interrupted,
         )

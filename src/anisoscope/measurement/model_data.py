@@ -121,12 +121,6 @@ def expected_tokens(request: Request) -> int | None:
     return min(limit or size, max(1, size // _BYTES))
 
 
-def in_words(removed: list[dict[str, Any]], opened: Opened) -> list[dict[str, Any]]:
-    """Return the removed tokens with their texts."""
-    decode = getattr(opened.processor, "decode", None) if opened.modality == "text" else None
-    return [{**each, "text": None if decode is None else decode([each["token"]])} for each in removed]
-
-
 def _is_list_of_ids(value: Any) -> bool:
     """Whether a value is one sequence of token ids: a list of whole numbers, or an array of one dimension."""
     if getattr(value, "ndim", None) == 1:

@@ -97,7 +97,7 @@ class PatchNorms:
     largest: tuple[float, ...]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Sinks:
     """The massive tokens of a model by site, class of token and coordinate.
 
@@ -111,12 +111,21 @@ class Sinks:
     >>> profile = Sinks({}, {}, (site,))
     >>> profile.mask(torch.tensor([[3.0, 4.5], [1.0, 0.0]]), site="resid.0").tolist()
     [True, False]
+    >>> profile
+    <Sinks: 1 site, at most 1 massive token of 100>
     """
 
     model: Mapping[str, Any]
     data: Mapping[str, Any]
     sites: tuple[SinkSite, ...]
     patches: tuple[PatchNorms, ...] = field(default_factory=tuple)
+
+    def __repr__(self) -> str:
+        count = len(self.sites)
+        worst = max(self.sites, key=lambda each: each.massive, default=None)
+        most, n = (0, 0) if worst is None else (worst.massive, worst.n)
+        tokens = f"{most:,} massive token{'' if most == 1 else 's'} of {n:,}"
+        return f"<Sinks: {count} site{'' if count == 1 else 's'}, at most {tokens}>"
 
     def at(self, site: str | Site) -> SinkSite:
         """Return the entry of a site.

@@ -55,7 +55,9 @@ def massive_tokens(norms: Norms, extremes: Extremes, sample: Sample) -> Iterator
     """
     held = extremes.x.double()
     lengths = held.norm(dim=1)
-    by_norm = int((lengths > MASSIVE * norms.median).sum())
+    # tiny and huge rows are beyond the histogram
+    median = norms.median if norms.median_is_inside else float(sample.x.double().norm(dim=1).median())
+    by_norm = int((lengths > MASSIVE * median).sum())
     entry = float(sample.x[:_ENTRY_ROWS].float().abs().median())
     by_entry = int((held.abs().amax(1, keepdim=True) > max(100.0, 1000 * entry)).sum()) if len(held) else 0
     full = extremes.overflowed or len(held) == extremes.size
@@ -162,7 +164,9 @@ def _geometric_median(x: Tensor) -> Tensor:
     """Return the point with the smallest sum of distances to the rows, by Weiszfeld's iteration, (n, d) -> (d,)."""
     centre = x.mean(0)
     for _ in range(50):
-        weight = 1 / (x - centre).norm(dim=1).clamp(min=1e-12)  # (n,)
+        distance = (x - centre).norm(dim=1)  # (n,)
+        least = 1e-12 * min(1.0, float(distance.mean()) or 1.0)  # of a row at the centre itself, also of tiny rows
+        weight = 1 / distance.clamp(min=least)
         centre = (weight @ x) / weight.sum()
     return centre
 

@@ -177,7 +177,7 @@ def _open_with_transformers(options: OpenOptions, located: Located) -> Opened:
         keywords["device_map"] = options.device_map or {"": str(options.device)}
     if located.file is None and not any(file.suffix in PICKLES for file in files):
         keywords["use_safetensors"] = True  # otherwise transformers would fall back to a pickle in the same folder
-    with bounded_construction(options.source, tensors):
+    with bounded_construction(options.source, tensors, files):
         whole, random = load_weights(options.source, located, config, keywords, head=options.head)
     model, modality = _part(whole, options.modality)
     processor = open_processor(modality, located.folder, gguf, options.trust_remote_code)

@@ -8,8 +8,9 @@ from typing import Any
 
 from anisoscope.report.checked_info import checked_info
 from anisoscope.report.sentences import WITHOUT, number
+from anisoscope.report.streams import site_text
 from anisoscope.report.tables import Row
-from anisoscope.report.topics import OTHER, topic_of
+from anisoscope.report.topics import DETAILS, OTHER, topic_of
 
 _FEW_ROWS = 10  # tokens per dimension below which a covariance is mostly noise
 _LOW_NULL = 0.8  # a null value of the IsoScore below this changes how the score reads
@@ -27,12 +28,11 @@ def caveats(rows: Mapping[str, Sequence[Row]], info: Mapping[str, Any]) -> list[
 
 
 def caveats_by_topic(rows: Mapping[str, Sequence[Row]], info: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """The caveats of one run, each with the topic that it concerns (`topics.QUESTIONS`; `other`: all of them)."""
+    """The caveats of one run, each with the topic that it concerns: one of `QUESTIONS`, `other` (all) or `details`."""
     info = checked_info(info)
     texts = [
         (OTHER, _interrupted(info)),
         ("directions", _small_sample(rows, info)),
-        ("causes", _massive(info)),
         ("causes", _few_tokens(rows.get("tokens_to_halve", ()))),
         ("directions", _dominated_by_sinks(rows.get("spectral_anisotropy", ()))),
         ("directions", _saturated(rows.get("two_nn", ()))),
@@ -101,20 +101,6 @@ def _without_sinks(rows: Sequence[Row]) -> Sequence[Row]:
     return [row for row in rows if row["tokens"] == WITHOUT] or rows
 
 
-def _massive(info: Mapping[str, Any]) -> str | None:
-    removed = info["removed"]
-    if not removed["count"]:
-        return None
-    texts = [repr(token.get("text")) for token in removed["tokens"] if token.get("text") is not None]
-    words = ", ".join(dict.fromkeys(texts[:64]))
-    named = f" ({words})" if words else ""
-    one = removed["count"] == 1
-    return (
-        f"{removed['count']:,} massive token{'' if one else 's'}{named} {'is' if one else 'are'} left out under "
-        f"{WITHOUT}, and so is the first token of every window."
-    )
-
-
 def _few_tokens(rows: Sequence[Row]) -> str | None:
     few = [row for row in rows if row["tokens"] == "all" and row["value"] is not None and row["value"] <= _FEW_TOKENS]
     if not few:
@@ -142,7 +128,8 @@ def _dominated_by_sinks(rows: Sequence[Row]) -> str | None:
     before, after = (number(values[policy][most], percent=True) for policy in ("all", WITHOUT))
     return (
         "Sink tokens dominate the curve over all tokens: without first and massive tokens the top direction's share of "
-        f"the variance falls from {before} to {after} at {most}. For ordinary tokens use the {WITHOUT} curve."
+        f"the variance falls from {before} to {after} at {site_text(most)}. "
+        f"For ordinary tokens read the solid curve, {WITHOUT}."
     )
 
 
@@ -172,7 +159,8 @@ def _missing(rows: Mapping[str, Sequence[Row]]) -> list[tuple[str, str]]:
     for metric, group in rows.items():
         if metric not in _OWN_PANEL and group and all(row["value"] is None for row in group):
             reason = group[0]["note"] or "no reason was recorded"
-            reasons.setdefault(topic_of(metric), {}).setdefault(reason, []).append(metric)
+            topic = topic_of(metric)
+            reasons.setdefault(DETAILS if topic == OTHER else topic, {}).setdefault(reason, []).append(metric)
     return [
         (topic, f"No value: {'; '.join(_listed(metrics, reason) for reason, metrics in by_reason.items())}.")
         for topic, by_reason in reasons.items()
@@ -212,13 +200,13 @@ def _notes(rows: Mapping[str, Sequence[Row]]) -> list[tuple[str, str]]:
         for kind, notes in kinds.items()
     ]
     more = len(texts) - _LISTED
-    rest = [(OTHER, f"{more} more kinds of notes are in the records.")] if more > 0 else []
+    rest = [(DETAILS, f"{more} more kinds of notes are in the records.")] if more > 0 else []
     return texts[:_LISTED] + rest
 
 
 def _common_topic(metrics: Collection[str]) -> str:
-    topics = {topic_of(metric) for metric in metrics}
-    return topics.pop() if len(topics) == 1 else OTHER
+    topics = {topic_of(metric) for metric in metrics} - {OTHER}
+    return topics.pop() if len(topics) == 1 else DETAILS
 
 
 def _note_text(notes: Mapping[str, Mapping[str, None]]) -> str:
@@ -234,6 +222,5 @@ def _note_text(notes: Mapping[str, Mapping[str, None]]) -> str:
 
 def _only_names(kind: str) -> bool:
     """Whether a note only names a coordinate or counts words: that is part of the result, not a caveat."""
-    return bool(
-        re.fullmatch(r"(coordinate #|dimensions? [#, ]+|(over )?# words?|(from the )?# (largest )?eigenvalues)", kind)
-    )
+    counts = r"(coordinate #|dimensions? [#, ]+|(over )?# words?|(from the )?# (largest )?eigenvalues)"
+    return bool(re.fullmatch(counts, kind))

@@ -14,7 +14,7 @@ def checked_info(info: Mapping[str, Any]) -> dict[str, Any]:
     """The info of a run in which the known entries have the right type; entries of another type are left out.
 
     >>> checked_info({"metrics": {"a": {"low": "x", "high": 1}}, "removed": 5, "model": "m"})
-    {'metrics': {'a': {'high': 1}}, 'removed': {'count': 0, 'tokens': []}, 'model': 'm'}
+    {'metrics': {'a': {'high': 1}}, 'removed': {'count': 0, 'tokens': [], 'words': []}, 'model': 'm'}
     """
     metrics, removed, model = info.get("metrics"), info.get("removed"), info.get("model")
     cards = metrics.items() if isinstance(metrics, Mapping) else ()
@@ -37,9 +37,13 @@ def _card(card: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _removed(removed: Mapping[str, Any]) -> dict[str, Any]:
-    count, tokens = removed.get("count"), removed.get("tokens")
-    shown = [token for token in tokens if isinstance(token, Mapping)] if isinstance(tokens, list) else []
-    return {"count": count if type(count) is int else len(shown), "tokens": shown}
+    count = removed.get("count")
+    tokens, words = (_mappings(removed.get(name)) for name in ("tokens", "words"))
+    return {"count": count if type(count) is int else len(tokens), "tokens": tokens, "words": words}
+
+
+def _mappings(value: Any) -> list[Mapping[str, Any]]:
+    return [each for each in value if isinstance(each, Mapping)] if isinstance(value, list) else []
 
 
 def _model(model: Mapping[str, Any]) -> dict[str, Any]:

@@ -27,7 +27,7 @@ def life_figure(lives: Sequence[ConceptLife], title: str, training: TrainingAxis
     longest = sorted(lives, key=lambda life: (life.died is not None, -len(life.shares)))[:_MOST]
     drawn = sorted(longest, key=lambda life: (life.born, life.number))
     edges = step_edges(thinned(sorted({step for life in lives for step, _ in life.shares})), training.steps)
-    cells = [
+    cells: list[dict[str, Any]] = [
         {
             "at": edges[step][0],
             "end": edges[step][1],

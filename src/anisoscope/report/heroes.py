@@ -12,6 +12,7 @@ from anisoscope.report.layer_curves import LayerCurves
 from anisoscope.report.line_figures import index_figure, layer_figure, steps_figure
 from anisoscope.report.map_figures import step_map
 from anisoscope.report.reported_run import ReportedRun
+from anisoscope.report.streams import site_text
 from anisoscope.report.tables import NONE, Row, claim_of
 from anisoscope.report.tangent_summary import TangentSummary
 from anisoscope.report.theme import VERDICTS
@@ -28,6 +29,7 @@ _TITLES = {
     "effective_rank": "Effective rank",
     "relative_drift": "Mean vector's share of the norm",
 }
+_NULLS = {"chance": [1, 0], "normal directions": [3, 2]}  # how the level of each null is dashed
 _GAP = 0.05  # a gap below this share of the variance is not annotated
 _MARKS = {"reproduced": "✓", "not reproduced": "✗", "inconclusive": "?", "smoke test": "·"}
 
@@ -75,7 +77,8 @@ def _gap_note(curve: LayerCurves) -> str | None:
     if not gaps or max(map(abs, gaps.values())) < _GAP or curve.metric != "spectral_anisotropy":
         return None
     total = max(row["n"] or 0 for row in curve.all.values())
-    return f"{curve.left_out():,} of {total:,}\ntokens make\nthis difference"
+    widest = max(gaps, key=lambda layer: abs(gaps[layer]))
+    return f"{curve.left_out([widest]):,} of {total:,}\ntokens make\nthis difference"
 
 
 def _training(runs: Sequence[ReportedRun], alt: str) -> list[Figure]:
@@ -186,21 +189,26 @@ def energy_figure(tests: Sequence[TangentSummary], alt: str, height: int) -> Fig
             "value_text": number_text(value, True), "null_text": number_text(each.level, True), "verdict": each.words,
         })  # fmt: skip
         levels = {"chance": each.level, "normal directions": each.normal}
-        ticks += [{"x": at, "value": v, "null": name} for name, v in levels.items() if v is not None]
+        ticks += [
+            {"x": at, "from": at - 0.09, "to": at + 0.09, "value": v, "null": name}
+            for name, v in levels.items()
+            if v is not None
+        ]
     values = [v for row in rows for v in (row["value"], row["low"], row["high"]) if v is not None]
     axis = value_axis([*values, *(tick["value"] for tick in ticks)], percent=True)
-    names = json.dumps([site.removeprefix("grad.") for site in sites])  # as data: a name must not become an expression
+    names = json.dumps([site_text(site) for site in sites])  # as data: a name must not become an expression
     x = layer_ticks(list(range(len(sites))), None) if len(sites) > 1 else layer_ticks([0], None)
     x["title"] = None
     x["scale"] = {"domain": [-0.5, len(sites) - 0.5], "nice": False}
     x["axis"] = {**x["axis"], "values": list(range(len(sites))), "labelExpr": f"{names}[datum.value]"}
     colour = {"field": "series", "type": "nominal", "scale": {"domain": proxies}, "legend": _legend("basis")}
-    grey = {"field": "null", "type": "nominal", "scale": {"domain": ["chance", "normal directions"],
-            "range": [GREY, "#B58900"]}, "legend": _legend("null")}  # fmt: skip
+    present = [name for name in _NULLS if any(tick["null"] == name for tick in ticks)]
+    dash = {"field": "null", "type": "nominal", "legend": _legend("null"),
+            "scale": {"domain": present, "range": [_NULLS[name] for name in present]}}  # fmt: skip
     fields = tooltip_fields(("site", "site"), ("proxy", "basis"), ("verdict", "verdict"))
     layers = [
-        {"data": {"values": ticks}, "mark": {"type": "tick", "thickness": 2.5, "width": 26, "orient": "horizontal"},
-         "encoding": {"y": axis.encoding(), "color": grey}},
+        {"data": {"values": ticks}, "mark": {"type": "rule", "strokeWidth": 2.5, "color": GREY},
+         "encoding": {"x": {**x, "field": "from"}, "x2": {"field": "to"}, "y": axis.encoding(), "strokeDash": dash}},
         {"mark": {"type": "rule", "strokeWidth": 2}, "encoding": {"y": axis.encoding("low"), "y2": {"field": "high"},
          "color": {**colour, "legend": None}}},
         {"mark": {"type": "circle", "size": 80, "opacity": 1}, "encoding": {"y": axis.encoding(), "color": colour,

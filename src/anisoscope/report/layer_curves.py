@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -60,9 +60,10 @@ class LayerCurves:
             return {}
         return {k: self.all[k]["value"] - row["value"] for k, row in self.main.items() if k in self.all}
 
-    def left_out(self) -> int:
-        """The number of tokens that `main` leaves out, at the layer where it is largest."""
-        return max(((self.all[k]["n"] or 0) - (r["n"] or 0) for k, r in self.main.items() if k in self.all), default=0)
+    def left_out(self, layers: Collection[float] | None = None) -> int:
+        """The number of tokens that `main` leaves out, at that of these layers (or of all) where it is largest."""
+        both = [k for k in self.main if k in self.all and (layers is None or k in layers)]
+        return max(((self.all[k]["n"] or 0) - (self.main[k]["n"] or 0) for k in both), default=0)
 
 
 def layer_curves(

@@ -272,7 +272,8 @@ def index_figure(
     rows = [row for row in rows if row["value"] > _ROUNDING * top] or rows
     one = len(series) == 1
     values = [v for row in rows for v in _drawn(row, one)]
-    axis = value_axis(values, percent=percent, log=_is_steep(values) or None)
+    steep = _is_steep([row["value"] for row in rows])
+    axis = value_axis(values if steep else _extent(rows, null=one), percent=percent, log=steep or None)
     ends = {row["series"]: row for row in sorted(rows, key=lambda row: row["at"])}
     right = max(row["at"] for row in rows)
     labels = [{"x": right, "value": row["value"], "text": [name], "series": name} for name, row in ends.items()]

@@ -38,7 +38,10 @@ with needs("serve", "the live page"):
     from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 PORT = 8733
-LIVE_SCRIPTS = ("step_chart.js", "loop_charts.js", "run_table.js", "live.js")
+LIVE_SCRIPTS = (
+    *("step_chart.js", "step_map.js", "step_cursor.js", "loop_charts.js", "live_sections.js", "run_table.js"),
+    "live.js",
+)
 _COOKIE = "anisoscope_token"
 _DIGITS = 18  # of a position in a file: fits 64 bits
 _POLL_EVERY = 0.4  # seconds between two reads of a growing file

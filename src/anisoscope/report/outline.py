@@ -11,12 +11,14 @@ import pandas as pd
 from anisoscope.report.charts import spec_of, style_of
 from anisoscope.report.checked_info import checked_info
 from anisoscope.report.lines import ChartStyle, title_of
+from anisoscope.report.metric_titles import title
 from anisoscope.report.picks import first_variant
 from anisoscope.report.sentences import PHRASES
 from anisoscope.report.shapes import KINDS, colours_of, fitting_kinds, log_values
 from anisoscope.report.streams import UNNAMED, stream_label
 from anisoscope.report.tables import Depths, by_metric, depths_of, parse_site, stream_of
 from anisoscope.report.theme import config
+from anisoscope.report.topics import OTHER, QUESTIONS, topic_of
 from anisoscope.store.run import Run
 
 KIND_TITLES = {
@@ -53,6 +55,8 @@ def outline_of(table: pd.DataFrame, cards: Mapping[str, Mapping[str, Any]]) -> d
     views = [
         {
             "metric": metric,
+            "title": title(metric),
+            "topic": topic_of(metric),
             "family": str(cards.get(metric, {}).get("family", "other")),
             "meaning": str(cards.get(metric, {}).get("meaning", "")),
             "kinds": kinds_of(charted[metric], depths, specs, runs, cards.get(metric, {})),
@@ -62,6 +66,7 @@ def outline_of(table: pd.DataFrame, cards: Mapping[str, Mapping[str, Any]]) -> d
     streams = {stream_of(parse_site(text)) for text in table["site"].unique()}
     return {
         "views": views,
+        "questions": [*QUESTIONS.items(), (OTHER, "Other numbers")],
         "specs": specs,
         "streams": {stream: stream_label(stream) for stream in sorted(streams)},
         "unnamed": list(UNNAMED),

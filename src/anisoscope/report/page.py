@@ -21,6 +21,7 @@ from anisoscope.report.sections import metric_cards, run_facts, run_results
 from anisoscope.report.summary import summary_of
 from anisoscope.report.tables import table_of
 from anisoscope.report.templates import asset, render
+from anisoscope.report.topics import DETAILS
 from anisoscope.report.vega import scoped, vega_script
 from anisoscope.store.files import write_text
 from anisoscope.store.run import Run
@@ -65,6 +66,7 @@ def report_page(runs: Sequence[Run]) -> str:
         sections=sections,
         legends=legends_of(summary, sections, measured),
         general=general_notes(measured),
+        metric_notes=general_notes(measured, DETAILS),
         verdict_style=style_of_verdict,
         results=[run_results(run) for run in reported],
         measured=[(each.label, run_facts(run)) for each, run in zip(reported, runs, strict=False)],

@@ -23,6 +23,7 @@ _RESIDUAL = ("embed", "resid", "final", "vectors")
 _MOST_RUNS = 4  # columns of the table of questions
 _COLOURS = 8
 _NULL = "expected with no structure"
+_STAR = "* the 95 % interval excludes 0 and what different numbers of rows may cause."
 
 
 def side_of(
@@ -83,7 +84,9 @@ def _difference_text(each: Difference) -> str:
     percent = is_percent(each.first.metric)
     sign = "+" if each.value > 0 else ""
     star = " *" if each.clear else ""
-    return f"{sign}{number(each.value, percent).replace('-', '−', 1)}{error_text(each.error, percent)}{star}"
+    text = f"{sign}{number(each.value, percent).replace('-', '−', 1)}{error_text(each.error, percent)}"
+    # of two shares the difference is in points, not in per cent of one of them
+    return (f"{text.replace(' %', '')} points" if percent else text) + star
 
 
 def _one_run(run: ReportedRun) -> dict[str, Any]:
@@ -100,7 +103,7 @@ def _one_run(run: ReportedRun) -> dict[str, Any]:
     ]
     curves = any(row["paths"] for row in rows)
     heads = ["question", "value", *(["over layers"] if curves else []), "no structure", "reading"]
-    return {"kind": "questions", "single": True, "curves": curves, "heads": heads, "rows": rows}
+    return {"kind": "questions", "single": True, "curves": curves, "heads": heads, "rows": rows, "note": ""}
 
 
 def _paths(answer: QuestionAnswer) -> Mapping[str, str]:
@@ -122,7 +125,8 @@ def _several_runs(
             cells.append({"value": "" if few else differences.get(metric, "–"), "detail": ""})
         rows.append({"question": question, "metric": metric, "cells": cells})
     heads = ["question", *(label for label, _ in answers), *(["largest difference"] if differences else [])]
-    return {"kind": "questions", "single": False, "heads": heads, "rows": rows}
+    note = f"Difference: {answers[-1][0]} minus {answers[0][0]}, ± one standard error. {_STAR}" if differences else ""
+    return {"kind": "questions", "single": False, "heads": heads, "rows": rows, "note": note}
 
 
 def legends_of(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -10,37 +11,27 @@ from anisoscope.report.caveats import caveats_by_topic
 from anisoscope.report.concept_figures import life_figure, stability_figure
 from anisoscope.report.concept_lives import ConceptLife, concept_lives, concept_tables, concepts_sentence
 from anisoscope.report.figure import Figure
-from anisoscope.report.heroes import curves_by_run, energy_figure, loss_figure, map_of, title_of_metric, training_axis
+from anisoscope.report.heroes import curves_by_run, energy_figure, loss_figure, map_of, training_axis
 from anisoscope.report.line_figures import index_figure, layer_figure, steps_figure
 from anisoscope.report.map_figures import cells_of, head_map
+from anisoscope.report.metric_titles import title
 from anisoscope.report.questions import value_range
 from anisoscope.report.reported_run import ReportedRun, measured_runs
-from anisoscope.report.section_tables import SectionTable, massive_table, number_table, tangent_tables, verdict_table
+from anisoscope.report.section_tables import (
+    SectionTable,
+    massive_table,
+    number_table,
+    tangent_tables,
+    verdict_table,
+)
 from anisoscope.report.sentences import WITHOUT, in_rows, layers_text, number
+from anisoscope.report.streams import site_text
 from anisoscope.report.tables import NONE, Row
+from anisoscope.report.tangent_summary import TangentSummary
 from anisoscope.report.tiles import is_percent, tangent_tests
 from anisoscope.report.topics import OTHER, QUESTIONS, topic_of
 
 _MOST_MAPS = 6
-_TITLES = {
-    "mean_cosine_centred": "Mean cosine after subtracting the mean",
-    "relative_drift": "Mean vector's share of the tokens' norm",
-    "gride": "Intrinsic dimension by scale (neighbours)",
-    "top_coordinate": "One coordinate's share of the top direction",
-    "outlier_dimensions": "Coordinates that stand out",
-    "feature_kurtosis": "Kurtosis of the coordinates",
-    "attention_entropy": "Entropy of attention, share of uniform",
-    "sink_mass": "Attention on the first token",
-    "sink_rate": "Share of heads with over 30 % of their weight on the first token",
-    "logit_max": "Largest attention logit",
-    "qk_cosine": "Cosine of mean query and mean key",
-    "q_drift": "Mean query's share of the queries' norm",
-    "k_drift": "Mean key's share of the keys' norm",
-    "learning_rate": "Learning rate",
-    "gradient_norm": "Norm of the gradient",
-    "update_ratio": "Update over weight norm",
-    "gradient_energy": "Gradients' energy in the tangent proxy",
-}
 _HEADS = ("attention_entropy", "sink_mass", "sink_rate", "logit_max", "qk_cosine", "q_drift", "k_drift")
 _MAPS = ("spectral_anisotropy", "mean_cosine", "two_nn", "isoscore", "participation_ratio")
 _LOOP = ("learning_rate", "gradient_norm", "update_ratio")
@@ -82,11 +73,11 @@ def sections_of(runs: Sequence[ReportedRun]) -> list[QuestionSection]:
     notes = notes_by_topic(runs)
     measured = measured_runs(runs)
     sections = []
-    for topic, title in QUESTIONS.items():
+    for topic, question in QUESTIONS.items():
         figures, tables = makers[topic](runs if topic == "claims" else measured)
         if figures or tables:
             sentence = sentence_of(measured, topic)
-            sections.append(QuestionSection(topic, title, sentence, notes.get(topic, []), figures, tables))
+            sections.append(QuestionSection(topic, question, sentence, notes.get(topic, []), figures, tables))
     return sections
 
 
@@ -105,6 +96,8 @@ def notes_by_topic(runs: Sequence[ReportedRun]) -> dict[str, list[str]]:
 
 def sentence_of(runs: Sequence[ReportedRun], topic: str) -> str:
     """The answer to a question: of one run in sentences, of several with a range each."""
+    if topic == "gradients":
+        return _verdicts_in_words([each for run in runs for each in tangent_tests(run)])
     if topic == "concepts":
         return " ".join(_named(run, concepts_sentence(lives, lives[-1].site), runs) for run, lives in _lives(runs))
     if len(runs) == 1:
@@ -121,13 +114,23 @@ def sentence_of(runs: Sequence[ReportedRun], topic: str) -> str:
     return f"{title(metric)}: {ranges}."
 
 
+def _verdicts_in_words(tests: Sequence[TangentSummary]) -> str:
+    """How many tests at the largest rank have which verdict, and how the energy compares with chance."""
+    hidden = [each for each in tests if each.gradient == "hidden"] or list(tests)
+    if not hidden:
+        return ""
+    rank = max(each.rank for each in hidden)
+    shown = [each for each in hidden if each.rank == rank]
+    counts = Counter(each.words for each in shown)
+    words = "; ".join(f"“{name}” in {count}" for name, count in counts.most_common())
+    low, high = (f"{end:.2g}" for end in (min(e.enrichment for e in shown), max(e.enrichment for e in shown)))
+    energy = low if low == high else f"{low}–{high}"
+    tests_of = f"{len(shown)} test{'s' if len(shown) > 1 else ''} with a basis of rank {rank}"
+    return f"Of {tests_of}: {words}. The gradients have {energy} times the energy in the basis that chance gives."
+
+
 def _is_cause(question: str, topic: str) -> bool:
     return topic == "causes" and question.startswith("Due to few")
-
-
-def title(metric: str) -> str:
-    """The title of a figure of this metric."""
-    return _TITLES.get(metric) or title_of_metric(metric)
 
 
 def _profiles(runs: Sequence[ReportedRun], *metrics: str) -> list[Figure]:
@@ -224,12 +227,14 @@ def _causes(runs: Sequence[ReportedRun]) -> tuple[list[Figure], list[SectionTabl
             for row in sorted(rows, key=lambda row: row["index"]):
                 curves.setdefault(row["site"], []).append(row)
             site = max(curves, key=lambda site: curves[site][0]["value"] - curves[site][-1]["value"])
-            removal[site if len(runs) == 1 else run.label] = curves[site]
+            removal[site_text(site) if len(runs) == 1 else run.label] = curves[site]
     if removal:
         rows_name = "tokens" if runs[0].of_tokens else "rows"
         first = next(iter(removal.values()))
         ends = [number(row["value"], percent=True) for row in (first[0], first[-1])]
         plain = f"Top direction's share without the largest {rows_name}"
+        if len(runs) == 1 and runs[0].of_tokens:
+            plain, removal = f"{plain}, {next(iter(removal))}", {"": first}
         alt = f"{plain}: {ends[0]} with all of them, {ends[1]} without {first[-1]['index']:,}."
         figures.append(
             index_figure(removal, plain, alt, x_title=f"{rows_name} removed", percent=True, metric="removal_curve")
@@ -372,6 +377,6 @@ def _claims(runs: Sequence[ReportedRun]) -> tuple[list[Figure], list[SectionTabl
     return [], [] if table is None else [table]
 
 
-def general_notes(runs: Sequence[ReportedRun]) -> list[str]:
-    """The caveats that concern the whole run."""
-    return notes_by_topic(runs).get(OTHER, [])
+def general_notes(runs: Sequence[ReportedRun], topic: str = OTHER) -> list[str]:
+    """The caveats that concern the whole run; of the topic `details`, those of single metrics."""
+    return notes_by_topic(runs).get(topic, [])

@@ -91,7 +91,7 @@ _OTHERS = (
         relative=True,
         readings=((0.1, "few"), (0.5, "some"), (math.inf, "most")),
     ),
-    Question("Intrinsic dimension?", "two_nn", "about {}, from nearest neighbours"),
+    Question("Intrinsic dimension?", "two_nn", "the intrinsic dimension is about {}, from nearest neighbours"),
 )
 METRICS = (
     *("spectral_anisotropy", "top_coordinate", "tokens_to_halve", "mean_cosine", "mean_cosine_centred"),
@@ -184,8 +184,8 @@ def _answer(question: Question, curves: Mapping[str, LayerCurves | None]) -> Que
     values = value_range(curve.values, question.percent)
     null = value_range(curve.nulls, question.percent) if curve.nulls else ""
     rows = {row["n"] for row in curve.main.values() if row["n"] is not None}
-    reading = _reading(question, curve) if question.readings else f"n ≤ {max(rows):,}" if rows else NO_VALUE
-    expected = f" (null {null})" if null else ""
+    reading = _reading(question, curve) if question.readings else f"at n = {max(rows):,}" if rows else NO_VALUE
+    expected = f" (no structure: {null})" if null else ""
     sentence = question.clause.format(values) + expected + _where(curve) + _over_all(curve, question.percent)
     return QuestionAnswer(question.text, question.metric, sentence, values, curve.values, null, reading)
 
@@ -228,7 +228,7 @@ def _few_tokens(curves: Mapping[str, LayerCurves | None], halving: Sequence[Row]
         return None
     layer = max(lost, key=lambda layer: abs(lost[layer]))
     before, after = share.all[layer], share.main[layer]
-    left_out = share.left_out()
+    left_out = share.left_out([layer])
     ends = [number(row["value"], percent=True) for row in (before, after)]
     values = ends[0] if ends[0] == ends[1] else " → ".join(ends)
     without = f"without {left_out:,} of {before['n'] or 0:,} tokens (first and massive ones)"

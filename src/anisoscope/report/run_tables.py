@@ -16,6 +16,7 @@ from anisoscope.records import Record
 from anisoscope.report.cells import CURVE, FittedTable, folded, new_table, number, sparkline
 from anisoscope.report.checked_info import checked_info
 from anisoscope.report.sentences import stream_name
+from anisoscope.report.sink_words import quoted, sink_words
 from anisoscope.report.tables import parse_site, stream_of
 
 POLICIES = ("all", "no-sink", "generated", "generated no-sink")  # pairs next to each other
@@ -191,8 +192,7 @@ def _policy_notes(layered: Sequence[Record], info: Mapping[str, Any]) -> list[st
     if not any(record.tokens.endswith("no-sink") for record in layered):
         return []
     removed = checked_info(info)["removed"]
-    texts = [repr(t["text"]) if t.get("text") is not None else f"#{t.get('token')}" for t in removed["tokens"]]
-    different = list(dict.fromkeys(texts))
+    different = [quoted(word) + (f" × {word.count:,}" if word.count > 1 else "") for word in sink_words(removed)]
     words = ", ".join(different[:_SHOWN_TOKENS]) + (", …" if len(different) > _SHOWN_TOKENS else "")
     massive = (
         f" and {removed['count']:,} massive token{'s' * (removed['count'] > 1)}"

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from anisoscope.report.reported_run import ReportedRun
 from anisoscope.report.sentences import error_text, number
+from anisoscope.report.sink_words import SinkWord, quoted, sink_words
+from anisoscope.report.streams import site_text
 from anisoscope.report.tables import NONE, Row, claim_of
 from anisoscope.report.tangent_summary import TangentSummary
 from anisoscope.report.topics import topic_of
 
 _MOST_TOKENS = 12
+_CONTEXT = 2  # the column of examples
 _RAN = ". Run: "  # begins what was run, in the reason of a verdict
 
 
@@ -24,19 +26,22 @@ class SectionTable:
 
     Attributes:
         heads: The titles of the columns.
-        rows: The cells. A cell of the column `badge` is a verdict.
+        rows: The cells. A cell of the column `badge` is a verdict; one of the column `context` has three texts: what
+            is before a token, the token, and what is after it.
         caption: What the table shows.
         folded: Whether it is hidden until a reader opens it.
         badge: The position of the column of verdicts; None if there is none.
         wraps: Positions of columns with long texts.
+        context: The position of the column of examples; None if there is none.
     """
 
     heads: Sequence[str]
-    rows: Sequence[Sequence[str]]
+    rows: Sequence[Sequence[str | tuple[str, str, str]]]
     caption: str = ""
     folded: bool = False
     badge: int | None = None
     wraps: Sequence[int] = ()
+    context: int | None = None
 
 
 def style_of_verdict(verdict: str) -> str:
@@ -45,33 +50,43 @@ def style_of_verdict(verdict: str) -> str:
 
 
 def massive_table(run: ReportedRun, *, named: bool) -> SectionTable | None:
-    """The massive tokens in words: how often each is left out, where first, and how long it is."""
-    tokens = run.info["removed"]["tokens"]
-    if not tokens or run.kind not in ("model", "training"):
+    """The massive tokens in words: how often each is left out, with its context, where first, and how long it is."""
+    removed = run.info["removed"]
+    words = sink_words(removed)
+    if not words or run.kind not in ("model", "training"):
         return None
-    groups: dict[str, list[Mapping[str, Any]]] = {}
-    for token in tokens:
-        text = token.get("text")
-        groups.setdefault(repr(text) if text is not None else f"token {token.get('token', '?')}", []).append(token)
-    order = Counter({name: len(group) for name, group in groups.items()}).most_common(_MOST_TOKENS)
-    rows = []
-    for name, count in order:
-        group = groups[name]
-        norms = [t["norm over median"] for t in group if isinstance(t.get("norm over median"), int | float)]
-        positions = sorted({t["position"] for t in group if isinstance(t.get("position"), int)})
-        where = ", ".join(map(str, positions[:4])) + (" …" if len(positions) > 4 else "")
-        sites = [str(t["site"]) for t in group if t.get("site")]
-        first = sites[0] if sites else ""
-        rows.append([name, f"{count:,}", first, where, f"{max(norms):,.0f} ×" if norms else ""])
-    more = f"; {len(groups) - _MOST_TOKENS} more" if len(groups) > _MOST_TOKENS else ""
-    total = run.info["removed"]["count"]
-    whose = f" of {run.label}" if named else ""
-    caption = (
-        f"Massive tokens{whose}: {total:,} longer than five medians, which “without massive tokens” leaves out{more}"
-    )
-    heads = ["token", "times", "first massive at", "positions", "norm over median"]
+    rows = [
+        [
+            quoted(word),
+            f"{word.count:,}",
+            word.context or "",
+            site_text(word.site) if word.site else "",
+            "" if word.norm is None else f"{word.norm:,.0f} ×",
+        ]
+        for word in words[:_MOST_TOKENS]
+    ]
+    heads = ["token", "times", "for example", "first massive at", "largest norm / median there"]
     filled = [column for column in range(len(heads)) if any(row[column] for row in rows)]
-    return SectionTable([heads[i] for i in filled], [[row[i] for i in filled] for row in rows], caption)
+    context = filled.index(_CONTEXT) if _CONTEXT in filled else None
+    table = [[row[i] for i in filled] for row in rows]
+    return SectionTable([heads[i] for i in filled], table, _massive_caption(run, words, named), context=context)
+
+
+def _massive_caption(run: ReportedRun, words: Sequence[SinkWord], named: bool) -> str:
+    """How many massive tokens there are, and of how many the table shows how often each occurs."""
+    total = run.info["removed"]["count"]
+    shown, counted = (sum(word.count for word in part) for part in (words[:_MOST_TOKENS], words))
+    whose = f" of {run.label}" if named else ""
+    is_are = "is 1 massive token" if total == 1 else f"are {total:,} massive tokens"
+    caption = (
+        f"There {is_are}{whose}, longer than five medians of a layer. "
+        "“Without first and massive tokens” leaves out these and the first token of each window"
+    )
+    if counted < total and not run.info["removed"]["words"]:
+        caption += f". This run lists {counted:,} of them, and the table counts those"
+    elif shown < total:
+        caption += f". The table shows the most frequent, {shown:,} together"
+    return caption + "."
 
 
 def number_table(runs: Sequence[ReportedRun], topic: str) -> SectionTable | None:
@@ -118,7 +133,7 @@ def _tangent_row(each: TangentSummary) -> list[str]:
         each.words,
         f"{each.enrichment:.2g} ×",
         each.gradient,
-        each.site.removeprefix("grad."),
+        site_text(each.site),
         each.proxy,
         str(each.rank),
         number(each.energy.value or 0.0, percent=True) + error_text(each.energy.error, percent=True),

@@ -187,6 +187,8 @@ def span(values: Sequence[float], percent: bool = False, zero: float = _NOTHING)
         return "about 0"
     if low == high:
         return low
+    if low.isdigit() and "." in high and "%" not in high:
+        low += ".0"  # as many decimals as the other end
     return f"{low.removesuffix(' %')}–{high}" if percent and min(values) >= 0 else f"{low} to {high}"
 
 

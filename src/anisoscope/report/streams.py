@@ -25,3 +25,14 @@ def metric_title(metric: str, stream: str | None) -> str:
     if stream is None or stream in UNNAMED or (stream == "grad.resid" and "gradient" in metric):
         return metric
     return f"{metric} of {stream_label(stream)}"
+
+
+def site_text(site: str) -> str:
+    """A site as a reader knows it: a layer, or the address of one that is not in the residual stream.
+
+    >>> site_text("resid.3"), site_text("grad.resid.3"), site_text("attn.3"), site_text("embed")
+    ('layer 3', 'layer 3', 'attn.3', 'embed')
+    """
+    plain = site.removeprefix("grad.")
+    number = plain.removeprefix("resid.")
+    return f"layer {number}" if plain.startswith("resid.") and number.isdecimal() else plain

@@ -10,6 +10,8 @@ from anisoscope.report.layer_curves import LayerCurves
 from anisoscope.report.questions import value_range
 from anisoscope.report.reported_run import ReportedRun
 from anisoscope.report.sentences import in_rows, layers_text, number, standing_out
+from anisoscope.report.sink_words import quoted, sink_words
+from anisoscope.report.streams import site_text
 from anisoscope.report.tiles import tangent_tests
 
 _DOMINATED = 0.25  # share of the variance that the top direction must lose without sink tokens
@@ -52,6 +54,8 @@ def _one_run(run: ReportedRun) -> Thesis:
     subject = "this model" if run.of_tokens else "these vectors"
     detail = _answer(run, "spectral_anisotropy") or _answer(run, "mean_cosine")
     if share is not None and (text := _sinks(run, share)):
+        if max(row["value"] for row in share.all.values()) < _MOST:
+            return Thesis("A few tokens cause most of what looks like one direction.", text)
         return Thesis(f"A few tokens make {subject} look one-dimensional.", text)
     few = next((each for each in run.answers if each.question == "Due to few rows?" and each.reading == "yes"), None)
     if few is not None and share is not None:
@@ -93,7 +97,7 @@ def _sinks(run: ReportedRun, share: LayerCurves) -> str:
     gaps = share.gaps()
     if not gaps or max(gaps.values()) < _DOMINATED:
         return ""
-    wide = [layer for layer, gap in gaps.items() if gap >= _DOMINATED]
+    wide = _stretch(gaps)
     total = max(row["n"] or 0 for row in share.all.values())
     before = value_range([share.all[layer]["value"] for layer in wide], True)
     after = value_range([share.main[layer]["value"] for layer in wide], True)
@@ -102,22 +106,28 @@ def _sinks(run: ReportedRun, share: LayerCurves) -> str:
     where = layers_text([min(wide), max(wide)], share.final)
     return (
         f"{where[:1].upper()}{where[1:]}: over all tokens one direction holds {before} of the variance. "
-        f"Leave out {share.left_out():,} of {total:,} tokens ({_left_out(run)}) and it is {after}{noise}."
+        f"Leave out {share.left_out(wide):,} of {total:,} tokens ({_left_out(run)}) and it is {after}{noise}."
     )
+
+
+def _stretch(gaps: Mapping[float, float]) -> list[float]:
+    """The layers with a wide gap around the widest one, without a layer in between that has none."""
+    stretches: list[list[float]] = [[]]
+    for layer in sorted(gaps):
+        if gaps[layer] >= _DOMINATED:
+            stretches[-1].append(layer)
+        elif stretches[-1]:
+            stretches.append([])
+    widest = max(gaps, key=lambda layer: gaps[layer])
+    return next(stretch for stretch in stretches if widest in stretch)
 
 
 def _left_out(run: ReportedRun) -> str:
     """What is left out, in words."""
     removed = run.info["removed"]
-    words = Counter(str(token.get("text")) for token in removed["tokens"] if token.get("text") is not None)
-    quoted = ", ".join(f"“{_visible(text)}”" for text, _ in words.most_common(_NAMED))
+    names = ", ".join(quoted(word) for word in sink_words(removed)[:_NAMED] if word.quoted)
     massive = f" and {removed['count']:,} massive ones" if removed["count"] else ""
-    return f"each window's first{massive}{f', such as {quoted}' if quoted else ''}"
-
-
-def _visible(text: str) -> str:
-    """A token's text with its white space visible."""
-    return text.replace("\n", "⏎").replace("\t", "⇥").strip(" ") or "␣"
+    return f"each window's first{massive}{f', such as {names}' if names else ''}"
 
 
 def _several(runs: Sequence[ReportedRun]) -> Thesis:
@@ -219,7 +229,7 @@ def _tangent(runs: Sequence[ReportedRun]) -> Thesis:
     found = [each for each in hidden if each.is_finding]
     top = max(found or hidden, key=lambda each: each.enrichment)
     energy, chance = number(top.energy.value or 0.0, percent=True), number(top.level, percent=True)
-    where = f"{top.site.removeprefix('grad.')}, {top.proxy} of rank {top.rank}"
+    where = f"{site_text(top.site)}, {top.proxy} of rank {top.rank}"
     detail = f"Largest effect: {energy} of the gradients' energy lies in the basis ({where}; chance {chance})."
     if not found:
         return Thesis("No relation between gradients and activations was found.", detail)
@@ -243,10 +253,9 @@ def _claims(runs: Sequence[ReportedRun]) -> Thesis:
     controlled = [row for row in rows if row.get("v_line") != "as published"]
     kept = sum(row.get("v_verdict") == "reproduced" for row in controlled)
     detail = f"Under the strongest control, {kept} of {len(controlled)} are reproduced." if controlled else ""
-    left = total - settled
-    open_text = f", {left} stay{'s' if left == 1 else ''} open" if left else ""
-    return Thesis(
-        f"{counts['reproduced']} of {total} claims are reproduced as published, {counts['not reproduced']} are not"
-        f"{open_text}.",
-        detail,
-    )
+    failed, left = counts["not reproduced"], total - settled
+    others = [f"{failed} {'is' if failed == 1 else 'are'} not"] if failed else []
+    others += [f"{left} stay{'s' if left == 1 else ''} open"] if left else []
+    held = counts["reproduced"]
+    claims = f"{held} of {total} claims {'is' if held == 1 else 'are'} reproduced as published"
+    return Thesis(", ".join([claims, *others]) + ".", detail)

@@ -11,6 +11,7 @@ from anisoscope.report.layer_curves import LayerCurves
 from anisoscope.report.questions import value_range
 from anisoscope.report.reported_run import ReportedRun
 from anisoscope.report.sentences import PHRASES, error_text, layers_text, number
+from anisoscope.report.streams import site_text
 from anisoscope.report.tables import Row, records_of
 from anisoscope.report.tangent_summary import ALPHA, TangentSummary, summarise
 
@@ -119,7 +120,7 @@ def _tile(metric: str, run: ReportedRun) -> Tile | None:
     if metric == "spectral_anisotropy" and widest is not None and abs(gaps[widest]) >= _GAP:
         layer, row = widest, curves.main[widest]
         value = f"{number(curves.all[layer]['value'], percent)} → {number(row['value'], percent)}"
-        left_out = f"without {curves.left_out():,} first and massive tokens"
+        left_out = f"without {curves.left_out([layer]):,} first and massive tokens"
         detail = f"all tokens → {left_out}{_error(row, percent).replace(' ±', ', ±')}"
         error = ""
     else:
@@ -271,21 +272,20 @@ def tangent_tests(run: ReportedRun) -> list[TangentSummary]:
 def _tangent_tiles(tests: Sequence[TangentSummary]) -> list[Tile]:
     hidden = [each for each in tests if each.gradient == "hidden"] or list(tests)
     top = max(hidden, key=lambda each: each.enrichment)
-    least = min(hidden, key=lambda each: max(each.q.values(), default=1.0))
     found = sum(each.is_finding for each in hidden)
     energy = number(top.energy.value or 0.0, percent=True)
     error = f" ± {100 * top.energy.error:.2g} %" if top.energy.error is not None else ""
-    where = f"{top.site.removeprefix('grad.')}, {top.proxy}, rank {top.rank}"
+    where = f"{site_text(top.site)}, {top.proxy}, rank {top.rank}"
     ranked = [each for each in hidden if (each.proxy, each.rank) == (top.proxy, top.rank)]
-    smallest = min((q for each in hidden for q in each.q.values()), default=1.0)
+    smallest, place = min(((q, site_text(each.site)) for each in hidden for q in each.q.values()), default=(1.0, ""))
     return [
-        Tile(f"Largest share of gradient energy in a basis, {where}", energy, "gradient_energy", error,
+        Tile(f"Gradients' energy in a basis, largest effect: {where}", energy, "gradient_energy", error,
              f"chance: {number(top.level, percent=True)}", [each.energy.value or 0.0 for each in ranked],
              null=[each.level for each in ranked]),
         Tile("Energy over chance", f"{top.enrichment:.2g} ×", "gradient_enrichment", detail=top.effect),
         Tile("Tests with a relation", f"{found} of {len(hidden)}", "gradient_q",
              detail=f"q ≤ {ALPHA:g} for plain and for unit rows"),
-        Tile("Smallest q-value", number_q(smallest), "gradient_q", detail=least.site.removeprefix("grad.")),
+        Tile("Smallest q-value", number_q(smallest), "gradient_q", detail=place),
     ]  # fmt: skip
 
 

@@ -54,6 +54,7 @@ _METRICS = {
 }
 _TOPIC = {metric: topic for topic, metrics in _METRICS.items() for metric in metrics}
 OTHER = "other"
+DETAILS = "details"  # of notes on single metrics that belong to no one question
 
 
 def topic_of(metric: str) -> str:

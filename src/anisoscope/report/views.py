@@ -16,10 +16,21 @@ import pandas as pd
 from anisoscope.errors import InputError
 from anisoscope.records import headline_variant
 from anisoscope.report.interval import t_factor
-from anisoscope.report.tables import depths_of, layer_position, of_metric, parse_site, run_labels, stream_of, with_range
+from anisoscope.report.tables import (
+    depths_of,
+    layer_position,
+    of_metric,
+    parse_site,
+    run_labels,
+    stream_of,
+    table_of,
+    with_range,
+)
 from anisoscope.store.columns import canonical
 
 if TYPE_CHECKING:
+    from rich.console import RenderableType
+
     from anisoscope.store.run import Run
 
 TIDY = ("stream", "kind", "layer", "depth", "head", "low", "high")  # columns that a frame has besides `COLUMNS`
@@ -98,10 +109,13 @@ def profile(run: Run, metric: str, *, step: int | None, stream: str | None, vari
 
 
 def plot(run: Run, metric: str | None, *, kind: str | None, colour: str | None, pick: Mapping[str, Any]) -> Any:
-    """A chart of a metric; the hero chart of the run's report if none is named."""
+    """A chart of a metric; if none is named, the cosines of embeddings, or the hero chart of the run's report."""
     from anisoscope.report.charts import plot as chart
+    from anisoscope.report.cosine_chart import cosine_chart
     from anisoscope.report.summary import hero_chart
 
+    if metric is None and run.info.get("kind") == "embeddings" and run.info.get("complete"):
+        return cosine_chart(run.info["embeddings"])
     return hero_chart([run]) if metric is None else chart([run], metric, kind=kind, colour=colour, pick=pick)
 
 
@@ -109,12 +123,28 @@ def show(run: Run, *, full: bool) -> None:
     """Print a run; see `Run.show`."""
     from rich.console import Console
 
-    from anisoscope.report.overview import overview
+    Console().print(rendered(run, full=full))
 
-    table = with_range(run.table(), run)
+
+def rendered(run: Run, *, full: bool = False) -> RenderableType:
+    """Return what the terminal shows of a run, by its kind.
+
+    Raises:
+        InputError: The run has no records yet.
+    """
+    from anisoscope.report.embedding_summary import embedding_summary
+    from anisoscope.report.overview import overview
+    from anisoscope.report.similarity_summary import similarity_table
+
+    table = table_of([run])
     if not len(table):
-        raise InputError(f"{run.name} holds no records yet.")
-    Console().print(overview(table, run.info, run.name, full=full))
+        raise InputError(f"{run.name} has no records yet. Measure something first.")
+    kind = None if full or not run.info.get("complete") else run.info.get("kind")
+    if kind == "similarity":
+        return similarity_table(list(run.records()), run.info)
+    if kind == "embeddings":
+        return embedding_summary(list(run.records()), run.info["embeddings"], run.name)
+    return overview(table, run.info, run.name, full=full)
 
 
 def html(run: Run) -> str:

@@ -286,7 +286,7 @@ def _spread(heads: Heads, lse: Tensor, seen: _VisibleKeys, at: Tensor) -> tuple[
 
 def _largest_logits(heads: Heads, every: Tensor) -> Tensor:
     """Return the largest visible logit of every query, (b, h, t)."""
-    plain_heads = heads.mask is heads.bias is heads.window is None and heads.scaling > 0
+    plain_heads = all(part is None for part in (heads.mask, heads.bias, heads.window)) and heads.scaling > 0
     if plain_heads and heads.q.device.type == "cpu" and heads.q.shape[2] <= heads.k.shape[2]:
         return _largest_in_cache(heads)
     tops = (_logits(heads, r).masked_fill_(~_visible(heads, r), -math.inf).amax(-1) for r in _blocks(heads, every))

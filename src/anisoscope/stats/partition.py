@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from anisoscope.stats.arithmetic import CHUNK, double, full_precision, plain
+from anisoscope.stats.arithmetic import CHUNK, double, full_precision
 from anisoscope.stats.moments import Moments
 from anisoscope.stats.rows import Rows
 
@@ -26,7 +26,7 @@ class Partition:
 
     @classmethod
     def of(cls, rows: Rows, moments: Moments) -> Partition:
-        x = plain(rows.x)
+        x = rows.mapped  # (n, d)
         axes = moments.axes_uncentred.to(x.device, x.dtype)
         scale = unit_scale(moments)
         total = None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import torch
@@ -56,3 +57,8 @@ class Norms:
     def median(self) -> float:
         """Median of the norms."""
         return self.quantile(0.5)
+
+    @property
+    def median_is_inside(self) -> bool:
+        """Whether the median is not in one of the end bins, which hold everything beyond."""
+        return _LOWEST + 1 / _PER_OCTAVE < math.log2(self.median or 1.0) < _LOWEST + _OCTAVES - 1 / _PER_OCTAVE

@@ -9,9 +9,12 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
+from anisoscope.errors import InputError
 from anisoscope.stats.arithmetic import full_precision, narrow, plain
 
 _MASK = (1 << 63) - 1
+_ORDINARY = (2.0**-40, 2.0**40)  # lengths of rows whose squares and cubes float32 can hold
+_LEAST = 2.0**-250  # length of rows whose fourth powers float64 can hold
 
 
 @dataclass(frozen=True)
@@ -54,20 +57,55 @@ class Rows:
 
     @cached_property
     def plain(self) -> Tensor:
-        """The vectors for statistics: detached, in float32, or float64 if they are float64 or narrow."""
+        """The vectors for statistics: detached, in float32, or float64 if they are float64, narrow, tiny or huge.
+
+        The squares of float32 numbers below 1e-19 or above 1e19 vanish or overflow in float32, but not in float64. On a
+        device other than the CPU, rows are not checked for that: it would have to be waited for.
+
+        Raises:
+            InputError: The rows are float64 and so small that powers of them vanish even there.
+        """
         x = plain(self.x)
-        return x.double() if narrow(x) and x.device.type != "mps" else x
+        if x.device.type != "cpu":
+            return x.double() if narrow(x) and x.device.type != "mps" else x
+        if x.dtype == torch.float64:
+            self._require_visible(x)
+            return x
+        if narrow(x):
+            return x.double()
+        norm = self.__dict__.get("norm")
+        if norm is None:
+            with full_precision(x.device):
+                norm = torch.linalg.vector_norm(x, dim=1)  # (n,)
+        if _beyond_float32(x, norm):
+            return x.double()
+        self.__dict__["norm"] = norm.to(x.dtype)
+        return x
+
+    @property
+    def mapped(self) -> Tensor:
+        """The vectors for linear maps: in their own precision, or in float64 if they are tiny or huge."""
+        x = plain(self.x)
+        return self.plain if x.device.type == "cpu" and _beyond_float32(x, self.norm) else x
+
+    def _require_visible(self, x: Tensor) -> None:
+        if len(x) and float(self.__dict__.get("norm", x).abs().max()) < _LEAST and bool(x.any()):
+            raise InputError("The rows are shorter than 1e-75, so powers of them vanish. Multiply them by 1e75.")
 
     @cached_property
     def norm(self) -> Tensor:
         """Length of each row, (n,); several statistics share it."""
-        with full_precision(self.x.device):
-            return torch.linalg.vector_norm(self.plain, dim=1)
+        x = self.plain
+        if (known := self.__dict__.get("norm")) is not None:
+            return known
+        with full_precision(x.device):
+            return torch.linalg.vector_norm(x, dim=1)
 
     @property
     def inverse_norm(self) -> Tensor:
         """One over the length of each row, (n,); 0 for a row of length 0, which has no direction."""
-        return torch.where(self.norm > 0, self.norm.reciprocal(), 0.0)
+        norm = self.norm.to(self.plain.dtype)
+        return torch.where(norm > 0, norm.reciprocal(), 0.0)
 
     def take(self, index: Tensor | slice) -> Rows:
         """Return the rows at an index, a mask or a slice."""
@@ -77,6 +115,12 @@ class Rows:
         if "norm" in self.__dict__:
             taken.__dict__["norm"] = self.norm[on_device]
         return taken
+
+
+def _beyond_float32(x: Tensor, norm: Tensor) -> bool:
+    """Whether a row is too short or too long for products in float32. Rows of zeros are not."""
+    odd = (norm < _ORDINARY[0]) | (norm > _ORDINARY[1])
+    return bool(odd.any()) and bool(x[odd].any())
 
 
 def join_rows(parts: Sequence[Rows]) -> Rows:

@@ -28,7 +28,7 @@ def export(run: Run, header: dict[str, Any], path: str | os.PathLike[str], own: 
     target = Path(path)
     writers: dict[str, Callable[[Path], None]] = {
         ".parquet": lambda file: _write_parquet(run, header, file),
-        ".csv": lambda file: run.table().to_csv(file, index=False),
+        ".csv": lambda file: _write_csv(run, file),
         ".jsonl": lambda file: _write_jsonl(run, file),
     }
     write = writers.get(target.suffix.lower())
@@ -39,6 +39,14 @@ def export(run: Run, header: dict[str, Any], path: str | os.PathLike[str], own: 
     with file_errors("write", target), replacing(target) as temporary:
         write(temporary)
     return target
+
+
+def _write_csv(run: Run, path: Path) -> None:
+    """A spreadsheet would evaluate a text that starts like a formula, so such a text gets an apostrophe before it."""
+    table = run.table()
+    for name in table.select_dtypes("string"):
+        table[name] = table[name].str.replace(r"^(?=[=+\-@\t\r])", "'", regex=True)
+    table.to_csv(path, index=False)
 
 
 def _write_parquet(run: Run, header: dict[str, Any], path: Path) -> None:

@@ -6,7 +6,7 @@ import json
 import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -35,8 +35,9 @@ class DemoMeasurement:
         profiles: λ1/Σλ over states, for each group.
         dimension: Intrinsic dimension, mean over layers, duplicates removed.
         dimension_paper: The same by the published estimator.
-        width: Width of the model.
         energy: Share of the hidden gradients in the basis of this step, for each group and layer; empty for encoders.
+        width: Width of the model.
+        profiles_no_sink: The profiles without first tokens of windows and massive tokens.
     """
 
     step: int
@@ -45,6 +46,7 @@ class DemoMeasurement:
     dimension_paper: list[float]
     energy: list[list[float]]
     width: int = 64
+    profiles_no_sink: list[list[float]] = field(default_factory=list)
 
     @property
     def profile(self) -> list[float]:
@@ -78,14 +80,17 @@ def demo_measurement(model: Transformer, ids: Tensor, step: int) -> DemoMeasurem
     with _evaluation(model):
         groups = [[{"input_ids": part}] for part in ids.tensor_split(GROUPS)]
         window = ids.shape[1]
-        profiles = [[r.value or 0.0 for r in sublayer_records(model, g, window) if r.tokens == "all"] for g in groups]
+        records = [sublayer_records(model, group, window) for group in groups]
+        profiles, kept = (
+            [[r.value or 0.0 for r in each if r.tokens == tokens] for each in records] for tokens in ("all", "no-sink")
+        )
         dimensions = [_dimensions(model, group) for group in groups]
         energy: list[list[float]] = []
         if model.config.causal and model.config.objective == "next":
             fit, test = ids.tensor_split(2)
             energy = gradient_energies(model, test, principal_directions(model, fit, RANK))
         return DemoMeasurement(
-            step, profiles, [d[0] for d in dimensions], [d[1] for d in dimensions], energy, model.config.width
+            step, profiles, [d[0] for d in dimensions], [d[1] for d in dimensions], energy, model.config.width, kept
         )
 
 

@@ -17,13 +17,14 @@ from anisoscope.errors import AnisoscopeError
 from anisoscope.records import Record
 from anisoscope.schedule import at
 from anisoscope.store.run import Run
-from anisoscope.studies.claims.bell_evidence import distance_from_middle
-from anisoscope.studies.claims.claim import LAB, Claim, Evidence, Verdict
+from anisoscope.studies.claims.bell_evidence import NO_TYLER, TOP_SHARE, distance_from_middle, published_profiles
+from anisoscope.studies.claims.claim import LAB, Claim, Evidence
 from anisoscope.studies.claims.curve_shapes import bell, rise_and_fall, slope, span
 from anisoscope.studies.claims.estimate import Estimate
 from anisoscope.studies.claims.gates import ENDED, LEARNT, SETTLED, STATES
 from anisoscope.studies.claims.judging import judge
-from anisoscope.studies.claims.runner import find_claims
+from anisoscope.studies.claims.run_view import estimate_record
+from anisoscope.studies.claims.runner import code_versions, find_claims, keep_evidence, publish
 from anisoscope.studies.demo_curves import (
     RANK,
     DemoMeasurement,
@@ -201,8 +202,8 @@ def read_trainings(out: Path) -> dict[str, DemoTraining]:
 # --- verdicts -----------------------------------------------------------------------------------------------------
 
 
-def demo_verdicts(trainings: Mapping[str, DemoTraining]) -> list[tuple[Claim, tuple[Verdict, Verdict]]]:
-    """Judge the claims about the bell (S1), the dimension (S2) and the tangent energy (T4) by their own rules.
+def demo_evidence(trainings: Mapping[str, DemoTraining]) -> list[tuple[Claim, Evidence]]:
+    """Return the evidence for the claims about the bell (S1), the dimension (S2) and the tangent energy (T4).
 
     The units are groups of held-out windows, so the verdicts are about these two trainings: other seeds may differ.
     `anisoscope claims run` has several seeds.
@@ -210,10 +211,20 @@ def demo_verdicts(trainings: Mapping[str, DemoTraining]) -> list[tuple[Claim, tu
     gates = _gates(trainings)
     evidence = {"S1": _bell(trainings), "S2": _dimension(trainings["decoder"]), "T4": _fading(trainings["decoder"])}
     return [
-        (claim, judge(claim, replace(each, estimates={**each.estimates, **gates})))
+        (claim, replace(each, estimates={**each.estimates, **gates}))
         for claim in find_claims(list(evidence))
         for each in (evidence[claim.id],)
     ]
+
+
+def keep_demo_evidence(out: Path, evidence: Sequence[tuple[Claim, Evidence]]) -> Run:
+    """Store evidence and verdicts as a run of claims; those of an earlier demo are replaced."""
+    info = {"kind": "claims", "settings": {"demo": "one training each"}, "versions": code_versions()}
+    with Run.create(out, info, name="claims", resume=out.exists()) as run:
+        for claim, each in evidence:
+            keep_evidence(out, claim, each)
+            publish(run, claim, judge(claim, each))
+    return Run.open(out)
 
 
 def _gates(trainings: Mapping[str, DemoTraining]) -> dict[str, Estimate]:
@@ -247,8 +258,11 @@ def _settled(training: DemoTraining) -> list[DemoMeasurement]:
     return late or list(training.measurements[1:])
 
 
-def _evidence(quantities: Mapping[str, Estimate], left_out: Mapping[str, str]) -> Evidence:
-    return Evidence("demo: one training each; units are groups of held-out windows", LAB, quantities, left_out)
+def _evidence(
+    quantities: Mapping[str, Estimate], left_out: Mapping[str, str], records: Sequence[Record] = ()
+) -> Evidence:
+    ran = "demo: one training each; units are groups of held-out windows"
+    return Evidence(ran, LAB, quantities, left_out, tuple(records))
 
 
 def _over(values: Sequence[float]) -> Estimate:
@@ -256,29 +270,42 @@ def _over(values: Sequence[float]) -> Estimate:
 
 
 def _bell(trainings: Mapping[str, DemoTraining]) -> Evidence:
-    decoder, encoder = (trainings[name].measurements[-1].profiles for name in MODELS)
-    quantities = {
-        "bell": _over([bell(profile) for profile in decoder]),
-        "below_end": _over([distance_from_middle(profile) for profile in decoder]),
-        "range": _over([span(profile) for profile in encoder]),
-        STATES.name: Estimate.exact(len(decoder[0])),
-    }
-    return _evidence(quantities, {})
+    last = {name: trainings[name].measurements[-1] for name in MODELS}
+    quantities = {STATES.name: Estimate.exact(len(last["decoder"].profile))}
+    for end in ("", "_no_sink"):
+        decoder, encoder = (each.profiles_no_sink if end else each.profiles for each in last.values())
+        quantities |= {
+            f"bell{end}": _over([bell(profile) for profile in decoder]),
+            f"below_end{end}": _over([distance_from_middle(profile) for profile in decoder]),
+            f"range{end}": _over([span(profile) for profile in encoder]),
+        }
+    records = [
+        estimate_record(_over(values), TOP_SHARE, of=name, site="embed" if index == 0 else f"resid.{index - 1}")
+        for name, each in last.items()
+        for index, values in enumerate(zip(*each.profiles, strict=True))
+    ]
+    left_out = {f"{name}_tyler": NO_TYLER for name in ("bell", "below_end", "range")}
+    return _evidence(quantities, left_out, [*records, *published_profiles(len(last["decoder"].profile))])
 
 
 def _dimension(training: DemoTraining) -> Evidence:
     settled = _settled(training)
     quantities = {}
-    for name, curves in (
-        ("paper", [each.dimension_paper for each in settled]),
-        ("two_nn", [each.dimension for each in settled]),
-    ):
-        moves = rise_and_fall([list(group) for group in zip(*curves, strict=True)])
+    records = []
+    for name, words in (("paper", "published estimator"), ("two_nn", "duplicates removed")):
+        by_step = {
+            each.step: each.dimension_paper if name == "paper" else each.dimension for each in training.measurements
+        }
+        moves = rise_and_fall([list(group) for group in zip(*(by_step[each.step] for each in settled), strict=True)])
         quantities[f"rise_{name}"] = _over([up for up, _ in moves])
         quantities[f"fall_{name}"] = _over([down for _, down in moves])
+        records += [
+            estimate_record(_over(values), "intrinsic_dimension", of=words, step=step)
+            for step, values in by_step.items()
+        ]
     reason = "the demo has one estimator next to the published one"
     left_out = {f"{move}_{name}": reason for move in ("rise", "fall") for name in ("gride", "other_documents")}
-    return _evidence(quantities, left_out)
+    return _evidence(quantities, left_out, records)
 
 
 def _fading(training: DemoTraining) -> Evidence:
@@ -288,7 +315,14 @@ def _fading(training: DemoTraining) -> Evidence:
     trends = [slope(steps, list(group)) for group in zip(*curves, strict=True)]
     frozen = _frozen(training, settled, width)
     quantities = {"refreshed": _over(trends), "frozen": _over(frozen)}
-    return _evidence(quantities, {"refreshed_unit": "the demo does not rescale gradients"})
+    of = "basis fitted at each step"
+    records = [
+        estimate_record(
+            _over([log_enrichment(group, width) for group in each.energy]), "log_enrichment", of=of, step=each.step
+        )
+        for each in training.measurements
+    ]
+    return _evidence(quantities, {"refreshed_unit": "the demo does not rescale gradients"}, records)
 
 
 def _frozen(training: DemoTraining, settled: Sequence[DemoMeasurement], width: int) -> list[float]:
@@ -311,11 +345,3 @@ def _frozen(training: DemoTraining, settled: Sequence[DemoMeasurement], width: i
     late = [ratios[step] for step in ratios if step > last / 2]
     groups = range(len(early[0]))
     return [fmean(each[g] for each in early) - fmean(each[g] for each in late) for g in groups]
-
-
-def verdicts_run(folder: Path, records: Sequence[Record]) -> Run:
-    """Store verdicts as a run that a report can show; those of an earlier demo are replaced."""
-    with Run.create(folder, {"kind": "claims"}, name="claims", resume=folder.exists()) as run:
-        run.rewind(0)
-        run.append(records)
-    return Run.open(folder)

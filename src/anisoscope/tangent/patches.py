@@ -3,7 +3,8 @@
 Gradients that follow the covariance of the activations lie in every global proxy, however tokens and gradients are
 paired. Here the activations are clustered into patches, each with its own basis. The energy M_jk of patch j's gradients
 in patch k's basis, doubly centred, has a large diagonal only if gradients follow their own patch. Permuting the labels
-of the bases gives the size of the diagonal if they do not.
+of the bases gives the size of the diagonal if they do not and patches are unrelated to each other. Where neighbouring
+patches are alike, the permuted diagonals are widened, see `likeness`.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from anisoscope.stats.arithmetic import full_precision, plain
 from anisoscope.stats.kmeans import distant_starts, kmeans, nearest_centre
@@ -45,13 +47,15 @@ class LocalTest:
         excess: Mean energy in the gradients' own patch less that in other patches.
         own_patch: Mean energy in the own patch.
         level: Mean energy with permuted labels.
-        p: The permutation p-value.
+        p: The p-value of permuted labels, widened by `likeness`.
+        likeness: By what factor alike neighbours raise the variance of the diagonal, at least 1.
     """
 
     excess: float
     own_patch: float
     level: float
     p: float
+    likeness: float
 
 
 def fit_patches(x: Tensor, rank: int, *, clusters: int = CLUSTERS, seed: int = 0) -> Patches | None:
@@ -81,6 +85,10 @@ def fit_patches(x: Tensor, rank: int, *, clusters: int = CLUSTERS, seed: int = 0
 def local_test(captured: Tensor, size: Tensor, *, draws: int = DRAWS, seed: int = 0) -> LocalTest:
     """Test whether gradients follow their own patch.
 
+    The permuted labels are widened where neighbouring patches are alike: if gradients and bases both change slowly from
+    patch to patch, patches with similar bases also have similar gradients, and the diagonal varies more than permuted
+    labels show. See `likeness` for by how much.
+
     Args:
         captured: Σ‖gQ_k‖² over the gradients of patch j, (J, K).
         size: Σ‖g‖² over the gradients of patch j, (J,).
@@ -99,8 +107,36 @@ def local_test(captured: Tensor, size: Tensor, *, draws: int = DRAWS, seed: int 
     permuted = centred[torch.arange(k), labels].mean(1)  # (draws,)
     value = float(centred.diagonal().mean())
     own_patch = float(m.diagonal().mean())
+    wider = likeness(m)
     # the mean of a centred matrix over all labellings is 0, so own_patch − value is the mean with permuted labels
-    return LocalTest(value * k / (k - 1), own_patch, own_patch - value, permutation_p(value, permuted))
+    p = permutation_p(value, permuted * wider**0.5)
+    return LocalTest(value * k / (k - 1), own_patch, own_patch - value, p, wider)
+
+
+def likeness(m: Tensor) -> float:
+    """By what factor alike patches raise the variance of the diagonal's mean over that of permuted labels, at least 1.
+
+    If the rows of a matrix (gradients) have the correlations A and its columns (bases) the correlations B, and rows and
+    columns are otherwise unrelated, the variance of its trace is Σ_jk A_jk·B_jk times that of one entry: K if the
+    patches are unrelated, more if the same patches are alike in both. A and B are estimated from the entries off the
+    diagonal less their row and column effects, so that gradients that follow their own patch do not count as alike
+    patches. This is the correction of Clifford, Richardson and Hémon (1989) for the correlation of two smooth fields,
+    with patches instead of places.
+
+    Args:
+        m: Energy of patch j's gradients in patch k's basis, (K, K).
+    """
+    k = len(m)
+    if k < 3:
+        return 1.0
+    off = m.double().clone().fill_diagonal_(0.0)
+    mean = off.sum() / (k * (k - 1))
+    rows, columns = off.sum(1) - (k - 1) * mean, off.sum(0) - (k - 1) * mean
+    # least squares of m_jk = mean + a_j + b_k over the entries off the diagonal
+    a, b = (((k - 1) * one + other) / (k * (k - 2)) for one, other in ((rows, columns), (columns, rows)))
+    rest = (m - mean - a[:, None] - b).fill_diagonal_(0.0)
+    by_row, by_column = (functional.normalize(each, dim=1) for each in (rest, rest.T))
+    return max(1.0, float(((by_row @ by_row.T) * (by_column @ by_column.T)).sum()) / k)
 
 
 def captured_by_patch(g: Tensor, patches: Patches, ranks: Sequence[int]) -> Tensor:

@@ -14,7 +14,9 @@ def profile(values: Sequence[float], error: float | None = 0.01) -> list[list[An
     return [[site, value, error, None] for site, value in zip(sites, values, strict=True)]
 
 
-def model(name: str = "tiny", kind: str = "decoder", **metrics: Any) -> ModelEvidence:
+def model(
+    name: str = "tiny", kind: str = "decoder", *, modality: str = "English", width: int = 32, **metrics: Any
+) -> ModelEvidence:
     """Return a model; `metrics` are values for all tokens, or a pair (all tokens, no-sink)."""
     trained = {}
     for metric, values in metrics.items():
@@ -26,13 +28,13 @@ def model(name: str = "tiny", kind: str = "decoder", **metrics: Any) -> ModelEvi
         name=name,
         family="GPT-2",
         kind=kind,
-        modality="English",
+        modality=modality,
         precision="float32",
         licence="MIT",
         packages=["tiny==1.0"],
         note="",
         parameters=1000,
-        width=32,
+        width=width,
         check="1.00 nats per token (≤ 2)",
         seconds=10,
         memory=100,

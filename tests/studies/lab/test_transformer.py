@@ -206,3 +206,22 @@ def test_measure_accepts_the_model() -> None:
     found = {(r.metric, r.site): r.value for r in run.records() if r.tokens == "all"}
     assert all(found[("mean_cosine", f"resid.{i}")] is not None for i in range(3))
     assert found[("attention_entropy", "pattern.1")] == pytest.approx(1.0, abs=0.01)
+
+
+def test_a_decoder_continues_its_prompts_with_samples_of_its_own_law() -> None:
+    model = Transformer(Config(**SMALL, init_scale=20.0)).eval()  # large weights: one token is nearly certain
+    prompt = tokens(2, 4)
+    torch.manual_seed(0)
+    ids = model.generate(prompt, 5, temperature=1e-3, pad_token_id=0)
+    assert torch.equal(ids[:, :4], prompt)
+    assert torch.equal(ids[:, 4:], model(ids).logits[:, 3:-1].argmax(-1))  # at temperature 0 the likeliest token
+    with torch.no_grad():
+        law = model(prompt[:1]).logits[0, -1].softmax(-1)
+    drawn = model.generate(prompt[:1].expand(4000, -1), 1)[:, -1]
+    share = torch.bincount(drawn, minlength=23) / 4000
+    assert (share - law).abs().max() < 0.04  # five standard errors of a share of 1/2
+
+
+def test_only_models_of_the_next_token_generate() -> None:
+    assert Transformer(Config(**SMALL)).can_generate()
+    assert not Transformer(Config(**SMALL, causal=False, objective="masked")).can_generate()

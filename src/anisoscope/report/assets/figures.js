@@ -30,7 +30,7 @@ async function drawFigure(element, figure, outline) {
   if (svg) svg.setAttribute("aria-hidden", "true");
 }
 
-// Draw all figures: those at the top at once, the others when they are near the screen or printed.
+// Draw all figures: those at the top at once, the others when they are near the screen.
 async function fillFigures(outline) {
   const elements = [...document.querySelectorAll("[data-figure]")];
   const drawn = new Set();
@@ -49,6 +49,13 @@ async function fillFigures(outline) {
   elements.filter((element) => !drawn.has(element)).forEach((element) => seen.observe(element));
   return {
     redraw: () => Promise.all([...drawn].map(show)),
-    drawAll: () => Promise.all(elements.filter((element) => !drawn.has(element)).map(show)),
+    // One after the other, while the browser has nothing else to do.
+    drawAll: async () => {
+      for (const element of elements) {
+        if (drawn.has(element)) continue;
+        await new Promise((go) => (window.requestIdleCallback || setTimeout)(go));
+        if (!drawn.has(element)) await show(element);
+      }
+    },
   };
 }

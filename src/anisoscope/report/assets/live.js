@@ -8,10 +8,11 @@ class Live {
     const state = readHash();
     this.chosen = JSON.parse(state.get("runs") || "[]"); // ids of runs, in the address too
     this.page = null;
-    this.figures = [];
     this.turn = 0; // results of an earlier choice must not replace those of a later one
     this.table = new RunTable((ids) => this.choose(ids).catch(trouble), () => this.keep());
     this.loop = new LoopCharts(() => this.keep());
+    this.sections = new LiveSections(this.loop);
+    this.explored = new VegaCursor($("chart"), () => this.page && this.page.kind().kind, (step) => this.loop.point(step));
     this.pins = new Pins(this);
     this.restore(state);
     bindTheme(() => this.redraw());
@@ -41,6 +42,7 @@ class Live {
     const runs = await (await request("/api/runs")).json();
     this.runs = runs;
     this.table.show(runs, this.chosen);
+    this.showStopped();
     if (!runs.length) this.setStatus("no runs in this folder yet", false);
     else if (this.page) this.count();
     return runs;
@@ -63,6 +65,7 @@ class Live {
     const turn = ++this.turn;
     this.chosen = ids;
     this.table.show(this.runs, ids);
+    this.showStopped();
     if (this.stream) this.stream.close();
     $("main").hidden = !ids.length;
     $("report").hidden = !ids.length;
@@ -84,8 +87,8 @@ class Live {
     this.page = new Page(table);
     $("main").hidden = !this.page.views.length;
     this.page.show();
-    this.figures = fillGallery(this.page);
     this.loop.show(table, this.labels());
+    this.sections.show(this.page);
     this.pins.show();
     this.count();
   }
@@ -116,8 +119,8 @@ class Live {
     // Other charts may fit now (a second step, a new metric): ask the server which.
     if (signatureOf(table, metrics) !== before) return this.choose(this.chosen);
     if (metrics.has(this.page.view().metric)) await this.page.show();
-    this.figures.filter((figure) => isDrawn(figure) && metrics.has(figure.dataset.metric)).forEach((figure) => figure.draw());
-    if ([...metrics].some((metric) => metric in LOOP_TITLES || metric === "alert")) this.loop.show(table, this.labels());
+    this.loop.show(table, this.labels());
+    this.sections.draw(metrics);
     this.pins.draw(metrics);
     this.count();
   }
@@ -125,7 +128,7 @@ class Live {
   redraw() {
     if (!this.page) return;
     this.page.show();
-    this.figures.filter(isDrawn).forEach((figure) => figure.draw());
+    this.sections.draw();
     this.pins.draw();
   }
 
@@ -134,6 +137,14 @@ class Live {
     const about = run && this.chosen.length === 1
       ? [run.status, run.step === null ? "" : `step ${run.step.toLocaleString("en")}`, run.changed ? ago(Date.now() / 1000 - run.changed) : "", run.loss === null || run.loss === undefined ? "" : `loss ${numberText(run.loss)}`] : [];
     this.setStatus(["live", ...about, `${this.page.table.size().toLocaleString("en")} records`].filter(Boolean).join(" · "), true);
+  }
+
+  // Runs whose process ended before they were complete.
+  showStopped() {
+    const stopped = (this.runs || []).filter((run) => this.chosen.includes(run.id) && run.status === "stopped");
+    $("stopped").hidden = !stopped.length;
+    $("stopped").textContent = stopped.map((run) =>
+      `${run.id === "." ? run.name : run.id} stopped${run.step === null ? "" : ` at step ${run.step.toLocaleString("en")}`}: its process ended before the run was complete.`).join(" ");
   }
 
   setStatus(text, live) {
@@ -163,6 +174,7 @@ class Pins {
   show() {
     $("pinned").hidden = !this.pinned.length;
     this.figures = this.pinned.map((view, position) => this.figure(new Map(view), position));
+    this.live.loop.cursors = [this.live.explored, ...this.figures.map((figure) => figure.cursor)];
     $("pins").replaceChildren(...this.figures);
     this.draw();
   }
@@ -177,12 +189,15 @@ class Pins {
       const shown = outline.views.find((each) => each.metric === view.get("metric"));
       if (!shown) return;
       const kind = shown.kinds.find((each) => each.kind === view.get("kind")) || shown.kinds[0];
+      figure.kind = kind.kind;
       const fields = kind.colours.map((each) => each.field);
       const colour = fields.includes(view.get("colour")) ? view.get("colour") : fields[0];
       const picked = new Map([...view].filter(([key]) => key.startsWith("pick.")).map(([key, text]) => [key.slice(5), text]));
       const [, rows] = pickRows(table.rows(shown.metric), kind, colour, picked);
       return draw(chart, outline, kind, colour, rows, metricTitle(shown.metric, rows, outline), true);
     };
+    const kindOf = () => figure.kind;
+    figure.cursor = new VegaCursor(chart, kindOf, (step) => this.live.loop.point(step));
     return figure;
   }
 

@@ -1,5 +1,5 @@
 "use strict";
-// The training loop at the top of the live page: losses, learning rate and gradients, with alerts as marks.
+// What has an axis of training steps on the live page: losses, learning rate, gradients, alerts and the sections' figures.
 
 const LOOP = [["train_loss", "validation_loss"], ["learning_rate"], ["gradient_norm"], ["update_ratio"]];
 const LOOP_TITLES = {
@@ -11,7 +11,10 @@ class LoopCharts {
   constructor(changed) {
     this.changed = changed; // called when the view changes, so that the address can keep it
     this.view = { smooth: 0, logX: false, logY: false, zoom: null };
-    this.charts = [];
+    this.charts = []; // at the top of the page
+    this.others = []; // further down: of the sections
+    this.cursors = []; // of charts that Vega draws
+    this.extent = [0, 1];
     $("smooth").oninput = () => this.set({ smooth: Number($("smooth").value) });
     $("log-x").onchange = () => this.set({ logX: $("log-x").checked });
     $("log-y").onchange = () => this.set({ logY: $("log-y").checked });
@@ -34,25 +37,38 @@ class LoopCharts {
     $("unzoom").hidden = !this.view.zoom;
   }
 
+  // What every figure over steps is given: the view, the ends of the axis, and what to call.
+  shared() {
+    return {
+      view: this.view, extent: this.extent, point: (step) => this.point(step), zoom: (steps) => this.set({ zoom: steps }),
+    };
+  }
+
+  point(step) {
+    [...this.charts, ...this.others, ...this.cursors].forEach((each) => each.point(step));
+  }
+
   // Charts of the chosen runs; runs have the colours of the table, in the order in which they were chosen.
   show(table, runs) {
     const metrics = new Set(table.head.starts.map(([name]) => name).concat([...table.metrics.keys()]));
-    const alerts = metrics.has("alert") ? table.rows("alert").map((row) => [row.step, `${row.run}, ${row.site}: ${row.note || ""}`]) : [];
-    const shared = { view: this.view, point: (step) => this.charts.forEach((chart) => chart.point(step)), zoom: (steps) => this.set({ zoom: steps }) };
-    this.charts = LOOP.map((names) => names.filter((name) => metrics.has(name))).filter((names) => names.length).map((names) => {
-      const lines = names.flatMap((name) => linesOf(table.rows(name), runs, name, names.length > 1));
-      return new StepChart(LOOP_TITLES[names[0]], lines, alerts, shared);
-    });
-    $("loop").hidden = !this.charts.length;
+    const alerts = metrics.has("alert") ? table.rows("alert").map((row) => ({
+      step: row.step, rule: row.v_rule || "alert", colour: Math.max(0, runs.indexOf(row.run)), text: `${row.run}, ${row.site}: ${row.note || ""}`,
+    })) : [];
+    const lines = LOOP.map((names) => names.filter((name) => metrics.has(name))).filter((names) => names.length).map((names) =>
+      [LOOP_TITLES[names[0]], names.flatMap((name) => linesOf(table.rows(name), runs, name, names.length > 1)), names.join(", ")]);
+    this.extent = table.stepRange();
+    this.charts = lines.map(([title, each, name]) => new StepChart(title, each, alerts, this.shared(), name));
+    if (alerts.length) this.charts.splice(1, 0, new AlertTimeline(alerts, this.shared()));
+    $("loop").hidden = this.extent[0] === this.extent[1];
     $("loop-charts").replaceChildren(...this.charts.map((chart) => chart.figure));
     $("run-legend").replaceChildren(...runs.map((run, i) => element("span", {}, element("i", { class: `run-${i % COLOURS}` }), run)));
     this.controls();
-    this.draw();
+    this.charts.forEach((chart) => chart.draw());
     showAlerts(alerts);
   }
 
   draw() {
-    this.charts.forEach((chart) => chart.draw());
+    [...this.charts, ...this.others].forEach((chart) => chart.draw());
   }
 }
 
@@ -70,8 +86,9 @@ function linesOf(rows, runs, metric, both) {
   }));
 }
 
+// The last alerts as text, the newest first.
 function showAlerts(alerts) {
-  const last = [...alerts].sort((a, b) => b[0] - a[0]).slice(0, MOST_ALERTS);
+  const last = [...alerts].sort((a, b) => b.step - a.step).slice(0, MOST_ALERTS);
   $("alerts").hidden = !last.length;
-  $("alert-list").replaceChildren(...last.map(([step, text]) => element("li", {}, element("b", {}, `step ${step.toLocaleString("en")}`), ` ${text}`)));
+  $("alert-list").replaceChildren(...last.map(({ step, text }) => element("li", {}, element("b", {}, `step ${step.toLocaleString("en")}`), ` ${text}`)));
 }

@@ -164,31 +164,38 @@ function pickText([field, values, value], outline) {
   return field === "run" ? `${text} (one of ${values.length} runs)` : text;
 }
 
-// Every metric once, in its first kind of chart, drawn when it becomes visible.
-function fillGallery(page) {
+// A metric in its first kind of chart.
+function galleryFigure(page, view) {
   const outline = page.table.outline;
-  const figures = outline.views.filter((view) => view.kinds[0].kind !== "points").map((view) => {
-    const link = element("a", { href: "#explore" }, view.metric);
-    const chart = element("div", { class: "chart", role: "img", "aria-label": view.metric });
-    const figure = element("figure", { "data-metric": view.metric }, element("figcaption", {}, link, element("span", {}, view.meaning)), chart);
-    link.onclick = (event) => {
-      event.preventDefault(); // the address contains the view, not a position on the page
-      page.choose({ metric: view.metric });
-      $("explore").scrollIntoView();
-    };
-    figure.draw = () => {
-      const kind = view.kinds[0], colour = kind.colours[0].field;
-      const [picks, shown] = pickRows(page.table.rows(view.metric), kind, colour);
-      const title = metricTitle(view.metric, shown, outline);
-      link.textContent = title;
-      figure.querySelector("span").textContent = [view.meaning, ...picks.map((pick) => pickText(pick, outline))].filter(Boolean).join(" · ");
-      return draw(chart, outline, kind, colour, shown, title, true);
-    };
-    return figure;
-  });
-  // a page that is updated for days must release the earlier charts
-  for (const chart of $("gallery").querySelectorAll(".chart")) if (chart.view) chart.view.finalize();
+  const link = element("a", { href: "#explore" }, view.metric);
+  const chart = element("div", { class: "chart", role: "img", "aria-label": view.metric });
+  const figure = element("figure", { "data-metric": view.metric }, element("figcaption", {}, link, element("span", {}, view.meaning)), chart);
+  link.onclick = (event) => {
+    event.preventDefault(); // the address contains the view, not a position on the page
+    page.choose({ metric: view.metric });
+    $("explore").scrollIntoView();
+  };
+  figure.draw = () => {
+    const kind = view.kinds[0], colour = kind.colours[0].field;
+    const [picks, shown] = pickRows(page.table.rows(view.metric), kind, colour);
+    const title = metricTitle(view.metric, shown, outline);
+    link.textContent = title;
+    figure.querySelector("span").textContent = [view.meaning, ...picks.map((pick) => pickText(pick, outline))].filter(Boolean).join(" · ");
+    return draw(chart, outline, kind, colour, shown, title, true);
+  };
+  return figure;
+}
+
+// Every metric of a report once.
+function fillGallery(page) {
+  const figures = page.views.filter((view) => view.kinds[0].kind !== "points").map((view) => galleryFigure(page, view));
   $("gallery").replaceChildren(...figures);
+  drawWhenSeen(figures);
+  return figures;
+}
+
+// Draw figures when they come near the screen.
+function drawWhenSeen(figures) {
   const seen = new IntersectionObserver((entries) => {
     for (const entry of entries) if (entry.isIntersecting) {
       seen.unobserve(entry.target);
@@ -196,8 +203,6 @@ function fillGallery(page) {
     }
   }, { rootMargin: "200px" });
   figures.forEach((figure) => seen.observe(figure));
-  window.onbeforeprint = () => figures.forEach((figure) => figure.draw()); // one handler, however often this is called
-  return figures;
 }
 
 // Whether a figure of the gallery has been drawn: few rows as svg, many on a canvas.
@@ -239,25 +244,30 @@ async function startReport() {
     page.shown = true;
     // The gallery is folded: its charts are made when it is opened.
     $("all-charts").ontoggle = () => { if (!figures.length) figures = fillGallery(page); };
-    bindPrint(pictures);
+    bindPrint();
     document.documentElement.dataset.ready = "yes";
+    pictures.drawAll(); // those below, too: a page that is printed has no time to draw
   } catch (error) {
     $("trouble").textContent = `The charts cannot be shown: ${error.message}`;
     $("trouble").hidden = false;
   }
 }
 
-// Paper is white and shows every figure.
-function bindPrint(pictures) {
-  let before = null;
+// Paper is white and shows what is folded in a section, and what was measured. Dark charts are inverted: there is no
+// time to draw them again.
+function bindPrint() {
+  const root = document.documentElement;
+  let dark = false, opened = [];
   window.addEventListener("beforeprint", () => {
-    before = document.documentElement.dataset.theme;
-    document.documentElement.dataset.theme = "light";
-    pictures.drawAll();
-    if (before === "dark") pictures.redraw();
+    dark = root.dataset.theme === "dark";
+    root.dataset.theme = "light";
+    root.classList.toggle("from-dark", dark);
+    opened = [...document.querySelectorAll("section.question details, #details > details.facts")].filter((part) => !part.open);
+    opened.forEach((part) => { part.open = true; });
   });
   window.addEventListener("afterprint", () => {
-    document.documentElement.dataset.theme = before;
-    if (before === "dark") pictures.redraw();
+    root.dataset.theme = dark ? "dark" : "light";
+    root.classList.remove("from-dark");
+    opened.forEach((part) => { part.open = false; });
   });
 }

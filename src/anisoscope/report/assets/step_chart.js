@@ -2,7 +2,7 @@
 // Lines over training steps as plain SVG: smoothing, log axes, zoom and a cursor that all charts share.
 
 const SVG = "http://www.w3.org/2000/svg";
-const MARGINS = { left: 52, right: 10, top: 6, bottom: 22 };
+const MARGINS = { left: 52, right: 18, top: 6, bottom: 22 };
 const COLOURS = 8;
 
 function svgElement(tag, attributes = {}, ...children) {
@@ -65,72 +65,63 @@ function numberText(value) {
 
 const stepText = (step) => (step >= 10000 ? `${Number((step / 1000).toPrecision(3))}k` : String(Number(step.toPrecision(6))));
 
-class StepChart {
-  // `lines`: [{ name, colour, pale, points: [[step, value], …] }]; `alerts`: [[step, text], …].
-  constructor(title, lines, alerts, shared) {
-    Object.assign(this, { title, lines, alerts, shared });
+// From values to pixels, and back.
+function scaleOf(log, low, high, from, to) {
+  const f = log ? Math.log : (v) => v, back = log ? Math.exp : (v) => v, a = f(low), b = f(high);
+  const there = (v) => from + (to - from) * (f(v) - a) / (b - a);
+  return Object.assign(there, { invert: (p) => back(a + (p - from) / (to - from) * (b - a)) });
+}
+
+// What all figures over training steps share: an axis of steps, a cursor on it, and a zoom.
+// `shared`: { view: { logX, logY, smooth, zoom }, extent: [first, last step], point(step), zoom([from, to]) }.
+class StepFigure {
+  constructor(title, shared, name = "") {
+    Object.assign(this, { title, shared });
     this.readout = element("span", { class: "readout" });
     this.box = element("div", { class: "step-chart", role: "img", "aria-label": `${title} over training steps` });
-    this.figure = element("figure", {}, element("figcaption", {}, element("b", {}, title), " ", this.readout), this.box);
+    this.caption = element("figcaption", {}, element("b", {}, title), ...(name ? [element("code", {}, name)] : []), this.readout);
+    this.figure = element("figure", {}, this.caption, this.box);
   }
 
-  draw() {
-    const { view } = this.shared, width = Math.max(240, this.box.clientWidth), height = 150;
-    const columns = width - MARGINS.left - MARGINS.right;
-    const at = (step) => (view.logX ? Math.max(step, 0.5) : step);
-    const inside = ([step]) => !view.zoom || (step >= view.zoom[0] && step <= view.zoom[1]);
-    this.shown = this.lines.map((line) => {
-      const points = smoothed(line.points, line.pale ? 0 : view.smooth).filter((point) => inside(point) && (!view.logY || point[1] > 0));
-      return { ...line, points, drawn: thinned(points, columns) };
-    });
-    const all = this.shown.flatMap((line) => line.drawn);
-    if (!all.length) { this.box.replaceChildren(element("p", { class: "quiet" }, "no values here")); return; }
-    let [x0, x1] = view.zoom || [Math.min(...all.map((p) => p[0])), Math.max(...all.map((p) => p[0]))];
-    let y0 = Math.min(...all.map((p) => p[1])), y1 = Math.max(...all.map((p) => p[1]));
-    if (y0 === y1) { y0 -= Math.abs(y0) / 2 || 0.5; y1 += Math.abs(y1) / 2 || 0.5; }
-    [x0, x1] = [at(x0), at(x1) > at(x0) ? at(x1) : at(x0) + 1];
-    const scale = (log, low, high, from, to) => {
-      const f = log ? Math.log : (v) => v, back = log ? Math.exp : (v) => v, a = f(low), b = f(high);
-      const there = (v) => from + (to - from) * (f(v) - a) / (b - a);
-      return Object.assign(there, { invert: (p) => back(a + (p - from) / (to - from) * (b - a)) });
-    };
-    this.x = scale(view.logX, x0, x1, MARGINS.left, width - MARGINS.right);
-    this.y = scale(view.logY, y0, y1, height - MARGINS.bottom, MARGINS.top);
+  inside(step) {
+    const { zoom } = this.shared.view;
+    return !zoom || (step >= zoom[0] && step <= zoom[1]);
+  }
+
+  // A log axis has no 0.
+  at(step) {
+    return this.shared.view.logX ? Math.max(step, 0.5) : step;
+  }
+
+  // An empty picture with the axis of steps; all figures of a page have the same one.
+  begin(height) {
+    const { view, extent } = this.shared, width = Math.max(240, this.box.clientWidth);
+    const [x0, last] = (view.zoom || extent).map((step) => this.at(step)), x1 = last > x0 ? last : x0 + 1;
+    Object.assign(this, { width, height, x: scaleOf(view.logX, x0, x1, MARGINS.left, width - MARGINS.right) });
     const svg = svgElement("svg", { width, height, viewBox: `0 0 ${width} ${height}`, "aria-hidden": "true" });
-    const named = new Set();
-    for (const tick of ticksOf(y0, y1, view.logY, 4)) {
-      if (named.has(numberText(tick))) continue;
-      named.add(numberText(tick));
-      svg.append(svgElement("line", { class: "grid", x1: MARGINS.left, x2: width - MARGINS.right, y1: this.y(tick), y2: this.y(tick) }));
-      svg.append(svgElement("text", { x: MARGINS.left - 6, y: this.y(tick) + 4, "text-anchor": "end" }, numberText(tick)));
-    }
-    for (const tick of ticksOf(x0, x1, view.logX, Math.max(3, columns / 110))) {
+    for (const tick of ticksOf(x0, x1, view.logX, Math.max(3, (width - MARGINS.left - MARGINS.right) / 110))) {
       if (view.logX && tick < 1) continue;
       svg.append(svgElement("text", { x: this.x(tick), y: height - 6, "text-anchor": "middle" }, stepText(tick)));
     }
-    for (const [step, text] of this.alerts.filter(([step]) => inside([step]))) {
-      const mark = svgElement("line", { class: "alert", x1: this.x(at(step)), x2: this.x(at(step)), y1: MARGINS.top, y2: height - MARGINS.bottom });
-      mark.append(svgElement("title", {}, `step ${step}: ${text}`));
-      svg.append(mark);
-    }
-    for (const line of this.shown.filter((each) => each.drawn.length)) {
-      const path = line.drawn.map(([step, value], i) => `${i ? "L" : "M"}${this.x(at(step)).toFixed(1)},${this.y(value).toFixed(1)}`).join("");
-      const style = `line run-${line.colour % COLOURS}${line.pale ? " pale" : ""}`;
-      svg.append(line.drawn.length > 1 ? svgElement("path", { class: style, d: path })
-        : svgElement("circle", { class: style + " dot", r: 3, cx: this.x(at(line.drawn[0][0])), cy: this.y(line.drawn[0][1]) }));
-    }
-    this.cursor = svgElement("line", { class: "cursor", y1: MARGINS.top, y2: height - MARGINS.bottom, x1: -9, x2: -9 });
-    this.band = svgElement("rect", { class: "zoom", y: MARGINS.top, height: height - MARGINS.bottom - MARGINS.top, width: 0 });
+    return svg;
+  }
+
+  // Put the picture on the page, with the cursor and the band of the zoom on top.
+  finish(svg) {
+    const bottom = this.height - MARGINS.bottom;
+    this.cursor = svgElement("line", { class: "cursor", y1: MARGINS.top, y2: bottom, x1: -9, x2: -9 });
+    this.band = svgElement("rect", { class: "zoom", y: MARGINS.top, height: bottom - MARGINS.top, width: 0 });
     svg.append(this.cursor, this.band);
     this.bind(svg);
     this.box.replaceChildren(svg);
   }
 
-  // Move the shared cursor, and zoom all charts to the steps between press and release.
+  // Move the shared cursor, and zoom all figures to the steps between press and release.
   bind(svg) {
     let start = null;
     const position = (event) => event.clientX - svg.getBoundingClientRect().left;
     svg.onpointermove = (event) => {
+      this.height_at = event.clientY - svg.getBoundingClientRect().top;
       this.shared.point(this.x.invert(position(event)));
       if (start !== null) {
         this.band.setAttribute("x", Math.min(start, position(event)));
@@ -147,17 +138,64 @@ class StepChart {
     };
   }
 
-  // Show the cursor at a step, with the value of every line there; null hides it.
+  // Show the cursor at a step, with what is there; null hides it.
   point(step) {
     if (!this.cursor) return;
-    if (step === null) { this.cursor.setAttribute("x1", -9); this.cursor.setAttribute("x2", -9); this.readout.textContent = ""; return; }
-    const x = this.x(this.shared.view.logX ? Math.max(step, 0.5) : step);
+    const shown = step !== null && this.inside(step), x = shown ? this.x(this.at(step)) : -9;
     this.cursor.setAttribute("x1", x); this.cursor.setAttribute("x2", x);
-    const texts = this.shown.filter((line) => line.points.length && !line.pale).map((line) => {
-      const nearest = nearestPoint(line.points, step);
-      return `${line.name} ${numberText(nearest[1])}`;
+    this.readout.textContent = shown ? this.text(step) : "";
+  }
+}
+
+class StepChart extends StepFigure {
+  // `lines`: [{ name, colour, pale, points: [[step, value], …] }]; `alerts`: [{ step, text }, …].
+  constructor(title, lines, alerts, shared, name = "") {
+    super(title, shared, name);
+    Object.assign(this, { lines, alerts });
+  }
+
+  draw() {
+    const { view } = this.shared, svg = this.begin(150), columns = this.width - MARGINS.left - MARGINS.right;
+    this.shown = this.lines.map((line) => {
+      const points = smoothed(line.points, line.pale ? 0 : view.smooth).filter(([step, value]) => this.inside(step) && (!view.logY || value > 0));
+      return { ...line, points, drawn: thinned(points, columns) };
     });
-    this.readout.textContent = `step ${Math.round(step).toLocaleString("en")}: ${texts.slice(0, 6).join(" · ")}`;
+    const all = this.shown.flatMap((line) => line.drawn);
+    if (!all.length) { this.cursor = null; this.box.replaceChildren(element("p", { class: "quiet" }, "no values here")); return; }
+    let y0 = Math.min(...all.map((p) => p[1])), y1 = Math.max(...all.map((p) => p[1]));
+    if (y0 === y1) { y0 -= Math.abs(y0) / 2 || 0.5; y1 += Math.abs(y1) / 2 || 0.5; }
+    this.y = scaleOf(view.logY, y0, y1, this.height - MARGINS.bottom, MARGINS.top);
+    const named = new Set();
+    for (const tick of ticksOf(y0, y1, view.logY, 4)) {
+      if (named.has(numberText(tick))) continue;
+      named.add(numberText(tick));
+      svg.append(svgElement("line", { class: "grid", x1: MARGINS.left, x2: this.width - MARGINS.right, y1: this.y(tick), y2: this.y(tick) }));
+      svg.append(svgElement("text", { x: MARGINS.left - 6, y: this.y(tick) + 4, "text-anchor": "end" }, numberText(tick)));
+    }
+    for (const { step, text } of this.alerts.filter((alert) => this.inside(alert.step))) {
+      const mark = svgElement("line", { class: "alert", x1: this.x(this.at(step)), x2: this.x(this.at(step)), y1: MARGINS.top, y2: this.height - MARGINS.bottom });
+      mark.append(svgElement("title", {}, `step ${step}: ${text}`));
+      svg.append(mark);
+    }
+    for (const line of this.shown.filter((each) => each.drawn.length)) {
+      const path = line.drawn.map(([step, value], i) => `${i ? "L" : "M"}${this.x(this.at(step)).toFixed(1)},${this.y(value).toFixed(1)}`).join("");
+      const hidden = this.shown.slice(0, this.shown.indexOf(line)).some((other) => this.coincide(line, other));
+      const style = `line run-${line.colour % COLOURS}${line.pale ? " pale" : ""}${hidden ? " over" : ""}`;
+      svg.append(line.drawn.length > 1 ? svgElement("path", { class: style, d: path })
+        : svgElement("circle", { class: style + " dot", r: 3, cx: this.x(this.at(line.drawn[0][0])), cy: this.y(line.drawn[0][1]) }));
+    }
+    this.finish(svg);
+  }
+
+  // Whether two lines would hide each other: then the second one is dashed.
+  coincide(line, other) {
+    if (line.pale || other.pale || line.drawn.length < 2 || other.drawn.length < 2) return false;
+    return line.drawn.every(([step, value]) => Math.abs(this.y(nearestPoint(other.drawn, step)[1]) - this.y(value)) < 1.5);
+  }
+
+  text(step) {
+    const texts = this.shown.filter((line) => line.points.length && !line.pale).map((line) => `${line.name} ${numberText(nearestPoint(line.points, step)[1])}`);
+    return `step ${Math.round(step).toLocaleString("en")}: ${texts.slice(0, 6).join(" · ")}`;
   }
 }
 

@@ -37,10 +37,16 @@ class Table {
     }
     this.metrics = new Map(); // by name: rows, the position of each by its key, and what varies in them
     this.added = 0; // rows that arrived after packing
+    this.ends = head.lists.step.reduce(([low, high], step) => [Math.min(low, step), Math.max(high, step)], [Infinity, -Infinity]);
   }
 
   size() {
     return this.head.rows + this.added;
+  }
+
+  // The first and the last step of all rows.
+  stepRange() {
+    return this.ends[0] <= this.ends[1] ? this.ends : [0, 0];
   }
 
   // The rows of one metric, built on first use; rows that arrive later are added.
@@ -71,6 +77,7 @@ class Table {
   join(about, late, positions) {
     for (const row of late) {
       if (row.behind) row.layer += this.head.depths[`${row.run}\n${row.stack}`] || 0;
+      this.ends = [Math.min(this.ends[0], row.step), Math.max(this.ends[1], row.step)];
       const key = rowKey(row), position = positions.get(key);
       if (position === undefined) {
         positions.set(key, about.rows.length);

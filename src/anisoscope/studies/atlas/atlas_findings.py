@@ -7,9 +7,19 @@ from collections.abc import Mapping, Sequence
 from statistics import median
 
 from anisoscope.studies.atlas.atlas_svg import half_depth
-from anisoscope.studies.atlas.claim_matrix import FAILS, HOLDS, bell_or_flat, few_tokens, high_cosine, low_dimension
+from anisoscope.studies.atlas.claim_matrix import (
+    FAILS,
+    HOLDS,
+    NO,
+    YES,
+    bell_or_flat,
+    few_tokens,
+    high_cosine,
+    low_dimension,
+)
 from anisoscope.studies.atlas.evidence import ModelEvidence, Point
 from anisoscope.studies.atlas.quantisation import Shift
+from anisoscope.studies.claims.conditions import INCONCLUSIVE, UNTESTABLE
 
 _SHARE = "spectral_anisotropy"
 
@@ -42,8 +52,8 @@ def _overview(models: Sequence[ModelEvidence]) -> str:
 
 
 def _few_tokens(models: Sequence[ModelEvidence]) -> str:
-    made = [model for model in models if few_tokens(model).answer == HOLDS]
-    judged = [model for model in models if few_tokens(model).answer in (HOLDS, FAILS)]
+    made = [model for model in models if few_tokens(model).answer == YES]
+    judged = [model for model in models if few_tokens(model).answer in (YES, NO)]
     if not judged:
         return ""
     examples = "; ".join(f"{model.name}: {few_tokens(model).text}" for model in made[:6])
@@ -58,23 +68,35 @@ def _bells(models: Sequence[ModelEvidence]) -> str:
     decoders = [model for model in models if model.kind == "decoder"]
     if not decoders:
         return ""
-    counts = {
-        tokens: [m.name for m in decoders if bell_or_flat(m, tokens).answer == HOLDS] for tokens in ("all", "no-sink")
-    }
+    counts = {tokens: _with_shape(decoders, tokens) for tokens in ("all", "no-sink")}
     return (
         f"**The bell of decoders**: {len(counts['all'])} of {len(decoders)} decoders show it with all tokens"
         f"{_listed(counts['all'])}, {len(counts['no-sink'])} without sinks{_listed(counts['no-sink'])}."
+        f"{_shallow(decoders)}"
     )
 
 
 def _encoders(models: Sequence[ModelEvidence]) -> str:
-    encoders = [m for m in models if bell_or_flat(m, "all").answer in (HOLDS, FAILS) and m.kind == "encoder"]
+    encoders = [model for model in models if model.kind == "encoder" and model.points(_SHARE)]
     if not encoders:
         return ""
-    flat = [model.name for model in encoders if bell_or_flat(model, "all").answer == HOLDS]
+    flat = _with_shape(encoders, "all")
     return (
         f"**Encoders are not always flat**: {len(flat)} of {len(encoders)} encoders keep the share of the top "
-        f"direction within a range of 0.1 over their layers{_listed(flat)}.{_one_family(encoders)}"
+        f"direction within a range of 0.1 over their layers{_listed(flat)}.{_one_family(encoders)}{_shallow(encoders)}"
+    )
+
+
+def _with_shape(models: Sequence[ModelEvidence], tokens: str) -> list[str]:
+    """Names of the models that have the shape of the claim, at any depth."""
+    return [model.name for model in models if bell_or_flat(model, tokens, any_depth=True).answer == HOLDS]
+
+
+def _shallow(models: Sequence[ModelEvidence]) -> str:
+    """How many models have too few states for the rule of the claim."""
+    few = [model for model in models if bell_or_flat(model, "all").answer == UNTESTABLE]
+    return (
+        f" {len(few)} of these {len(models)} have fewer than the 12 states that the claim's rule needs." if few else ""
     )
 
 
@@ -105,13 +127,13 @@ def _training(models: Sequence[ModelEvidence]) -> str:
 
 
 def _cosines(models: Sequence[ModelEvidence]) -> str:
-    judged = {model.name: high_cosine(model) for model in models if model.kind != "convolutional"}
-    high = [name for name, verdict in judged.items() if verdict.answer == HOLDS]
+    answers = [high_cosine(model).answer for model in models]
+    high, low, undecided = (answers.count(answer) for answer in (HOLDS, FAILS, INCONCLUSIVE))
+    if not high + low + undecided:
+        return ""
     return (
-        f"**Mean cosine** exceeds 0.2 in most layers of {len(high)} of {len(judged)} transformers; "
-        "it is not a property of every transformer."
-        if len(high) < len(judged)
-        else f"**Mean cosine** exceeds 0.2 in most layers of all {len(judged)} transformers."
+        f"**Mean cosine** exceeds 0.2 in most layers of {high} of {high + low + undecided} transformers, and does not "
+        f"in {low}; in {undecided} the layers are too few to tell."
     )
 
 

@@ -121,7 +121,7 @@ def atlas_markdown(models: Sequence[ModelEvidence], shifts: Sequence[Shift] = ()
         lines += ["", _LEGEND]
     lines += ["", "## Claims × models", ""]
     lines += [
-        "Each cell is judged on the stored profiles of one model; `studies/atlas/claim_matrix.py` has the rules.",
+        "Each cell is judged on the stored profiles of one model, by the rules and the judge of [claims](claims.md).",
         "",
     ]
     judged = matrix(models)

@@ -91,7 +91,7 @@ def open_atlas_folder(
         "embedding_rows": sizes["vocabulary"] if architecture == "words" else None,
         "parameters": sum(p.numel() for p in model.parameters() if p.requires_grad),
     }
-    return model.to(device, dtype).eval(), _processor(folder, info["modality"]), info
+    return model.to(device, dtype).eval(), _processor(folder, MODALITIES[architecture]), info
 
 
 def _require_stored(folder: Path, sizes: dict[str, int]) -> None:

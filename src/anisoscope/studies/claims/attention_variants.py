@@ -35,7 +35,11 @@ def head_drift(view: RunView) -> float:
 
 
 def _relative(quantity: str, cell: str, variant: RunView, softmax: RunView) -> float:
-    """Entropy relative to softmax's, minus 1; or drift relative to softmax's, of what the variant leaves free."""
+    """Entropy relative to softmax's, minus 1; or drift relative to softmax's.
+
+    If a variant removes the mean of the queries or of the keys, only the drift of that side counts: with one mean at
+    zero, the logits have no part that all tokens share through both means.
+    """
     if quantity == "drift":
         side = {"mean-free-queries": "q_drift", "mean-free-keys": "k_drift"}.get(cell)
         if side is None:

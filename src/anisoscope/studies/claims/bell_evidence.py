@@ -63,7 +63,7 @@ def bell_evidence(subjects: SubjectSource, kind: MeasurementKind = SUBLAYERS) ->
         units = model.measure(BELL if kind is BELL else REMOVAL)
         records += figure_records(units, REMOVAL.metrics, of=model.name)
     depths = [_depth(model.measure(kind)) for model in models]
-    records += _published(max(depths))
+    records += published_profiles(max(depths))
     highest = [f"{name}{version}" for name in ("range", "below_end") for version in _VERSIONS]
     quantities = least_favourable(each, highest=highest)
     quantities[STATES.name] = Estimate.exact(min(depths))
@@ -90,12 +90,6 @@ def _shapes(model: Subject, kind: MeasurementKind) -> dict[str, Estimate]:
             for version, source in sources.items()
         }
     )
-
-
-def _sources(kind: MeasurementKind) -> list[tuple[MeasurementKind, str, str]]:
-    """Measurement, metric and token policy of each version of a quantity; the lab has no Tyler's matrix."""
-    sources = [(kind, TOP_SHARE, "all"), (kind, TOP_SHARE, "no-sink")]
-    return sources if kind is SUBLAYERS else [*sources, (TYLER, TYLER_SHARE, "no-sink")]
 
 
 def _shape_of(model: Subject, shape: Shape, kind: MeasurementKind, metric: str, tokens: str) -> Estimate:
@@ -126,7 +120,7 @@ def _depth(units: Units) -> int:
     return len((units.whole or units.parts[0]).profile(TOP_SHARE))
 
 
-def _published(depth: int) -> list[Record]:
+def published_profiles(depth: int) -> list[Record]:
     """The published profiles, resampled to the depth of the measured models."""
     records = []
     for name, values in _FIGURES.items():

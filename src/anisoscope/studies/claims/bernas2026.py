@@ -8,7 +8,7 @@ from anisoscope.studies.claims.claim import Claim
 from anisoscope.studies.claims.conditions import above, below, every
 from anisoscope.studies.claims.estimate import CORRELATION, SHARE
 from anisoscope.studies.claims.frequency_evidence import curvature_evidence, frequency_evidence
-from anisoscope.studies.claims.gates import ENDED, LEARNT, SETTLED, TYPES, matched
+from anisoscope.studies.claims.gates import ENDED, LEARNT, SETTLED, TYPES, learnt, matched
 from anisoscope.studies.claims.gradient_energy_evidence import (
     KINDS_OF_MODEL,
     PROJECTED,
@@ -208,6 +208,7 @@ CLAIMS = (
             )
         ),
         control=every(
+            *map(learnt, PROJECTED),
             matched("random-only"),
             above(
                 "drives",
@@ -221,7 +222,7 @@ CLAIMS = (
         figure=("anisotropy_at_equal_loss", "change_in_basis"),
         cells=("decoder", *PROJECTED),
         seconds=20,
-        gates=(LEARNT,),
+        gates=(learnt("decoder"),),
         plain="Learning moves states along those directions, and this makes them anisotropic",
         found="amplified along training",
     ),

@@ -8,15 +8,15 @@ from typing import Any
 
 from anisoscope.studies.claims.claim import Claim, Verdict
 from anisoscope.studies.claims.conditions import Condition, Rule
+from anisoscope.studies.claims.disputes import DISPUTES, NOT_RUN, measured_on
 
 Judged = Sequence[tuple[Claim, Sequence[Verdict]]]
-_NOT_RUN = "not run"
 
 
 def rules_table(claims: Sequence[Claim]) -> str:
     """Return a Markdown table with both rules of each claim and what it needs."""
     rows = [(claim.id, _gates(claim), _rule(claim.published), _rule(claim.control), claim.needs) for claim in claims]
-    return _table(("id", "testable only if", "as published", "strongest control", "needs"), rows)
+    return markdown_table(("id", "testable only if", "as published", "strongest control", "needs"), rows)
 
 
 def _gates(claim: Claim) -> str:
@@ -35,19 +35,30 @@ def _condition(condition: Condition) -> str:
 # --- verdicts -----------------------------------------------------------------------------------------------------
 
 
+OVERVIEW = ("claim", "the paper found", "as published", "under control", "on what", "what decided")
+
+
 def overview_table(claims: Sequence[Claim], judged: Judged) -> str:
-    """Return the table that visitors read first: the claim in plain words, what the paper found, and what we found."""
-    verdicts = {claim.id: pair for claim, pair in judged}
-    rows = []
-    for claim in claims:
-        pair = verdicts.get(claim.id)
-        shown = [_NOT_RUN, _NOT_RUN, ""] if pair is None else [*(f"**{each.outcome}**" for each in pair), _why(pair)]
-        rows.append((claim.id, claim.plain, claim.found, *shown))
-    return _table(("id", "in plain words", "the paper found", "as published", "under control", "why"), rows)
+    """Return the table that visitors read first: the headline claims of each dispute, in plain words."""
+    known, verdicts = {claim.id: claim for claim in claims}, {claim.id: pair for claim, pair in judged}
+    rows: list[Sequence[str]] = []
+    for dispute in DISPUTES:
+        rows.append((f"**{dispute.question}**", *[""] * (len(OVERVIEW) - 1)))
+        rows += [overview_row(known[name], verdicts.get(name)) for name in dispute.headline if name in known]
+    return markdown_table(OVERVIEW, rows)
 
 
-def _why(verdicts: Sequence[Verdict]) -> str:
-    """What decided: of the controlled line if the two differ, or of both if they agree."""
+def overview_row(claim: Claim, verdicts: Sequence[Verdict] | None) -> tuple[str, ...]:
+    """Return a claim in plain words, what the paper found, both outcomes, what was run, and what decided."""
+    plain = f"{claim.plain} ({claim.id})"
+    if verdicts is None:
+        return plain, claim.found, NOT_RUN, NOT_RUN, "", ""
+    outcomes = (f"**{each.outcome}**" for each in verdicts)
+    return plain, claim.found, *outcomes, measured_on(verdicts), what_decided(verdicts)
+
+
+def what_decided(verdicts: Sequence[Verdict]) -> str:
+    """Return the deciding quantity: of the controlled line if the two differ, or of both if they agree."""
     published, control = verdicts
     decided = control if control.outcome != published.outcome or not published.quantity else published
     if not decided.quantity:
@@ -59,8 +70,8 @@ def _why(verdicts: Sequence[Verdict]) -> str:
 def verdicts_table(claims: Sequence[Claim], judged: Judged) -> str:
     """Return one row per claim, with the outcome of each line and the quantity that decided it."""
     verdicts = {claim.id: pair for claim, pair in judged}
-    rows = [(c.id, *(map(_outcome, verdicts[c.id]) if c.id in verdicts else [_NOT_RUN] * 2)) for c in claims]
-    return _table(("id", "as published", "strongest control"), rows)
+    rows = [(c.id, c.plain, *(map(_outcome, verdicts[c.id]) if c.id in verdicts else [NOT_RUN] * 2)) for c in claims]
+    return markdown_table(("id", "claim", "as published", "strongest control"), rows)
 
 
 def _outcome(verdict: Verdict) -> str:
@@ -86,7 +97,7 @@ def power_table(judged: Judged) -> str:
         if verdict.power is not None
     ]
     head = ("id", "line", "reproduced if it holds (power)", "reproduced if not (false alarm)", "refuted if not")
-    return _table(head, rows)
+    return markdown_table(head, rows)
 
 
 def losses_table(losses: Sequence[Mapping[str, Any]]) -> str:
@@ -105,7 +116,7 @@ def losses_table(losses: Sequence[Mapping[str, Any]]) -> str:
         for row in losses
     ]
     head = ("training", "steps", "seeds", "loss", "counts of neighbours", "token frequencies", "learnt", "last quarter")
-    return _table(head, rows)
+    return markdown_table(head, rows)
 
 
 def duration(summary: Mapping[str, Any]) -> str:
@@ -117,6 +128,7 @@ def duration(summary: Mapping[str, Any]) -> str:
     )
 
 
-def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+def markdown_table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """Return a Markdown table."""
     lines = [head, ["---"] * len(head), *rows]
     return "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines)

@@ -21,7 +21,6 @@ _MEANINGS = {
     "drift_correlation": "Correlation over layers of the mean cosine with the norm of the mean.",
     "downstream_score": "Mean of the accuracy of a probe and the reciprocal rank of the right signature.",
     "final_isotropy": "1 − mean cosine of the final states.",
-    "matrix_entropy_by_layer": "Entropy of the singular values of one sequence's states, over the largest possible.",
     "rank_of_last_token": "RankMe of the final states of last tokens.",
     "exponent_of_last_token": "Exponent α of the power law of their eigenvalues.",
     "curvature_snr": "Normal variance that a quadratic of the tangent part explains, divided by the rest.",

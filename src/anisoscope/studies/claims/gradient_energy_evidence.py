@@ -11,7 +11,7 @@ from anisoscope.records import Record
 from anisoscope.studies.claims.claim import Evidence
 from anisoscope.studies.claims.curve_shapes import slope
 from anisoscope.studies.claims.estimate import Estimate
-from anisoscope.studies.claims.gates import matched
+from anisoscope.studies.claims.gates import learnt, matched
 from anisoscope.studies.claims.gradient_evidence import (
     change_in_basis,
     enriched,
@@ -246,6 +246,10 @@ def movement_on_lab(subjects: Subjects) -> Evidence:
         matched(b).name: Estimate.exact(
             max(abs(lab.loss(a, s, pair[0]) - lab.loss(b, s, pair[1])) for s, pair in enumerate(pairs))
         ),
+        **{
+            learnt(cell).name: Estimate.exact(min(lab.margin(cell, seed) for seed in range(lab.seeds)))
+            for cell in ("decoder", *PROJECTED)
+        },
     }
     records = [
         estimate_record(estimate(level, each), "anisotropy_at_equal_loss", of=_PARTS[cell])

@@ -25,7 +25,9 @@ from anisoscope.studies.claims.run_view import (
 from anisoscope.studies.claims.subjects import Subjects, SubjectSource
 
 PARALLEL = "parallel_means"  # the metric of |cos(q̄, k̄)| over training
-LEARNED = "learned-encoder"  # the cell closest to the models of the paper: absolute positions, masked tokens
+# The paper looks at MultiBERTs: encoders with learned absolute positions. At this size such an encoder learns hardly
+# more than token frequencies, so the cell is a decoder with learned absolute positions.
+LEARNED = "learned-decoder"
 
 
 def heads_evidence(subjects: SubjectSource) -> Evidence:

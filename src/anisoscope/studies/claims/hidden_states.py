@@ -14,8 +14,9 @@ from anisoscope.data.token_table import Batch
 from anisoscope.hooks import expand, find_layout, observe_sites
 from anisoscope.metrics import find
 from anisoscope.records import Site
-from anisoscope.stats.collect import cloud_of
+from anisoscope.stats.collect import cloud_of, collect
 from anisoscope.stats.head_scores import Attention, Heads
+from anisoscope.stats.rows import Rows, token_table
 
 Batches = Sequence[Batch | Mapping[str, Tensor]]
 
@@ -29,6 +30,33 @@ def states(model: nn.Module, batches: Batches, sites: Sequence[str]) -> dict[str
             rows = x[counts.to(x.device)] if counts is not None and counts.shape == x.shape[:2] else x.flatten(0, 1)
             parts.setdefault(str(site), []).append(rows.float().cpu())
     return {site: torch.cat(each) for site, each in parts.items()}
+
+
+def windows(batches: Batches) -> Tensor:
+    """Return the number of the window of each row that `states` returns, (tokens,)."""
+    lengths: list[int] = []
+    for batch in batches:
+        counts = _counts(batch)
+        inputs = batch.inputs if isinstance(batch, Batch) else batch
+        b, t = inputs["input_ids"].shape
+        lengths += [t] * b if counts is None else counts.sum(1).tolist()
+    return torch.repeat_interleave(torch.arange(len(lengths)), torch.tensor(lengths))
+
+
+def matrix_entropy(rows: Tensor, window: Tensor) -> float:
+    """Return the matrix entropy of rows (n, d), mean over windows; rows that were left out between them do not count.
+
+    >>> round(matrix_entropy(torch.eye(4), torch.zeros(4, dtype=torch.long)), 6)
+    1.0
+    """
+    starts = torch.cat((torch.tensor([True]), window[1:] != window[:-1])).nonzero()[:, 0]
+    place = torch.arange(len(window))
+    first = starts[torch.bucketize(place, starts, right=True) - 1]
+    metric = find(["matrix_entropy"])[0]
+    sequences = Rows(rows, token_table(window, place - first))
+    value = metric.values(collect(lambda: [sequences], metric.sources | {"Moments"}))[0].value
+    assert value is not None
+    return value
 
 
 def entropies(model: nn.Module, batches: Batches, *, centred: bool = False) -> dict[tuple[int, int], float]:

@@ -2,58 +2,72 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
-from statistics import fmean
+from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from anisoscope.measurement.measure_model import measure
+from anisoscope.measurement.policies import massive_norm
+from anisoscope.metrics import find
 from anisoscope.records import Record
+from anisoscope.stats.collect import cloud_of
 from anisoscope.studies.claims.claim import Claim, Evidence
 from anisoscope.studies.claims.conditions import above, below, every, gate
 from anisoscope.studies.claims.curve_shapes import fall_rise_fall
 from anisoscope.studies.claims.estimate import CORRELATION, Estimate
 from anisoscope.studies.claims.gates import ENDED, LEARNT
-from anisoscope.studies.claims.hidden_states import Batches, entropies, states
+from anisoscope.studies.claims.hidden_states import Batches, matrix_entropy, states, windows
 from anisoscope.studies.claims.modality_evidence import pearson
-from anisoscope.studies.claims.run_view import estimate_record
+from anisoscope.studies.claims.run_view import RunView, estimate_record
 from anisoscope.studies.claims.subjects import LabModel, Subject, Subjects, SubjectSource
 
 SINKS, PHASES = "queipo2025", "li2025"
-_MASSIVE = 5.0  # medians of the norm from which a token is massive
 _WINDOWS = 512  # of which the last token is taken
-_FIT = (0.1, 0.6)  # share of the eigenvalues, from the largest on, that the power law is fitted to
 
 
 # --- C1: sinks, massive tokens and the valley of entropy ----------------------------------------------------------
 
 
-def matrix_entropy(rows: Tensor) -> float:
-    """Return the entropy of the squared singular values of one sequence's states, over its largest possible value.
+@dataclass(frozen=True)
+class Layers:
+    """What one unit of a model shows over its layers. `sinks` is shorter by one: no attention reads the last state."""
 
-    >>> round(matrix_entropy(torch.eye(4)), 6), round(matrix_entropy(torch.ones(4, 3)), 6)
-    (1.0, 0.0)
-    """
-    values = torch.linalg.svdvals(rows.double()).square()
-    p = values / values.sum().clamp(min=1e-300)
-    entropy = float(-(p * p.clamp(min=1e-300).log()).sum())
-    return max(0.0, entropy) / math.log(len(values))
+    entropy: tuple[float, ...]  # matrix entropy of all tokens after each layer
+    entropy_left: tuple[float, ...]  # the same without first and massive tokens
+    massive: tuple[float, ...]  # number of massive tokens after each layer
+    sinks: tuple[float, ...]  # share of the heads that are sinks, of the attention that reads each state
 
 
-def _valley(model: nn.Module, batches: Batches, window: int) -> tuple[list[float], list[float], list[float]]:
-    """By layer: matrix entropy of all tokens, the same without first and massive tokens, and the share of massive."""
-    whole, without, massive = [], [], []
-    for rows in states(model, batches, ["resid"]).values():
+def _layers(model: nn.Module, batches: Batches, _number: int) -> Layers:
+    """Measure one unit with the metrics of the library."""
+    options: dict[str, Any] = {"metrics": ("matrix_entropy", "massive_tokens", "sink_rate"), "errors": False}
+    view = RunView.of(measure(model, batches, sites=("resid", "pattern"), **options).records())
+
+    def by_layer(metric: str, **variant: str) -> tuple[float, ...]:
+        return tuple(entry.value for entry in view.find(metric, **variant))
+
+    return Layers(
+        by_layer("matrix_entropy"),
+        _entropy_left(model, batches),
+        by_layer("massive_tokens", rule="norm"),
+        by_layer("sink_rate")[1:],  # the attention of layer k + 1 reads the state after layer k
+    )
+
+
+def _entropy_left(model: nn.Module, batches: Batches) -> tuple[float, ...]:
+    """The matrix entropy after each layer without sinks: first tokens, and tokens that are or were massive."""
+    window = windows(batches)  # (n,)
+    sink = torch.cat((torch.tensor([True]), window[1:] != window[:-1]))
+    entropy = []
+    for site, rows in states(model, batches, ["embed", "resid"]).items():
         norm = rows.norm(dim=1)
-        heavy = norm > _MASSIVE * norm.median()
-        keep = ~heavy
-        keep[::window] = False
-        cuts = range(0, len(rows) - window + 1, window)
-        whole.append(fmean(matrix_entropy(rows[i : i + window]) for i in cuts))
-        without.append(fmean(matrix_entropy(rows[i : i + window][keep[i : i + window]]) for i in cuts))
-        massive.append(float(heavy.float().mean()))
-    return whole, without, massive
+        sink |= norm > massive_norm(float(norm.median()))
+        if site != "embed":
+            entropy.append(matrix_entropy(rows[~sink], window[~sink]))
+    return tuple(entropy)
 
 
 def depth_of_valley(profile: Sequence[float]) -> float:
@@ -67,26 +81,26 @@ def depth_of_valley(profile: Sequence[float]) -> float:
 
 def _valley_evidence(subjects: SubjectSource) -> Evidence:
     model = subjects.models("decoder")[0]
-    measured = model.per_unit(lambda network, batches, _number: _valley(network, batches, model.window))
+    measured = model.per_unit(_layers)
     unit = "seeds" if isinstance(model, LabModel) else "groups of documents"
-    sharp = model.per_unit(lambda network, batches, _number: _sharpness(network, batches))
     quantities = {
-        "massive": Estimate.exact(max(max(massive) for _, _, massive in measured)),
-        "valley": Estimate.over([depth_of_valley(whole) for whole, _, _ in measured], unit),
-        "together": Estimate.over([-pearson(whole, massive) for whole, _, massive in measured], unit),
-        "valley_left": Estimate.over([depth_of_valley(without) for _, without, _ in measured], unit),
+        "massive": Estimate.exact(max(max(each.massive) for each in measured)),
+        "valley": Estimate.over([depth_of_valley(each.entropy) for each in measured], unit),
+        "together": Estimate.over([-pearson(each.entropy, each.massive) for each in measured], unit),
+        "sinks_together": Estimate.over([-pearson(each.entropy[:-1], each.sinks) for each in measured], unit),
+        "valley_left": Estimate.over([depth_of_valley(each.entropy_left) for each in measured], unit),
+    }
+    curves = {
+        ("matrix_entropy", "all tokens"): [each.entropy for each in measured],
+        ("matrix_entropy", "without first and massive tokens"): [each.entropy_left for each in measured],
+        ("massive_tokens", "all tokens"): [each.massive for each in measured],
+        ("sink_rate", "attention that reads the state"): [each.sinks for each in measured],
     }
     records: list[Record] = []
-    for index, name in enumerate(("all tokens", "without first and massive tokens")):
-        for layer in range(len(measured[0][0])):
-            value = Estimate.over([seed[index][layer] for seed in measured], unit)
-            records.append(estimate_record(value, "matrix_entropy_by_layer", of=name, site=f"resid.{layer}"))
-    note = f"mean attention entropy {fmean(sharp):.2f} of even attention"
-    return subjects.evidence([model], quantities, records, note=note)
-
-
-def _sharpness(model: nn.Module, batches: Batches) -> float:
-    return fmean(entropies(model, batches).values())
+    for (metric, of), units in curves.items():
+        for layer, values in enumerate(zip(*units, strict=True)):
+            records.append(estimate_record(Estimate.over(values, unit), metric, of=of, site=f"resid.{layer}"))
+    return subjects.evidence([model], quantities, records)
 
 
 # --- C2: phases of the rank over training -------------------------------------------------------------------------
@@ -95,19 +109,14 @@ def _sharpness(model: nn.Module, batches: Batches) -> float:
 def rank_and_exponent(rows: Tensor) -> tuple[float, float]:
     """Return RankMe, exp of the entropy of the singular values, and the exponent α of λ_j ∝ j^−α.
 
-    >>> round(rank_and_exponent(torch.eye(8))[0], 6)
-    8.0
+    >>> round(rank_and_exponent(torch.eye(16))[0], 6)
+    16.0
     """
-    s = torch.linalg.svdvals(rows.double())
-    p = s / s.sum().clamp(min=1e-300)
-    rank = float(torch.exp(-(p * p.clamp(min=1e-300).log()).sum()))
-    values = torch.linalg.svdvals((rows - rows.mean(0)).double()).square()
-    first, last = (max(1, round(share * len(values))) for share in _FIT)
-    j = torch.arange(1, len(values) + 1, dtype=torch.float64)[first:last].log()
-    y = values[first:last].clamp(min=1e-300).log()
-    if len(j) < 2:
-        return rank, 0.0
-    return rank, -float(((j - j.mean()) * (y - y.mean())).sum() / (j - j.mean()).square().sum())
+    cloud = cloud_of(rows, {"Moments"})
+    rank, exponent = (metric.values(cloud)[0].value for metric in find(["rankme", "power_law_alpha"]))
+    assert rank is not None
+    assert exponent is not None
+    return rank, exponent
 
 
 def _phases_evidence(subjects: Subjects) -> Evidence:
@@ -157,7 +166,15 @@ CLAIMS = (
             above(
                 "together",
                 0.5,
-                "correlation over layers of the share of massive tokens with falling entropy",
+                "correlation over layers of the number of massive tokens with falling entropy",
+                CORRELATION,
+                holds=0.8,
+                fails=0.0,
+            ),
+            above(
+                "sinks_together",
+                0.5,
+                "correlation over layers of the share of sink heads with falling entropy",
                 CORRELATION,
                 holds=0.8,
                 fails=0.0,
@@ -173,11 +190,11 @@ CLAIMS = (
             )
         ),
         settle="a model with massive tokens: --model HuggingFaceTB/SmolLM2-360M --text FILE",
-        figure=("matrix_entropy_by_layer",),
+        figure=("matrix_entropy", "massive_tokens", "sink_rate"),
         cells=("decoder",),
         seconds=4,
         sources=("EleutherAI/pythia-410m",),
-        gates=(LEARNT, gate("massive", 0.0, "largest share of massive tokens in a layer")),
+        gates=(LEARNT, gate("massive", 0.0, "largest number of massive tokens after a layer")),
         plain="A few huge tokens, attention sinks and a dip in variety over layers are one phenomenon",
         found="they appear together in Pythia and Llama",
     ),

@@ -30,11 +30,20 @@ _WIDTH, _LAYERS, _HEADS, _PIXELS, _SAMPLES = 64, 6, 4, 64, 4000
 
 # The models of the paper, by hub id.
 SOURCES = {
-    TEXT: ("google-bert/bert-base-uncased", "FacebookAI/roberta-base", "openai-community/gpt2", "google-t5/t5-base"),
+    TEXT: (
+        *("google-bert/bert-base-uncased", "FacebookAI/roberta-base", "albert/albert-base-v2"),
+        *("openai-community/gpt2", "google-t5/t5-base"),
+    ),
     CHARACTER: ("google/canine-c", "google/byt5-base"),
     AUDIO: ("facebook/wav2vec2-base", "facebook/hubert-base-ls960", "openai/whisper-base"),
-    IMAGE: ("google/vit-base-patch16-224", "microsoft/beit-base-patch16-224", "facebook/deit-base-patch16-224"),
-    CONVOLUTION: ("microsoft/resnet-50", "google/efficientnet-b0", "facebook/convnext-base-224"),
+    IMAGE: (
+        *("google/vit-base-patch16-224", "microsoft/beit-base-patch16-224", "facebook/deit-base-patch16-224"),
+        "nvidia/mit-b0",
+    ),
+    CONVOLUTION: (
+        *("microsoft/resnet-50", "google/efficientnet-b0", "facebook/convnext-base-224", "microsoft/cvt-13"),
+        "Visual-Attention-Network/van-base",
+    ),
 }
 
 

@@ -156,7 +156,10 @@ CLAIMS = (
         figure=(TOP_SHARE, TYLER_SHARE, "removal_curve"),
         cells=("decoder", "encoder"),
         seconds=8,
-        sources=("openai-community/gpt2", "google-bert/bert-base-uncased"),
+        sources=(
+            *("openai-community/gpt2", "facebook/opt-125m"),
+            *("google-bert/bert-base-uncased", "FacebookAI/roberta-base", "albert/albert-base-v2"),
+        ),
         gates=(LEARNT, STATES),
         plain="In decoders one direction dominates in the middle layers (a bell); in encoders it does not",
         found="decoders: a bell up to 0.99; encoders: flat, 0.01–0.04",

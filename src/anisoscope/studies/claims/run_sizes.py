@@ -172,7 +172,7 @@ def cells(size: Size) -> dict[str, dict[str, Any]]:
         "encoder": {"kind": "encoder"},
         "causal-masked": {"kind": "causal-masked"},
         "untied": {"tied": False},
-        "learned-encoder": {"kind": "encoder", "positions": "learned"},
+        "learned-decoder": {"positions": "learned"},
         "words": {"tokens": "bpe", "symbols": int(size.switches.get("symbols", 1024)), "tied": False},
         **{name: {**short, **switches} for name, switches in changed.items()},
     }

@@ -165,7 +165,7 @@ def run_claims(
     given = _given_models(request, request.models, request.revisions, lab, folder)
     subjects = Subjects(request.size, lab, given)
     machine = f"{platform.system()}, {platform.machine()}, {os.cpu_count()} cores"
-    info = {"kind": "claims", "settings": request.to_json(), "versions": _versions(), "machine": machine}
+    info = {"kind": "claims", "settings": request.to_json(), "versions": code_versions(), "machine": machine}
     missing = [c for c in claims if kept_evidence(folder, c.id) is None and _trains(c, subjects, request)]
     processes = _processes(_work(missing, request.size)[0])
     names = list(dict.fromkeys(cell for claim in missing for cell in claim.cells))
@@ -198,7 +198,8 @@ def _clock(run: Run, background: BackgroundTraining) -> Callable[[], dict[str, f
     }
 
 
-def _versions() -> dict[str, str]:
+def code_versions() -> dict[str, str]:
+    """Return the versions of what computes evidence."""
     import torch
 
     return {"anisoscope": __version__, "torch": torch.__version__, "python": platform.python_version()}

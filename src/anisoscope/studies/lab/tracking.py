@@ -31,7 +31,7 @@ def tracked(steps: int, schedule: Schedule | None = None, **options: Any) -> Obs
         windows = max(1, _TOKENS // held_out["input_ids"].shape[1])
         probe = {name: x[:windows] for name, x in held_out.items()}
         due = any_of(schedule or default(), at(steps))
-        known = {"sample": _SAMPLE, "total_steps": steps, **options}
+        known: dict[str, Any] = {"sample": _SAMPLE, "total_steps": steps, **options}
         if options.get("concepts"):
             known.setdefault("tokenizer", load_tokenizer(folder / Run.open(folder).info["data"]["folder"]))
         return Tracker(model, probe, folder, schedule=due, resume=start, **known)

@@ -338,6 +338,22 @@ class Transformer(nn.Module):
         logits = self.head(x)  # (b, T, vocabulary)
         return Output(logits, None if labels is None else self._loss(logits, labels))
 
+    def can_generate(self) -> bool:
+        """Whether the model predicts the next token."""
+        return self.config.causal and self.config.objective == "next"
+
+    @torch.no_grad()
+    def generate(self, input_ids: Tensor, max_new_tokens: int, temperature: float = 1.0, **_: object) -> Tensor:
+        """Return token ids (b, T + max_new_tokens): the prompts (b, T), continued by samples from the model.
+
+        The other arguments of `generate` in transformers are accepted and have no effect.
+        """
+        for _number in range(max_new_tokens):
+            logits = self(input_ids).logits[:, -1] / temperature  # (b, vocabulary)
+            drawn = torch.multinomial(logits.float().softmax(-1), 1)
+            input_ids = torch.cat((input_ids, drawn), 1)
+        return input_ids
+
     def _mask(self, attention_mask: Tensor) -> Tensor:
         """Which key each query sees, (b, 1, T or 1, T)."""
         real = attention_mask.bool()[:, None, None, :]
