@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from anisoscope.models.checkpoints import Checkpoint
-from anisoscope.sweep.series import gaps, out_of_order
+from anisoscope.sweep.series import gaps, out_of_order, sketch
 
 
 def series(*steps: int) -> list[Checkpoint]:
@@ -40,3 +40,10 @@ def test_checkpoints_out_of_order_are_found_by_their_weights() -> None:
     assert any("step 300" in finding.text for finding in out_of_order(swapped))
     foreign = sound | {500: torch.randn(512, generator=chance).mul(9).tolist()}
     assert any("step 500" in finding.text for finding in out_of_order(foreign))
+
+
+def test_a_weight_of_more_numbers_than_float32_can_count_is_sketched() -> None:
+    model = torch.nn.Module()
+    large = torch.zeros(1).expand(51_864 * 384)  # Whisper's vocabulary, without its memory
+    model.register_parameter("words", torch.nn.Parameter(large))
+    assert set(sketch(model)) == {0.0}
