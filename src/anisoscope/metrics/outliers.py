@@ -45,7 +45,7 @@ def outlier_dimensions(moments: Moments) -> Value:
 @metric(
     Norms, Extremes, Sample, low=0, high=_INF, keeps={"permutation"}, paper="sun2024",
     knows={"sphere": 0, "massive row": 1},
-    notable="high", headline={"rule": "norm"},
+    notable="high", headline={"rule": "norm"}, version=2,
 )  # fmt: skip
 def massive_tokens(norms: Norms, extremes: Extremes, sample: Sample) -> Iterator[Value]:
     """Number of massive rows.
@@ -68,7 +68,7 @@ def massive_tokens(norms: Norms, extremes: Extremes, sample: Sample) -> Iterator
 
 @metric(
     Peeled, low=0, high=1, keeps={"rotation", "scale"}, paper="anisoscope", bars=False,
-    notable="high",
+    notable="high", version=2,
 )  # fmt: skip
 def removal_curve(peeled: Peeled) -> Iterator[Value]:
     """Spectral anisotropy without the k rows of largest norm; index is k.
@@ -86,7 +86,7 @@ def removal_curve(peeled: Peeled) -> Iterator[Value]:
 @metric(
     Peeled, low=0, high=1, keeps={"rotation", "scale"}, paper="anisoscope", knows={"massive row": 1 / 4096},
     bars=False,
-    notable="low",
+    notable="low", version=2,
 )  # fmt: skip
 def tokens_to_halve(peeled: Peeled) -> Value:
     """Share of rows, largest norms first, to remove until the excess of spectral anisotropy over its null is halved.

@@ -59,7 +59,7 @@ def test_a_model_goes_from_packages_to_evidence_and_is_resumed(tmp_path: Path, h
     error = evidence.points("spectral_anisotropy", "no-sink")[1][2]
     assert error is not None
     assert error > 0
-    assert [point[0] for point in evidence.points("massive_tokens")] == ["embed", "resid.0", "resid.1", "final"]
+    assert [point[0] for point in evidence.points("outlier_dimensions")] == ["embed", "resid.0", "resid.1", "final"]
     assert len(evidence.points("isoscore", state="untrained")) == 4
     assert measure_atlas(models, tiny, tmp_path / "cache", tmp_path / "out").skipped == ["tiny"]
     (tmp_path / "out" / "tiny.json").unlink()  # its runs are complete, so nothing is measured again

@@ -36,7 +36,6 @@ METRICS = (
     "isoscore",
     "two_nn",
     "outlier_dimensions",
-    "massive_tokens",
 )
 SAMPLE = 2048  # rows for the dimension
 OnStatus = Callable[[str], None]
