@@ -73,7 +73,7 @@ def test_the_metadata_and_the_entry_points_are_complete(dist: Path) -> None:
     assert metadata["Author"]
     assert "# anisoscope" in metadata.get_payload()
     assert "Typing :: Typed" in metadata.get_all("Classifier", [])
-    assert set(metadata.get_all("Provides-Extra", [])) == {*EXTRAS, "all", "dev"}
+    assert set(metadata.get_all("Provides-Extra", [])) == {*EXTRAS, "all", "docs", "dev"}
     assert "anisoscope = anisoscope.cli:main" in entries
     assert "anisoscope-lab = anisoscope.studies.lab." in entries
 

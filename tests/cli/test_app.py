@@ -385,7 +385,7 @@ def test_progress_off_a_terminal_is_one_line_at_a_time(
         bar.at(0, 32)
         bar.at(8, 32)
     lines = capsys.readouterr().err.split("\n")[:3]
-    assert [line.split(", about")[0] for line in lines] == [
+    assert [line.split(", ")[0] for line in lines] == [
         "tokens: 25 of 100",
         "evaluating: 0 of 32",
         "evaluating: 8 of 32",

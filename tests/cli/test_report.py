@@ -29,7 +29,7 @@ def test_show_prints_curves_sentences_and_caveats(tmp_path: Path) -> None:
     run = runs.make_run(tmp_path / "exp", runs.profiles((0, 1000)))
     printed = " ".join(call("show", str(run.path)).stdout.split())
     assert "▁" in printed
-    assert "84 % to 10 % at resid.2" in printed
+    assert "84 % to 10 % at layer 2" in printed
     assert "Caveats" in printed
 
 

@@ -119,7 +119,7 @@ def _figures(folder: Path, claim: Claim) -> list[str]:
 def _labelled(stored: Run, metrics: Sequence[str], folder: Path) -> Run:
     """A copy of some records of a run with labels in words, at most seven things per metric."""
     records = list(stored.records())
-    with Run.create(folder, {"kind": "evidence", "metrics": stored.info["metrics"]}, name=stored.name) as run:
+    with Run.create(folder, {"kind": "evidence", "metrics": stored.info.get("metrics", {})}, name=stored.name) as run:
         for metric in metrics:
             run.append(shown_records([record for record in records if record.metric == metric]))
     return Run.open(folder)
