@@ -123,8 +123,8 @@ def hsic(x: Tensor, y: Tensor) -> float:
     """Return n(n − 3) times the unbiased HSIC of linear kernels K, L of centred rows, from features, in float64.
 
     Since Σx = Σy = 0, the rows of K and L without their diagonals sum to minus the diagonals. A massive row contributes
-    to tr KL almost only on the diagonal, which is subtracted; in float32 an error of 1e-2 would be left. Fewer than four
-    rows, for which the unbiased HSIC is not defined, give 0.
+    to tr KL almost only on the diagonal, which is subtracted; in float32 an error of 1e-2 would be left. Fewer than
+    four rows, for which the unbiased HSIC is not defined, give 0.
     """
     n = len(x)
     if n < 4:
