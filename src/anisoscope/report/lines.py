@@ -30,6 +30,7 @@ PERCENT = "datum.label == '' ? '' : format(100 * datum.value, '~g') + ' %'"
 SHORT = "format(datum.value, '.3~g')"
 SHARE = "format(100 * datum.value, '.3~g') + ' %'"
 _BAND = 0.18  # opacity of an interval
+_POLICIES = "{'all': 'all tokens', 'no-sink': 'without first and massive tokens'}[datum.label] || datum.label"
 _NUMBER = ".4~g"
 
 
@@ -175,7 +176,7 @@ def series(style: ChartStyle, legend: bool = True) -> alt.Color:
     title = title_of(style.colour)
     if not style.ordered:
         if not style.runs:
-            return alt.Color("series:N", title=title, sort=None, legend=alt.Legend(title=title) if legend else None)
+            return alt.Color("series:N", title=title, sort=None, legend=_legend(title) if legend else None)
         runs = alt.Legend(title=title, values=list(style.present)) if legend else None
         return alt.Color("series:N", title=title, scale=alt.Scale(domain=list(style.runs)), legend=runs)
     scale = alt.Scale(range="ramp", type="symlog" if style.colour == "step" else "linear")
@@ -259,4 +260,10 @@ def _log_axis(title: str, style: ChartStyle) -> alt.X:
 
 def _dash() -> alt.StrokeDash:
     scale = alt.Scale(domain=["no-sink", "all"], range=[[1, 0], [2, 3]])
-    return alt.StrokeDash("tokens:N", scale=scale, legend=alt.Legend(title="tokens", symbolStrokeWidth=2))
+    return alt.StrokeDash("tokens:N", scale=scale, legend=_legend("tokens", symbolStrokeWidth=2))
+
+
+def _legend(title: str, **options: Any) -> alt.Legend:
+    """A legend of names; token policies are written in words."""
+    words: dict[str, Any] = {"labelExpr": _POLICIES, "labelLimit": 260} if title == "tokens" else {}
+    return alt.Legend(title=title, **words, **options)
