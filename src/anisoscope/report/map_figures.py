@@ -135,7 +135,7 @@ def colour_of_value(values: Sequence[float], percent: bool) -> dict[str, Any]:
         "gradientThickness": 10,
         "tickCount": 3,
         "title": None,
-        # Beside the plot without moving it, so that figures above each other share their axis of steps.
+        # The legend must not move the plot, so that figures above each other share their axis of steps.
         "orient": "none",
         "legendX": {"expr": "width + 12"},
         "legendY": 0,

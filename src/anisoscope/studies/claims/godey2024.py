@@ -323,7 +323,7 @@ CLAIMS = (
         figure=("cosine_by_cause",),
         cells=CAUSES,
         seconds=6,
-        gates=(gate("learnt_causes", 0.0, "loss of token frequencies − loss of the worst training, in nats"),),
+        gates=(gate("learnt_causes", 0.3, "loss of token frequencies − loss of the worst training, in nats"),),
         plain="Attention itself, not the task or the words, makes states alike (the title of the paper)",
         found="argued from untrained blocks and other modalities",
     ),
