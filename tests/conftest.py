@@ -10,22 +10,31 @@ from hypothesis import settings
 
 ROOT = Path(__file__).parent
 
-# Tests that compare no computed number: text, files, locks, pages. All others are marked `numeric`, which is what
-# `make test-kernels` runs under other kernels.
+# Tests that compare no computed number with a limit: text, files, locks, pages, whole commands, runs with themselves.
+# All others are marked `numeric`, which is what `make test-kernels` runs under other kernels.
 NOT_NUMERIC_FOLDERS = {"browser", "cli", "data", "models", "report", "store"}
 NOT_NUMERIC = {
     "laws/test_imports",
     "laws/test_language",
+    "laws/test_odd_inputs",
     "laws/test_structure",
+    "measurement/test_resume",
     "studies/claims/test_background_training",
+    "studies/claims/test_claim",
+    "studies/claims/test_runner",
     "studies/lab/test_token_data",
+    "studies/test_demo_training",
     "sweep/test_engines",
+    "test_api_reference",
     "test_docs",
     "test_environment",
     "test_every_command",
+    "test_extras",
     "test_margins",
     "test_packaging",
     "test_schedule",
+    "test_site",
+    "tracker/test_roll_call",
 }
 
 # The same examples on every run: a test that passes here passes there. `--hypothesis-profile search` draws new ones.

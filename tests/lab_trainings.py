@@ -36,6 +36,9 @@ class Recorder:
         self.calls.append(("watch", step))
         self.should_stop = self.stop_at is not None and step + 1 >= self.stop_at
 
+    def log(self, step: int, **values: Any) -> None:
+        pass
+
     def flush(self) -> None:
         pass
 

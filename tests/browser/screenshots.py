@@ -1,9 +1,14 @@
-"""Write a picture of every kind of page, light and dark, on a laptop and a phone: `make screenshots`."""
+"""Write a picture of every kind of page, light and dark, on a laptop and a phone: `make screenshots`.
+
+The pages of the tests show numbers from formulas. The pictures of the documentation show the sample pages of the
+gallery: real models from the atlas, and a training and a tangent test that are run for it.
+"""
 
 from __future__ import annotations
 
 import argparse
 import shutil
+import sys
 import tempfile
 import time
 from pathlib import Path
@@ -15,6 +20,7 @@ from tests.report_pages import KINDS
 
 SIZES = {"laptop": (1280, 800), "phone": (400, 800)}
 DOCS = {"model": "light", "two-models": "dark", "training": "light", "tangent": "light"}  # pictures of docs/report.md
+ROOT = Path(__file__).parents[2]
 
 
 def main() -> None:
@@ -37,8 +43,15 @@ def main() -> None:
                 for device in SIZES:
                     for theme in ("light", "dark"):
                         _photograph(driver, page, folder / f"{kind}-{device}-{theme}.png", device, theme)
-            for kind, theme in DOCS.items() if options.docs is not None else ():
-                _shrink(folder / f"{kind}-laptop-{theme}.png", options.docs / f"report-{kind}.png")
+            if options.docs is not None:
+                sys.path.insert(0, str(ROOT / "docs"))
+                from gallery import write_samples
+
+                write_samples(root / "samples")
+                for kind, theme in DOCS.items():
+                    picture = root / f"{kind}.png"
+                    _photograph(driver, root / "samples" / f"{kind}.html", picture, "laptop", theme)
+                    _shrink(picture, options.docs / f"report-{kind}.png")
         finally:
             driver.quit()
             shutil.rmtree(root / "profile", ignore_errors=True)

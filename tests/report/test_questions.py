@@ -68,6 +68,19 @@ def test_sink_tokens_that_cause_the_anisotropy_are_reported_with_their_number() 
     )
 
 
+@pytest.mark.parametrize(
+    ("over_all", "without", "reading"), [(0.29, 0.09, "yes"), (0.4, 0.25, "no"), (0.12, 0.04, "no")]
+)
+def test_sink_tokens_are_the_cause_if_a_share_loses_a_tenth_and_half_of_itself(
+    over_all: float, without: float, reading: str
+) -> None:
+    records = curve("spectral_anisotropy", (0.1, 0.1, without, 0.1, 0.1), n=None)
+    records += curve("spectral_anisotropy", (0.1, 0.1, over_all, 0.1, 0.1), tokens="all", n=None)
+    answer = answered(records)["Due to few tokens?"]
+    assert answer.reading == reading
+    assert "without first and massive tokens" in answer.sentence  # their number is not recorded
+
+
 def test_sinks_that_change_nothing_are_no_cause() -> None:
     records = [r for t in ("all", "no-sink") for r in curve("spectral_anisotropy", (0.1, 0.2, 0.3, 0.2, 0.1), tokens=t)]
     answer = answered(records)["Due to few tokens?"]

@@ -102,3 +102,29 @@ def test_a_share_below_a_half_is_not_one_dimension(tmp_path: Path) -> None:
         *layers("spectral_anisotropy", [0.1, 0.1], n=990, tokens="no-sink"),
     ]
     assert thesis(tmp_path, a=both).title == "A few tokens cause most of what looks like one direction."
+
+
+@pytest.mark.parametrize(
+    ("other", "title"),
+    [
+        (0.1, "A few tokens cause most of what looks like one direction in big, but not in small."),
+        (0.3, "A few tokens cause most of what looks like one direction in all of these models."),
+    ],
+)
+def test_models_whose_top_direction_is_weak_are_not_called_one_dimensional(
+    tmp_path: Path, other: float, title: str
+) -> None:
+    without = layers("spectral_anisotropy", [0.1, 0.1], tokens="no-sink")
+    big = layers("spectral_anisotropy", [0.1, 0.3]) + without
+    small = layers("spectral_anisotropy", [0.1, other]) + without
+    assert thesis(tmp_path, big=big, small=small).title == title
+
+
+def test_tokens_whose_number_is_unknown_are_not_counted(tmp_path: Path) -> None:
+    both = [
+        *layers("spectral_anisotropy", [0.1, 0.3]),
+        *layers("spectral_anisotropy", [0.1, 0.1], tokens="no-sink"),
+    ]
+    found = thesis(tmp_path, a=both)
+    assert found.title == "A few tokens cause most of what looks like one direction."
+    assert "Leave out first and massive tokens and it is 10 %." in found.detail

@@ -76,9 +76,9 @@ def _gap_note(curve: LayerCurves) -> str | None:
     gaps = curve.gaps()
     if not gaps or max(map(abs, gaps.values())) < _GAP or curve.metric != "spectral_anisotropy":
         return None
-    total = max(row["n"] or 0 for row in curve.all.values())
-    widest = max(gaps, key=lambda layer: abs(gaps[layer]))
-    return f"{curve.left_out([widest]):,} of {total:,}\ntokens make\nthis difference"
+    left_out = curve.left_out([max(gaps, key=lambda layer: abs(gaps[layer]))])
+    few = "first and massive" if left_out is None else f"{left_out[0]:,} of {left_out[1]:,}"
+    return f"{few}\ntokens make\nthis difference"
 
 
 def _training(runs: Sequence[ReportedRun], alt: str) -> list[Figure]:

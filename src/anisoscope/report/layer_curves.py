@@ -11,6 +11,7 @@ from anisoscope.report.sentences import WITHOUT
 from anisoscope.report.tables import Row
 
 FLAT = 0.05  # a curve that varies by less than this share of its largest value has no highest layer
+_LOST, _HALF = 0.1, 0.5  # few tokens cause a share if it loses this much without them, and at least half of itself
 _NO_CARD: Mapping[str, Any] = {}
 
 
@@ -60,10 +61,19 @@ class LayerCurves:
             return {}
         return {k: self.all[k]["value"] - row["value"] for k, row in self.main.items() if k in self.all}
 
-    def left_out(self, layers: Collection[float] | None = None) -> int:
-        """The number of tokens that `main` leaves out, at that of these layers (or of all) where it is largest."""
+    def caused_by_sinks(self) -> dict[float, float]:
+        """The gaps at the layers where sink tokens cause most of the value."""
+        return {k: gap for k, gap in self.gaps().items() if gap >= max(_LOST, _HALF * self.all[k]["value"])}
+
+    def left_out(self, layers: Collection[float] | None = None) -> tuple[int, int] | None:
+        """The tokens that `main` leaves out, and all tokens, at that of these layers (or of all) where most are out.
+
+        None if the records do not hold the number of tokens.
+        """
         both = [k for k in self.main if k in self.all and (layers is None or k in layers)]
-        return max(((self.all[k]["n"] or 0) - (self.main[k]["n"] or 0) for k in both), default=0)
+        counts = [(self.all[k]["n"], self.main[k]["n"]) for k in both]
+        known = [(total - kept, total) for total, kept in counts if total is not None and kept is not None]
+        return max(known, default=None)
 
 
 def layer_curves(

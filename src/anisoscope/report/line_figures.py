@@ -30,6 +30,7 @@ WIDE_MARGIN = 58  # space to the right of figures over steps, for the legend of 
 _ROUNDING = 1e-7  # values below this share of the largest are rounding errors of a 0
 _NAME = 18  # letters of a run's name at the end of its line
 _WIDEST = 0.4  # how far an interval may stretch the axis, as a share of its range
+_DOTS = 40  # a line over steps with more points than this has no dots
 _LEFT = 0.62  # share of the axis beyond which a note stands to the left of its mark
 
 
@@ -195,6 +196,14 @@ def _points(axis: ValueAxis, tooltip: list[dict[str, Any]]) -> dict[str, Any]:
     }
 
 
+def _unseen_points(tooltip: list[dict[str, Any]]) -> dict[str, Any]:
+    """Points that show their tooltip and nothing else, for lines of many points."""
+    return {
+        "mark": {"type": "circle", "size": 60, "clip": True},
+        "encoding": {"opacity": {"value": 0}, "tooltip": tooltip},
+    }
+
+
 def _null_layer(axis: ValueAxis, low: bool, *, single: bool) -> dict[str, Any]:
     """The null values: a grey area on the side of structureless rows for one run, dotted lines for several."""
     known = [{"filter": "isValid(datum.null)"}]
@@ -328,6 +337,7 @@ def steps_figure(
             "series": title if pale else name,
             "of": name,
             "pale": name in pale,
+            "dense": len(points) > _DOTS,
             "at": training.position(step),
             "step": step,
             "value": value,
@@ -341,7 +351,8 @@ def steps_figure(
     layers = [
         _line({"strokeWidth": 3, "opacity": GHOST}, "datum.pale"),
         _line({"strokeWidth": 2}, "!datum.pale"),
-        {**_points(axis, tooltip), "transform": [{"filter": "!datum.pale"}]},
+        {**_points(axis, tooltip), "transform": [{"filter": "!datum.pale && !datum.dense"}]},
+        {**_unseen_points(tooltip), "transform": [{"filter": "datum.dense && !datum.pale"}]},
         *([alert_layer(training)] if training.alerts else []),
     ]
     order = list(dict.fromkeys(row["series"] for row in rows))

@@ -17,7 +17,6 @@ from anisoscope.report.sentences import layers_text, number, span
 from anisoscope.report.tables import Row
 
 _SAME = 0.1  # curves that differ by less than this share are reported once
-_CAUSED = 0.25  # share of the variance that the top direction must lose without sink tokens to be caused by them
 _FEW = 0.01  # share of rows; if removing so few halves the anisotropy, few rows cause it
 _ZERO = 0.01  # a mean cosine below this is about 0
 _EXPLAINED = ((0.1, "yes"), (0.5, "mostly"), (math.inf, "no"))  # what is left of a mean cosine after centring
@@ -229,16 +228,18 @@ def _few_tokens(curves: Mapping[str, LayerCurves | None], halving: Sequence[Row]
     layer = max(lost, key=lambda layer: abs(lost[layer]))
     before, after = share.all[layer], share.main[layer]
     left_out = share.left_out([layer])
+    without = "without first and massive tokens"
+    if left_out is not None:
+        without = f"without {left_out[0]:,} of {left_out[1]:,} tokens (first and massive ones)"
     ends = [number(row["value"], percent=True) for row in (before, after)]
     values = ends[0] if ends[0] == ends[1] else " → ".join(ends)
-    without = f"without {left_out:,} of {before['n'] or 0:,} tokens (first and massive ones)"
     at = layers_text([layer], share.final)
     sentence = f"over all tokens the top direction has {ends[0]} of the variance at {at}, {without} {ends[1]}"
     if all(abs(change) <= _SAME * share.all[k]["value"] for k, change in lost.items()):
         sentence = f"{without} the top direction has the same share at every layer, within {_SAME:.0%}".replace(
             "%", " %"
         )
-    reading = "yes" if lost[layer] >= _CAUSED else "no"
+    reading = "yes" if share.caused_by_sinks() else "no"
     return QuestionAnswer("Due to few tokens?", _DIRECTION.metric, sentence, values, [], "", reading)
 
 

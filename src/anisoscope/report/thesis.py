@@ -14,7 +14,6 @@ from anisoscope.report.sink_words import quoted, sink_words
 from anisoscope.report.streams import site_text
 from anisoscope.report.tiles import tangent_tests
 
-_DOMINATED = 0.25  # share of the variance that the top direction must lose without sink tokens
 _MOST = 0.5  # a share from here on is "most"
 _CONE = 0.3  # a mean cosine from here on is a cone
 _CENTRED = 0.1  # a cone of which less than this share is left after centring is due to the mean
@@ -94,31 +93,34 @@ def _where(curve: LayerCurves) -> str:
 
 def _sinks(run: ReportedRun, share: LayerCurves) -> str:
     """How much of the top direction's share is due to sink tokens; "" if little is."""
-    gaps = share.gaps()
-    if not gaps or max(gaps.values()) < _DOMINATED:
+    caused = share.caused_by_sinks()
+    if not caused:
         return ""
-    wide = _stretch(gaps)
-    total = max(row["n"] or 0 for row in share.all.values())
+    wide = _stretch(list(share.main), caused)
     before = value_range([share.all[layer]["value"] for layer in wide], True)
     after = value_range([share.main[layer]["value"] for layer in wide], True)
     nulls = [share.main[layer]["null"] for layer in wide if share.main[layer]["null"] is not None]
     noise = f" (no structure: {value_range(nulls, True)})" if nulls else ""
     where = layers_text([min(wide), max(wide)], share.final)
+    left_out = share.left_out(wide)
+    tokens = "first and massive tokens"
+    if left_out is not None:
+        tokens = f"{left_out[0]:,} of {left_out[1]:,} tokens ({_left_out(run)})"
     return (
         f"{where[:1].upper()}{where[1:]}: over all tokens one direction holds {before} of the variance. "
-        f"Leave out {share.left_out(wide):,} of {total:,} tokens ({_left_out(run)}) and it is {after}{noise}."
+        f"Leave out {tokens} and it is {after}{noise}."
     )
 
 
-def _stretch(gaps: Mapping[float, float]) -> list[float]:
-    """The layers with a wide gap around the widest one, without a layer in between that has none."""
+def _stretch(layers: Sequence[float], caused: Mapping[float, float]) -> list[float]:
+    """The layers with a gap around the widest one, without a layer in between that has none."""
     stretches: list[list[float]] = [[]]
-    for layer in sorted(gaps):
-        if gaps[layer] >= _DOMINATED:
+    for layer in sorted(layers):
+        if layer in caused:
             stretches[-1].append(layer)
         elif stretches[-1]:
             stretches.append([])
-    widest = max(gaps, key=lambda layer: gaps[layer])
+    widest = max(caused, key=lambda layer: caused[layer])
     return next(stretch for stretch in stretches if widest in stretch)
 
 
@@ -143,18 +145,22 @@ def _several(runs: Sequence[ReportedRun]) -> Thesis:
     policy = "Without first and massive tokens" if sinks else "Over all tokens"
     similar = "is similar" if close else f"is largest in {high}"
     detail = f"{policy}, the top direction's share of the variance {similar}: {ranges}."
-    dominated = [label for label, curve in shares.items() if max(curve.gaps().values(), default=0.0) >= _DOMINATED]
-    if dominated and len(dominated) < len(shares):
-        others = _names([label for label in shares if label not in dominated])
-        return Thesis(f"A few tokens make {_names(dominated)} look one-dimensional, but not {others}.", detail)
-    if dominated:
-        return Thesis("A few tokens make all of these models look one-dimensional.", detail)
+    caused = {label: curve for label, curve in shares.items() if curve.caused_by_sinks()}
+    if caused:
+        names, others = _names(list(caused)), _names([label for label in shares if label not in caused])
+        if min(max(row["value"] for row in curve.all.values()) for curve in caused.values()) >= _MOST:
+            effect = f"make {names if others else 'all of these models'} look one-dimensional"
+            return Thesis(f"A few tokens {effect}{f', but not {others}' if others else ''}.", detail)
+        where = f"in {names}, but not in {others}" if others else "in all of these models"
+        return Thesis(f"A few tokens cause most of what looks like one direction {where}.", detail)
     if close:
         return Thesis(f"{_names(list(shares))} are about equally anisotropic.", detail)
     return Thesis(f"{high} is more anisotropic than {low}.", detail)
 
 
 def _names(labels: Sequence[str]) -> str:
+    if not labels:
+        return ""
     *most, last = labels
     return f"{', '.join(most)} and {last}" if most else last
 

@@ -120,8 +120,10 @@ def _tile(metric: str, run: ReportedRun) -> Tile | None:
     if metric == "spectral_anisotropy" and widest is not None and abs(gaps[widest]) >= _GAP:
         layer, row = widest, curves.main[widest]
         value = f"{number(curves.all[layer]['value'], percent)} → {number(row['value'], percent)}"
-        left_out = f"without {curves.left_out([layer]):,} first and massive tokens"
-        detail = f"all tokens → {left_out}{_error(row, percent).replace(' ±', ', ±')}"
+        left_out = curves.left_out([layer])
+        count = "" if left_out is None else f"{left_out[0]:,} "
+        without = f"without {count}first and massive tokens"
+        detail = f"all tokens → {without}{_error(row, percent).replace(' ±', ', ±')}"
         error = ""
     else:
         layer, row = curves.extreme()

@@ -108,6 +108,9 @@ class _Measured:
     def watch(self, step: int, *, loss: Tensor | None = None, optimizer: Optimizer | None = None) -> None:
         self.tracker.watch(step, loss=loss, optimizer=optimizer)
 
+    def log(self, step: int, **values: Tensor | float) -> None:
+        self.tracker.log(step, **values)
+
     def flush(self) -> None:
         self.tracker.flush()
 

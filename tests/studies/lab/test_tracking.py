@@ -36,6 +36,9 @@ class Stopping:
         self.inner.watch(step, loss=loss, optimizer=optimizer)
         self.should_stop = step + 1 >= self.step
 
+    def log(self, step: int, **values: Any) -> None:
+        self.inner.log(step, **values)
+
     def flush(self) -> None:
         self.inner.flush()
 
@@ -66,6 +69,8 @@ def test_the_first_and_the_last_step_are_measured(tmp_path: Path) -> None:
     assert sorted(frame[frame.metric == "train_loss"].step.unique()) == list(range(9))
     assert sorted(frame[frame.metric == "gradient_energy"].step.unique()) == [0, 1, 2, 4, 8]
     assert Run.open(tmp_path / "run").info["experiment"]["model"]["layers"] == 2
+    logged = frame[frame.metric == "validation_loss"].set_index("step").value
+    assert logged.to_dict() == {row["step"]: row["validation"] for row in read_losses(tmp_path / "run")}
 
 
 def test_an_interrupted_tracked_training_has_the_records_of_a_complete_one(tmp_path: Path) -> None:

@@ -42,6 +42,7 @@ class Observer(Protocol):
     def should_stop(self) -> bool: ...
     def probe(self, step: int) -> None: ...
     def watch(self, step: int, *, loss: Tensor | None = None, optimizer: Optimizer | None = None) -> None: ...
+    def log(self, step: int, **values: Tensor | float) -> None: ...
     def flush(self) -> None: ...
     def close(self) -> None: ...
 
@@ -198,7 +199,10 @@ def _steps(
                 observer.flush()  # a training that resumes here does not repeat the steps before
             save_state(parts.folder, _state(parts, step, pending))
         if validated(step) or step == last:
-            add_losses(parts.folder, _losses(parts, step, pending))
+            losses = _losses(parts, step, pending)
+            add_losses(parts.folder, losses)
+            if observer is not None:
+                observer.log(step, validation_loss=losses["validation"])
             pending = []
         if saves:
             save_checkpoint(parts.model, parts.data, parts.folder, step)
