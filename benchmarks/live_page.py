@@ -1,11 +1,13 @@
 """The live page with many runs: the time to list 100 runs with a million records, and to read one and eight of them.
 
-python -m benchmarks.live_page
+python -m benchmarks.live_page              # the server, and the page in chromium if that is installed
+python -m benchmarks.live_page page.png     # also keep a picture of the page with eight runs
 """
 
 from __future__ import annotations
 
 import json
+import sys
 import tempfile
 import time
 from pathlib import Path
@@ -16,8 +18,10 @@ from starlette.testclient import TestClient
 from anisoscope.records import Record
 from anisoscope.report.live import live_app
 from anisoscope.store.run import Run
+from tests.browser.conftest import CHROMIUM, DRIVER, serving, start_browser
 
 RUNS, STEPS, LAYERS = 100, 125, 40  # times two token policies: a million records
+SHOWN = 8  # runs in the charts of the browser
 
 
 def make_runs(root: Path) -> int:
@@ -35,11 +39,12 @@ def make_runs(root: Path) -> int:
     return RUNS * len(records)
 
 
-def measured() -> dict[str, Any]:
-    """Seconds of each request, and the bytes of its answer."""
+def measured(picture: Path | None = None) -> dict[str, Any]:
+    """Seconds of each request and the bytes of its answer; seconds of a browser to show one and eight runs."""
     with tempfile.TemporaryDirectory() as folder:
-        count = make_runs(Path(folder))
-        page = TestClient(live_app(folder), base_url="http://127.0.0.1")
+        count = make_runs(Path(folder) / "runs")
+        app = live_app(str(Path(folder) / "runs"))
+        page = TestClient(app, base_url="http://127.0.0.1")
         requests = {
             "list, first": "/api/runs",
             "list, again": "/api/runs",
@@ -55,8 +60,49 @@ def measured() -> dict[str, Any]:
                 "cpu seconds": round(time.process_time() - cpu, 2),
                 "bytes": len(answer.content),
             }
+        if CHROMIUM is not None and DRIVER is not None:
+            results["browser"] = _in_browser(app, Path(folder) / "profile", SHOWN * count // RUNS, picture)
         return results
 
 
+def _in_browser(app: Any, profile: Path, shown: int, picture: Path | None) -> dict[str, float]:
+    """Seconds until the list and the charts of one run are drawn, and those of all runs with `shown` records."""
+    driver = start_browser(profile)
+    driver.set_window_size(1400, 1000)
+    try:
+        with serving(app) as address:
+            began = time.perf_counter()
+            driver.get(address)
+            _wait(driver, "return document.documentElement.dataset.ready")
+            _wait(driver, f"return document.querySelectorAll('#runs input').length >= {RUNS}")
+            listed = time.perf_counter()
+            _wait(driver, f"{_LINES} > 0")
+            first = time.perf_counter()
+            for number in range(2, SHOWN + 1):  # one after another: the list is drawn again after each
+                driver.execute_script("document.querySelector('#runs input:not(:checked)').click()")
+                _wait(driver, f"return document.querySelectorAll('#runs input:checked').length === {number}")
+            _wait(driver, f"return document.querySelector('#status').textContent.includes('{shown:,} records')")
+            all_drawn = time.perf_counter()
+            heap = driver.execute_script("return performance.memory.usedJSHeapSize")
+            if picture is not None:
+                driver.save_screenshot(str(picture))
+            driver.get("about:blank")  # ends the page's stream of events
+        seconds = {"list": listed - began, "one run": first - began, "seven more runs": all_drawn - first}
+        return {name: round(value, 2) for name, value in seconds.items()} | {"heap in MB": round(heap / 1e6)}
+    finally:
+        driver.quit()
+
+
+_LINES = "return document.querySelectorAll('#chart svg .mark-line path').length"
+
+
+def _wait(driver: Any, script: str, seconds: float = 300) -> None:
+    deadline = time.monotonic() + seconds
+    while not driver.execute_script(script):
+        if time.monotonic() > deadline:
+            raise SystemExit(f"The page did not answer within {seconds:.0f} s: {script}")
+        time.sleep(0.05)
+
+
 if __name__ == "__main__":
-    print(json.dumps(measured(), indent=2))
+    print(json.dumps(measured(Path(sys.argv[1]) if sys.argv[1:] else None), indent=2))

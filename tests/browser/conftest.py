@@ -28,6 +28,22 @@ OPTIONS = (
 )
 
 
+def start_browser(profile: Path, downloads: Path | None = None) -> Any:
+    """Start chromium with a profile of its own; its log is kept, and files are saved to a folder if one is given."""
+    from selenium import webdriver
+    from selenium.webdriver.chrome.options import Options
+    from selenium.webdriver.chrome.service import Service
+
+    options = Options()
+    options.binary_location = str(CHROMIUM)
+    for option in (*OPTIONS, f"--user-data-dir={profile}"):
+        options.add_argument(option)
+    if downloads is not None:
+        options.add_experimental_option("prefs", {"download.default_directory": str(downloads)})
+    options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
+    return webdriver.Chrome(options=options, service=Service(DRIVER))
+
+
 @pytest.fixture(scope="session")
 def downloads(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("downloads")
@@ -37,17 +53,7 @@ def downloads(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def browser(tmp_path_factory: pytest.TempPathFactory, downloads: Path) -> Iterator[Any]:
     if CHROMIUM is None or DRIVER is None:
         pytest.skip("needs Debian's packages chromium and chromium-driver")
-    from selenium import webdriver
-    from selenium.webdriver.chrome.options import Options
-    from selenium.webdriver.chrome.service import Service
-
-    options = Options()
-    options.binary_location = CHROMIUM
-    for option in (*OPTIONS, f"--user-data-dir={tmp_path_factory.mktemp('profile')}"):
-        options.add_argument(option)
-    options.add_experimental_option("prefs", {"download.default_directory": str(downloads)})
-    options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
-    driver = webdriver.Chrome(options=options, service=Service(DRIVER))
+    driver = start_browser(tmp_path_factory.mktemp("profile"), downloads)
     driver.set_page_load_timeout(60)
     yield driver
     driver.quit()

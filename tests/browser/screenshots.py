@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from anisoscope.report.page import write_report
-from tests.browser.conftest import CHROMIUM, DRIVER, OPTIONS
+from tests.browser.conftest import CHROMIUM, DRIVER, start_browser
 from tests.report_pages import KINDS
 
 SIZES = {"laptop": (1280, 800), "phone": (400, 800)}
@@ -35,7 +35,7 @@ def main() -> None:
         raise SystemExit("Needs chromium and chromedriver; install Debian's packages chromium and chromium-driver.")
     with tempfile.TemporaryDirectory() as temporary:
         root = Path(temporary)
-        driver = _driver(root / "profile")
+        driver = start_browser(root / "profile")
         try:
             for kind, make in KINDS.items():
                 (root / kind).mkdir()
@@ -65,18 +65,6 @@ def _shrink(picture: Path, target: Path) -> None:
     top = Image.open(picture).convert("RGB").crop((0, 0, width, width * 9 // 16))
     small = top.resize((3 * top.width // 4, 3 * top.height // 4), Image.Resampling.LANCZOS)
     small.save(target, optimize=True)
-
-
-def _driver(profile: Path) -> Any:
-    from selenium import webdriver
-    from selenium.webdriver.chrome.options import Options
-    from selenium.webdriver.chrome.service import Service
-
-    options = Options()
-    options.binary_location = str(CHROMIUM)
-    for option in (*OPTIONS, f"--user-data-dir={profile}"):
-        options.add_argument(option)
-    return webdriver.Chrome(options=options, service=Service(DRIVER))
 
 
 def _photograph(driver: Any, page: Path, picture: Path, device: str, theme: str) -> None:
