@@ -81,6 +81,12 @@ def test_sink_tokens_are_the_cause_if_a_share_loses_a_tenth_and_half_of_itself(
     assert "without first and massive tokens" in answer.sentence  # their number is not recorded
 
 
+def test_sink_tokens_are_a_part_of_the_cause_if_a_direction_dominates_elsewhere_without_them() -> None:
+    records = curve("spectral_anisotropy", (0.6, 0.1, 0.1, 0.1, 0.1))
+    records += curve("spectral_anisotropy", (0.6, 0.1, 0.9, 0.1, 0.1), tokens="all")
+    assert answered(records)["Due to few tokens?"].reading == "partly"
+
+
 def test_sinks_that_change_nothing_are_no_cause() -> None:
     records = [r for t in ("all", "no-sink") for r in curve("spectral_anisotropy", (0.1, 0.2, 0.3, 0.2, 0.1), tokens=t)]
     answer = answered(records)["Due to few tokens?"]

@@ -128,3 +128,11 @@ def test_tokens_whose_number_is_unknown_are_not_counted(tmp_path: Path) -> None:
     found = thesis(tmp_path, a=both)
     assert found.title == "A few tokens cause most of what looks like one direction."
     assert "Leave out first and massive tokens and it is 10 %." in found.detail
+
+
+def test_a_direction_that_dominates_without_sinks_comes_before_what_sinks_cause(tmp_path: Path) -> None:
+    both = [
+        *layers("spectral_anisotropy", [0.6, 0.9], n=1000),
+        *layers("spectral_anisotropy", [0.6, 0.1], n=990, tokens="no-sink"),
+    ]
+    assert thesis(tmp_path, a=both).title == "One direction holds most of the variance in layer 0."

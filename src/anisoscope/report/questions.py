@@ -239,7 +239,8 @@ def _few_tokens(curves: Mapping[str, LayerCurves | None], halving: Sequence[Row]
         sentence = f"{without} the top direction has the same share at every layer, within {_SAME:.0%}".replace(
             "%", " %"
         )
-    reading = "yes" if share.caused_by_sinks() else "no"
+    dominates = max(share.values) >= _SHARE[1][0]  # without sink tokens too, at this or another layer
+    reading = ("partly" if dominates else "yes") if share.caused_by_sinks() else "no"
     return QuestionAnswer("Due to few tokens?", _DIRECTION.metric, sentence, values, [], "", reading)
 
 

@@ -52,7 +52,7 @@ def _one_run(run: ReportedRun) -> Thesis:
     )
     subject = "this model" if run.of_tokens else "these vectors"
     detail = _answer(run, "spectral_anisotropy") or _answer(run, "mean_cosine")
-    if share is not None and (text := _sinks(run, share)):
+    if share is not None and max(share.values) < _MOST and (text := _sinks(run, share)):
         if max(row["value"] for row in share.all.values()) < _MOST:
             return Thesis("A few tokens cause most of what looks like one direction.", text)
         return Thesis(f"A few tokens make {subject} look one-dimensional.", text)
