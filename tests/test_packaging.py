@@ -13,13 +13,14 @@ import venv
 import zipfile
 from email.parser import Parser
 from pathlib import Path
+from typing import Any
 
 import pytest
 from packaging.version import Version
 
 import anisoscope
 from anisoscope.extras import EXTRAS
-from tools import hashes, licences
+from tools import hashes, licences, pack_claims
 
 ROOT = Path(__file__).parent.parent
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
@@ -234,3 +235,20 @@ def test_the_page_of_licences_agrees_with_the_installed_packages() -> None:
     stale = [name for name, (version, _) in listed.items() if name in pins and pins[name] != version]
     assert not stale, "run `make licences`"
     assert not [name for name, (_, licence) in listed.items() if name in pins and not licence]
+
+
+def test_a_run_of_claims_adds_to_the_evidence_of_the_package() -> None:
+    def packed(size: str, losses: dict[str, list[float]], **claims: int) -> dict[str, Any]:
+        rows = [{"cell": cell, "losses": values} for cell, values in losses.items()]
+        return {"settings": {"size": size}, "losses": rows, "claims": claims}
+
+    old = packed("small", {"decoder": [1.3, 1.4], "narrow": [1.9]}, T1=1, T7=1)
+    both = pack_claims.added(old, packed("small", {"decoder": [1.2, 1.5], "narrow": [1.8, 1.9], "wide": [1.7]}, T7=2))
+    assert both["claims"] == {"T1": 1, "T7": 2}
+    assert {row["cell"]: row["losses"] for row in both["losses"]} == {
+        "decoder": [1.3, 1.4],
+        "narrow": [1.8, 1.9],
+        "wide": [1.7],
+    }
+    with pytest.raises(SystemExit, match="size tiny"):
+        pack_claims.added(old, packed("tiny", {}))
