@@ -71,6 +71,13 @@ def test_markdown_has_a_row_per_model_and_the_matrix() -> None:
     assert "Check of tiny: exact 1.00 nats per token (≤ 2); Q4_0 1.20 nats per token (≤ 2)." in page
 
 
+def test_a_time_that_is_not_known_is_not_shown() -> None:
+    unknown = replace(TINY, seconds=None)
+    assert "| – | 100 | MIT |" in atlas_markdown([unknown])
+    assert "of processor time" not in atlas_html([unknown])
+    assert "Measured in 10 s of processor time." in atlas_html([TINY])
+
+
 def test_what_training_does_counts_each_kind_of_data_once() -> None:
     low = [0.05, 0.05, 0.05, 0.05, 0.05]  # untrained twins have 0.1 everywhere
     fallen = [replace(model(f"t{i}", spectral_anisotropy=low, two_nn=low), modality="tables") for i in range(3)]

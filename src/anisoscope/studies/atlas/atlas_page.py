@@ -22,7 +22,7 @@ from anisoscope.studies.atlas.reruns import Rerun
 DRAWN = ("spectral_anisotropy", "mean_cosine", "two_nn", "isoscore")
 COLUMNS = (
     *("model", "family", "kind", "data", "parameters", "layers", "width", "precision", "tokens", "check"),
-    *("seconds", "MiB beyond weights", "licence", "package"),
+    *("processor time, s", "MiB beyond weights", "licence", "package"),
 )
 _INTRODUCTION = (
     "Every trained model that installs by package name, measured with the same instrument. Each model must pass a",
@@ -42,7 +42,7 @@ _INTRODUCTION = (
     "Packages are pinned by checksum and size, and none of their code runs. Nothing of them is redistributed; licences",
     "are those that the packages state. *All tokens* and *no-sink* are the library's token policies. Error bars come",
     "from a jackknife over blocks of documents. Tokens are counted at half depth: patches of images, frames of sound.",
-    "Times are those of one core of a busy machine.",
+    "Processor time is that of all measurements of a model: trained and untrained, on each input.",
 )
 _LONG = Markup(" class=long")  # a cell that needs several lines
 _AGAIN = (
@@ -185,7 +185,7 @@ def model_row(model: ModelEvidence) -> tuple[str, ...]:
         model.precision,
         f"{tokens:,}",
         model.check,
-        f"{model.seconds:,}",
+        "–" if model.seconds is None else f"{model.seconds:,}",
         f"{model.memory:,}",
         f"**{model.licence}**" if model.licence.startswith("none") else model.licence,
         ", ".join(model.packages),
