@@ -91,7 +91,7 @@ def gguf_quantization(file: Path) -> str | None:
 def gguf_begins_texts(file: Path) -> bool:
     """Whether the header of a GGUF file asks for the token that begins every text.
 
-    The tokenizer that transformers makes from the file leaves it out: Gemma 3 then has 4.7 instead of 2.1 nats per token.
+    The tokenizer that transformers makes from the file leaves it out, and Gemma 3 then has 4.7 nats per token, not 2.1.
     """
     with _header(file) as stream:
         return bool(_entry(stream, b"tokenizer.ggml.add_bos_token", _BOOL, "<?"))
