@@ -64,8 +64,11 @@ class ProfileAxes:
 
 
 def half_depth(model: ModelEvidence, metric: str, state: str = "trained") -> Point | None:
-    """Return the value at half depth without sinks; None if it was not measured."""
-    points = model.points(metric, "no-sink", state=state)
+    """Return the value at half depth without sinks; None if it was not measured.
+
+    Positions of an image have no sinks: convolutional models are shown with all of them.
+    """
+    points = model.points(metric, "no-sink", state=state) or model.points(metric, "all", state=state)
     return points[len(points) // 2] if points else None
 
 
