@@ -30,6 +30,21 @@ def test_a_missing_model_drops_its_finding() -> None:
     assert not any("SCEPTR" in text or "IgLM" in text for text in findings([TINY]))
 
 
+def test_contrastive_training_is_judged_by_all_metrics_together() -> None:
+    even, narrow = [0.1] * 5, [0.3] * 5
+    pair = [
+        model(name, "encoder", spectral_anisotropy=share, mean_cosine=share, isoscore=score)
+        for name, share, score in (("SCEPTR", narrow, even), ("SCEPTR-MLM", even, narrow))
+    ]
+    titles = []
+    for names in (("SCEPTR", "SCEPTR-MLM"), ("SCEPTR-MLM", "SCEPTR")):
+        renamed = [replace(each, name=name) for each, name in zip(pair, names, strict=True)]
+        titles += [text.split("**")[1] for text in findings(renamed) if "Contrastive" in text]
+    assert titles == ["Contrastive training narrows the cloud", "Contrastive training spreads the cloud"]
+    mixed = [pair[0], replace(pair[1], inputs=pair[0].inputs)]
+    assert any("Contrastive training has no one effect on the cloud" in text for text in findings(mixed))
+
+
 def test_the_html_page_loads_nothing_and_names_every_model() -> None:
     page = atlas_html([TINY], [SHIFT])
     assert not re.search(r"""src\s*=|href\s*=\s*["'](?!#)|url\(|@import|fetch\(""", page)
@@ -86,6 +101,16 @@ def test_what_training_does_counts_each_kind_of_data_once() -> None:
     assert "share of the top direction is above that of the untrained twin in 1 of 2 kinds" in text
     assert "(tables 0.5, English 9)" in text
     assert "Common to all kinds of data: the intrinsic dimension falls." in text
+
+
+def test_a_convolutional_model_is_shown_with_all_positions() -> None:
+    images = model("net", "convolutional", spectral_anisotropy=BELL, two_nn=FLAT)
+    for metric in images.inputs["text"]["trained"].values():
+        del metric["no-sink"]
+    point = half_depth(images, "spectral_anisotropy")
+    assert point is not None
+    assert point[1] == 0.9
+    assert "| net | 0.9 ± 0.01 |" in atlas_markdown([images])
 
 
 def test_half_depth_is_the_middle_site_without_sinks() -> None:

@@ -16,9 +16,10 @@ background:var(--page)}
 h1,h2,h4{line-height:1.2} h4{margin:1rem 0 .3rem} li{margin:.25rem 0} code{background:var(--code);padding:.1em .3em}
 .wide{overflow-x:auto} table{border-collapse:collapse;font-size:13px}
 th,td{padding:.25rem .6rem .25rem 0;border-bottom:1px solid var(--rule);text-align:left;vertical-align:top;
-min-width:4rem;max-width:17rem}
+max-width:17rem}
 td:nth-child(n+2){font-variant-numeric:tabular-nums}
-td.long{min-width:15rem} th:first-child,td:first-child{position:sticky;left:0;background:var(--page);white-space:nowrap}
+td.long{min-width:9rem;overflow-wrap:anywhere}
+th:first-child,td:first-child{position:sticky;left:0;background:var(--page);white-space:nowrap}
 th button{all:unset;cursor:pointer;font-weight:600} th button:focus-visible{outline:2px solid var(--link)}
 th[aria-sort=ascending] button::after{content:" ▲"} th[aria-sort=descending] button::after{content:" ▼"}
 .grid{display:grid;grid-template-columns:repeat(auto-fill,minmax(min(240px,44vw),1fr));gap:.75rem}
