@@ -21,7 +21,7 @@ from anisoscope.studies.atlas.reruns import Rerun
 
 DRAWN = ("spectral_anisotropy", "mean_cosine", "two_nn", "isoscore")
 COLUMNS = (
-    *("model", "family", "kind", "data", "parameters", "layers", "width", "precision", "tokens", "check"),
+    *("model", "family", "kind", "data", "parameters, million", "layers", "width", "precision", "tokens", "check"),
     *("processor time, s", "MiB beyond weights", "licence", "package"),
 )
 _INTRODUCTION = (
@@ -179,7 +179,7 @@ def model_row(model: ModelEvidence) -> tuple[str, ...]:
         model.family,
         model.kind,
         model.modality,
-        f"{model.parameters:,}",
+        f"{model.parameters / 1e6:.3g}",
         str(model.depth),
         str(model.width or "varies"),
         model.precision,
@@ -214,13 +214,18 @@ def _table(header: Sequence[str], rows: Sequence[Sequence[str]], links: Sequence
     head = Markup("").join(Markup("<th><button type=button>{}</button></th>").format(cell) for cell in header)
     body = []
     for number, row in enumerate(rows):
-        cells = [Markup("<td{}>{}</td>").format(_LONG if len(cell) > 24 else "", _bold(cell)) for cell in row]
+        cells = [Markup("<td{}>{}</td>").format(_LONG if len(cell) > 20 else "", _bold(_joined(cell))) for cell in row]
         if links:
             cells[0] = Markup("<td>{}</td>").format(_link(links[number]))
         body.append(Markup("<tr>{}</tr>").format(Markup("").join(cells)))
     return Markup(
         "<div class=wide><table class=sortable><thead><tr>{}</tr></thead><tbody>{}</tbody></table></div>"
     ).format(head, Markup("").join(body))
+
+
+def _joined(cell: str) -> str:
+    """Keep a sign and its limit on one line."""
+    return re.sub("([≤≥]) ", "\\1\u00a0", cell)
 
 
 def _rounding_part(models: Sequence[ModelEvidence], shifts: Sequence[Shift]) -> Markup:
