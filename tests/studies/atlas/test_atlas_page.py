@@ -8,7 +8,7 @@ from dataclasses import replace
 from anisoscope.studies.atlas.atlas_details import moved_metrics
 from anisoscope.studies.atlas.atlas_findings import findings
 from anisoscope.studies.atlas.atlas_page import atlas_html, atlas_markdown
-from anisoscope.studies.atlas.atlas_svg import half_depth
+from anisoscope.studies.atlas.atlas_svg import half_depth, profile_svg
 from anisoscope.studies.atlas.quantisation import Shift
 from tests.studies.atlas.made_evidence import model
 
@@ -111,6 +111,13 @@ def test_a_convolutional_model_is_shown_with_all_positions() -> None:
     assert point is not None
     assert point[1] == 0.9
     assert "| net | 0.9 ± 0.01 |" in atlas_markdown([images])
+    drawn = profile_svg(images, "spectral_anisotropy")
+    assert re.findall(r'class="line ([a-z-]+)" points="(.?)', drawn) == [
+        ("untrained", "3"),
+        ("all", ""),
+        ("no-sink", "3"),
+    ]
+    assert drawn.count('class="error"') == 5
 
 
 def test_half_depth_is_the_middle_site_without_sinks() -> None:
