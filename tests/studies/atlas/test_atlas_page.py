@@ -86,6 +86,13 @@ def test_markdown_has_a_row_per_model_and_the_matrix() -> None:
     assert "Check of tiny: exact 1.00 nats per token (≤ 2); Q4_0 1.20 nats per token (≤ 2)." in page
 
 
+def test_models_of_the_registry_without_evidence_are_named() -> None:
+    page = atlas_markdown([replace(TINY, name="stories15M")])
+    (line,) = [line for line in page.splitlines() if "have no evidence yet" in line]
+    assert "MiniLM-L6" in line
+    assert "stories15M" not in line
+
+
 def test_a_time_that_is_not_known_is_not_shown() -> None:
     unknown = replace(TINY, seconds=None)
     assert "| – | 100 | MIT |" in atlas_markdown([unknown])

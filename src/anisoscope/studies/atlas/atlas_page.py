@@ -11,6 +11,7 @@ from markupsafe import Markup, escape
 
 from anisoscope.studies.atlas.atlas_details import ROUNDED, anchor, model_details, moved_metrics, rounded_mark
 from anisoscope.studies.atlas.atlas_findings import findings
+from anisoscope.studies.atlas.atlas_registry import registry
 from anisoscope.studies.atlas.atlas_scatter import scatter_svg
 from anisoscope.studies.atlas.atlas_style import SCRIPT, STYLE
 from anisoscope.studies.atlas.atlas_svg import half_depth, profile_svg
@@ -140,8 +141,19 @@ def atlas_markdown(models: Sequence[ModelEvidence], shifts: Sequence[Shift] = ()
         "",
         *sorted({f"- **{n}**: {i['describes']}" for m in models for n, i in m.inputs.items()}),
         "",
+        *_not_measured(models),
     ]
     return "\n".join(lines)
+
+
+def _not_measured(models: Sequence[ModelEvidence]) -> list[str]:
+    """Return the part of the page on models of the registry that have no evidence; empty if all have some."""
+    measured = {model.name for model in models}
+    absent = [name for name in registry().models if name not in measured]
+    if not absent:
+        return []
+    words = "These models are in the registry, but have no evidence yet. `anisoscope atlas run NAME` measures one:"
+    return ["## Not measured yet", "", f"{words} {', '.join(absent)}.", ""]
 
 
 def shift_table(shifts: Sequence[Shift]) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
