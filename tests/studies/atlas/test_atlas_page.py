@@ -119,7 +119,7 @@ def test_a_convolutional_model_is_shown_with_all_positions() -> None:
     assert point[1] == 0.9
     assert "| net | 0.9 ± 0.01 |" in atlas_markdown([images])
     drawn = profile_svg(images, "spectral_anisotropy")
-    assert re.findall(r'class="line ([a-z-]+)" points="(.?)', drawn) == [
+    assert re.findall(r'class="line ([a-z-]+)" points="([^"]?)', drawn) == [
         ("untrained", "3"),
         ("all", ""),
         ("no-sink", "3"),
