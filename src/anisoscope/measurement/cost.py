@@ -124,10 +124,10 @@ def _holdings(engine: Engine, request: Request, batches: Any) -> tuple[int | Non
 
 
 def _unfinished(request: Request, holdings: Holdings, seconds: float | None) -> int:
-    """Bytes of the unfinished pass in the run folder: what memory holds, twice while a new copy replaces the old."""
+    """Bytes of the unfinished pass in the run folder, if the pass takes so long that it is saved."""
     if request.output.out is None or (seconds is not None and seconds < SAVED_EVERY):
         return 0
-    return 2 * holdings.memory
+    return holdings.unfinished
 
 
 def _other_bytes(module: nn.Module) -> int:

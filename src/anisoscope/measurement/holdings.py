@@ -75,6 +75,11 @@ class Holdings:
         )
 
     @property
+    def unfinished(self) -> int:
+        """Bytes of the unfinished pass in the run folder: what memory holds, twice while a copy replaces another."""
+        return 2 * self.memory
+
+    @property
     def evaluation(self) -> int:
         """Bytes of the blocks of the largest cloud while it is evaluated: as they are stored, and as sums."""
         if not self.shapes:
@@ -120,7 +125,8 @@ def scratch_note(engine: Engine, request: Request, tokens: int | None, folder: P
     """
     if not engine.shapes:
         return None
-    needed = holdings_of(engine, request, tokens, 2 * BLOCKS).scratch
+    holdings = holdings_of(engine, request, tokens, 2 * BLOCKS)
+    needed = holdings.scratch + (0 if folder is None else holdings.unfinished)
     where = Path(tempfile.gettempdir()) if folder is None else folder
     free = shutil.disk_usage(where).free
     if needed > free:

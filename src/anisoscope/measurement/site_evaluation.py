@@ -97,9 +97,12 @@ class SiteEvaluator:
     def _raise_flags(
         self, flags: FlaggedTokens, turn: Sequence[Site], site: Site | None, cloud: Cloud | None
     ) -> dict[Site, Tensor]:
-        """The tokens of each site of a turn that are massive there and were not flagged before."""
+        """The tokens of each site of a turn that are massive there and were not flagged before.
+
+        Positions of an image are never left out, and norms of their rows may be spread over any range.
+        """
         none = torch.zeros(0, dtype=torch.int64)
-        watched = self.tokens and site is not None and site.kind in STREAM
+        watched = self.tokens and not self.grid and site is not None and site.kind in STREAM
         mine = massive(cloud) if watched and cloud is not None else none
         return {each: flags.flag(each, keys) for each, keys in zip(turn, self.ranks.gather(mine), strict=False)}
 

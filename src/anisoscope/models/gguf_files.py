@@ -15,7 +15,7 @@ from anisoscope.store.files import wrong_content
 
 # Bytes of a value by its type number; 8 is a string, 9 an array.
 _SIZES = {0: 1, 1: 1, 2: 2, 3: 2, 4: 4, 5: 4, 6: 4, 7: 1, 10: 8, 11: 8, 12: 8}
-_STRING, _ARRAY, _UINT32 = 8, 9, 4
+_STRING, _ARRAY, _UINT32, _BOOL = 8, 9, 4, 7
 _MAX_KEY = 1 << 16  # bytes: what the format allows for a key
 
 
@@ -83,18 +83,35 @@ def gguf_quantization(file: Path) -> str | None:
     with needs("hf", "a GGUF file"):
         from gguf import LlamaFileType
 
+    with _header(file) as stream:
+        number = _entry(stream, b"general.file_type", _UINT32, "<I")
+        return None if number is None else LlamaFileType(number).name.removeprefix("MOSTLY_").removeprefix("ALL_")
+
+
+def gguf_begins_texts(file: Path) -> bool:
+    """Whether the header of a GGUF file asks for the token that begins every text.
+
+    The tokenizer that transformers makes from the file leaves it out, and Gemma 3 then has 4.7 nats per token, not 2.1.
+    """
+    with _header(file) as stream:
+        return bool(_entry(stream, b"tokenizer.ggml.add_bos_token", _BOOL, "<?"))
+
+
+@contextmanager
+def _header(file: Path) -> Iterator[BinaryIO]:
+    """Open a GGUF file behind its first four bytes; a header that cannot be read becomes an InputError."""
     with file.open("rb") as stream:
         if stream.read(4) != b"GGUF":
             reason = wrong_content(file)
             raise InputError(f"{file}: {reason}" if reason else f"{file} is not a GGUF file. Check the path.")
         try:
-            number = _file_type(stream)
-            return None if number is None else LlamaFileType(number).name.removeprefix("MOSTLY_").removeprefix("ALL_")
+            yield stream
         except (struct.error, ValueError, OverflowError, OSError):
             raise InputError(f"The header of {file} cannot be read. Copy or download the file again.") from None
 
 
-def _file_type(stream: BinaryIO) -> int | None:
+def _entry(stream: BinaryIO, name: bytes, wanted: int, form: str) -> int | None:
+    """Return a number of the header by its name and type; None if it is not there."""
     _version, _tensors, entries = struct.unpack("<IQQ", stream.read(20))
     for _ in range(entries):
         length = _number(stream, "<Q")
@@ -102,8 +119,8 @@ def _file_type(stream: BinaryIO) -> int | None:
             raise ValueError(f"a key of {length} bytes")
         key = stream.read(length)
         kind = _number(stream, "<I")
-        if key == b"general.file_type" and kind == _UINT32:
-            return _number(stream, "<I")
+        if key == name and kind == wanted:
+            return _number(stream, form)
         _skip(stream, kind)
     return None
 

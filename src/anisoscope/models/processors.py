@@ -8,6 +8,7 @@ from typing import Any
 
 from anisoscope.errors import InputError, first_line
 from anisoscope.extras import needs
+from anisoscope.models.gguf_files import gguf_begins_texts
 from anisoscope.models.library_output import REMOTE_CODE_REMEDY
 from anisoscope.store.files import parse_errors, read_json, wrong_content
 
@@ -50,6 +51,8 @@ def open_processor(modality: str, folder: Path, gguf: Path | None, trust_remote_
         except Exception as error:  # each kind raises its own errors for missing or damaged files
             problem = error
             continue
+        if gguf is not None and processor.bos_token is not None and gguf_begins_texts(gguf):
+            processor.add_bos_token = True
         if gguf is not None or _is_usable(processor, modality, folder):
             return processor
     present = [name for name in _FILES.get(modality, ()) if (folder / name).is_file()]

@@ -8,7 +8,7 @@ from dataclasses import replace
 from anisoscope.studies.atlas.atlas_details import moved_metrics
 from anisoscope.studies.atlas.atlas_findings import findings
 from anisoscope.studies.atlas.atlas_page import atlas_html, atlas_markdown
-from anisoscope.studies.atlas.atlas_svg import half_depth
+from anisoscope.studies.atlas.atlas_svg import half_depth, profile_svg
 from anisoscope.studies.atlas.quantisation import Shift
 from tests.studies.atlas.made_evidence import model
 
@@ -28,6 +28,21 @@ def test_findings_state_the_numbers_of_the_evidence() -> None:
 
 def test_a_missing_model_drops_its_finding() -> None:
     assert not any("SCEPTR" in text or "IgLM" in text for text in findings([TINY]))
+
+
+def test_contrastive_training_is_judged_by_all_metrics_together() -> None:
+    even, narrow = [0.1] * 5, [0.3] * 5
+    pair = [
+        model(name, "encoder", spectral_anisotropy=share, mean_cosine=share, isoscore=score)
+        for name, share, score in (("SCEPTR", narrow, even), ("SCEPTR-MLM", even, narrow))
+    ]
+    titles = []
+    for names in (("SCEPTR", "SCEPTR-MLM"), ("SCEPTR-MLM", "SCEPTR")):
+        renamed = [replace(each, name=name) for each, name in zip(pair, names, strict=True)]
+        titles += [text.split("**")[1] for text in findings(renamed) if "Contrastive" in text]
+    assert titles == ["Contrastive training narrows the cloud", "Contrastive training spreads the cloud"]
+    mixed = [pair[0], replace(pair[1], inputs=pair[0].inputs)]
+    assert any("Contrastive training has no one effect on the cloud" in text for text in findings(mixed))
 
 
 def test_the_html_page_loads_nothing_and_names_every_model() -> None:
@@ -71,6 +86,20 @@ def test_markdown_has_a_row_per_model_and_the_matrix() -> None:
     assert "Check of tiny: exact 1.00 nats per token (≤ 2); Q4_0 1.20 nats per token (≤ 2)." in page
 
 
+def test_models_of_the_registry_without_evidence_are_named() -> None:
+    page = atlas_markdown([replace(TINY, name="stories15M")])
+    (line,) = [line for line in page.splitlines() if "have no evidence yet" in line]
+    assert "MiniLM-L6" in line
+    assert "stories15M" not in line
+
+
+def test_a_time_that_is_not_known_is_not_shown() -> None:
+    unknown = replace(TINY, seconds=None)
+    assert "| – | 100 | MIT |" in atlas_markdown([unknown])
+    assert "of processor time" not in atlas_html([unknown])
+    assert "Measured in 10 s of processor time." in atlas_html([TINY])
+
+
 def test_what_training_does_counts_each_kind_of_data_once() -> None:
     low = [0.05, 0.05, 0.05, 0.05, 0.05]  # untrained twins have 0.1 everywhere
     fallen = [replace(model(f"t{i}", spectral_anisotropy=low, two_nn=low), modality="tables") for i in range(3)]
@@ -79,6 +108,23 @@ def test_what_training_does_counts_each_kind_of_data_once() -> None:
     assert "share of the top direction is above that of the untrained twin in 1 of 2 kinds" in text
     assert "(tables 0.5, English 9)" in text
     assert "Common to all kinds of data: the intrinsic dimension falls." in text
+
+
+def test_a_convolutional_model_is_shown_with_all_positions() -> None:
+    images = model("net", "convolutional", spectral_anisotropy=BELL, two_nn=FLAT)
+    for metric in images.inputs["text"]["trained"].values():
+        del metric["no-sink"]
+    point = half_depth(images, "spectral_anisotropy")
+    assert point is not None
+    assert point[1] == 0.9
+    assert "| net | 0.9 ± 0.01 |" in atlas_markdown([images])
+    drawn = profile_svg(images, "spectral_anisotropy")
+    assert re.findall(r'class="line ([a-z-]+)" points="([^"]?)', drawn) == [
+        ("untrained", "3"),
+        ("all", ""),
+        ("no-sink", "3"),
+    ]
+    assert drawn.count('class="error"') == 5
 
 
 def test_half_depth_is_the_middle_site_without_sinks() -> None:

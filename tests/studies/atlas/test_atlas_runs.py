@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,15 @@ from anisoscope.models.open import open_model
 from anisoscope.studies.atlas import added_model, atlas_runs
 from anisoscope.studies.atlas.atlas_inputs import MEDIA_BUILDERS, TEXT_BUILDERS
 from anisoscope.studies.atlas.atlas_registry import registry
-from anisoscope.studies.atlas.atlas_runs import COMMON, METRICS, AtlasSubject, measure_atlas, measure_subject, openable
+from anisoscope.studies.atlas.atlas_runs import (
+    COMMON,
+    METRICS,
+    AtlasSubject,
+    measure_atlas,
+    measure_subject,
+    openable,
+    total_seconds,
+)
 from anisoscope.studies.atlas.builders import BUILDERS
 from anisoscope.studies.atlas.checks import CHECKS
 from anisoscope.studies.atlas.evidence import read_evidence
@@ -87,6 +96,19 @@ def test_a_complete_run_of_another_request_is_measured_again(
     assert len(here) == 4
     (evidence,) = read_evidence(tmp_path / "other")
     assert set(evidence.inputs["words"]["trained"]) == {"spectral_anisotropy", "participation_ratio", "isoscore"}
+
+
+def test_the_cost_is_processor_time_and_unknown_for_a_resumed_run(tmp_path: Path) -> None:
+    folder = made.gpt2(tmp_path / "tiny")
+    (tmp_path / "corpus.txt").write_text("\n\n".join([made.WORDS] * 20))
+    subject = AtlasSubject(folder, str(tmp_path / "corpus.txt"), "text", 256, None, tmp_path / "run")
+    before = time.process_time()
+    cost = measure_subject(subject)
+    assert 0 < cost["seconds"] <= time.process_time() - before + 0.05  # rounded to a tenth
+    assert cost["peak"] > cost["weights"] > 0
+    resumed = measure_subject(subject)
+    assert resumed["seconds"] is None
+    assert total_seconds([cost, resumed]) is None
 
 
 def test_your_own_model_is_added_with_its_twin(tmp_path: Path, here: list[str]) -> None:

@@ -15,6 +15,7 @@ from anisoscope.studies.atlas.atlas_runs import (
     layer_widths,
     rows_at_half_depth,
     run_subjects,
+    total_seconds,
 )
 from anisoscope.studies.atlas.evidence import ModelEvidence, profiles_of
 from anisoscope.studies.atlas.untrained_twin import untrained_twin
@@ -64,7 +65,7 @@ def add_model(
     costs = {}
     for state, cost in run_subjects(subjects):
         costs[state] = cost
-        say(f"{name}: {state} measured in {cost['seconds']:.0f} s")
+        say(f"{name}: {state} measured")
     runs = {state: Run.open(subject.out) for state, subject in subjects.items()}
     about, widths = runs["trained"].info["model"], layer_widths(runs["trained"])
     entry = {"describes": source.name, "tokens": rows_at_half_depth(runs["trained"])}
@@ -81,7 +82,7 @@ def add_model(
         parameters=int(about["parameters"]),
         width=widths.pop() if len(widths) == 1 else 0,
         check="none",
-        seconds=round(sum(cost["seconds"] for cost in costs.values())),
+        seconds=total_seconds(costs.values()),
         memory=round(max(cost["peak"] - cost["weights"] for cost in costs.values()) / 2**20),
         inputs={source.stem: entry},
     )

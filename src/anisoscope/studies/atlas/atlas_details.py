@@ -55,7 +55,8 @@ def _facts(model: ModelEvidence) -> str:
         f"{model.parameters:,} parameters, {model.precision}.",
         f"Package {', '.join(model.packages)}; licence: {model.licence}." if model.packages else "",
         f"Check: {model.check}.",
-        f"Measured in {model.seconds:,} s with {model.memory:,} MiB beyond the weights.",
+        "" if model.seconds is None else f"Measured in {model.seconds:,} s of processor time.",
+        f"Peak memory: {model.memory:,} MiB beyond the weights.",
         f"The full report: anisoscope atlas run {model.name}, then anisoscope atlas report {model.name}.",
     ]
     return " ".join(fact for fact in facts if fact)

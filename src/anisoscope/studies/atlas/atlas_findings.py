@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from statistics import median
@@ -22,6 +23,9 @@ from anisoscope.studies.atlas.quantisation import Shift
 from anisoscope.studies.claims.conditions import INCONCLUSIVE, UNTESTABLE
 
 _SHARE = "spectral_anisotropy"
+_CONTRASTIVE = (("SCEPTR", "SCEPTR-MLM"), ("SCEPTR-third-loop", "SCEPTR-third-loop-MLM"))
+# A metric, its name, and whether an even cloud has a high or a low value.
+_EVENNESS = ((_SHARE, "top direction's share", -1), ("mean_cosine", "mean cosine", -1), ("isoscore", "IsoScore", 1))
 
 
 def findings(models: Sequence[ModelEvidence], shifts: Sequence[Shift] = ()) -> list[str]:
@@ -45,8 +49,9 @@ def findings(models: Sequence[ModelEvidence], shifts: Sequence[Shift] = ()) -> l
 
 def _overview(models: Sequence[ModelEvidence]) -> str:
     modalities = {model.modality for model in models}
+    listed = ", ".join(sorted(modalities, key=str.lower))
     return (
-        f"{len(models)} trained models of {len(modalities)} kinds of data ({', '.join(sorted(modalities))}) pass their "
+        f"{len(models)} trained models of {len(modalities)} kinds of data ({listed}) pass their "
         "known-good check and are measured with the same instrument, each next to an untrained twin."
     )
 
@@ -56,7 +61,7 @@ def _few_tokens(models: Sequence[ModelEvidence]) -> str:
     judged = [model for model in models if few_tokens(model).answer in (YES, NO)]
     if not judged:
         return ""
-    examples = "; ".join(f"{model.name}: {few_tokens(model).text}" for model in made[:6])
+    examples = "; ".join(f"{model.name}, {model.modality}: {few_tokens(model).text}" for model in made[:6])
     return (
         f"**A few tokens make the peak in {len(made)} of {len(judged)} models.** Without first tokens of windows and "
         "massive tokens, the highest share of one direction falls to less than half"
@@ -81,8 +86,9 @@ def _encoders(models: Sequence[ModelEvidence]) -> str:
     if not encoders:
         return ""
     flat = _with_shape(encoders, "all")
+    title = "Encoders are flat" if len(flat) == len(encoders) else "Encoders are not always flat"
     return (
-        f"**Encoders are not always flat**: {len(flat)} of {len(encoders)} encoders keep the share of the top "
+        f"**{title}**: {len(flat)} of {len(encoders)} encoders keep the share of the top "
         f"direction within a range of 0.1 over their layers{_listed(flat)}.{_one_family(encoders)}{_shallow(encoders)}"
     )
 
@@ -95,9 +101,10 @@ def _with_shape(models: Sequence[ModelEvidence], tokens: str) -> list[str]:
 def _shallow(models: Sequence[ModelEvidence]) -> str:
     """How many models have too few states for the rule of the claim."""
     few = [model for model in models if bell_or_flat(model, "all").answer == UNTESTABLE]
-    return (
-        f" {len(few)} of these {len(models)} have fewer than the 12 states that the claim's rule needs." if few else ""
-    )
+    if not few:
+        return ""
+    which = f"{len(few)} of these {len(models)}" if len(few) < len(models) else f"All {len(few)}"
+    return f" {which} have fewer than the 12 states that the claim's rule needs."
 
 
 def _training(models: Sequence[ModelEvidence]) -> str:
@@ -119,7 +126,11 @@ def _training(models: Sequence[ModelEvidence]) -> str:
         )
         if above in (0, len(medians)) and len(medians) > 1:
             common.append(f"{words} {'rises' if above else 'falls'}")
-    shared = f" Common to all kinds of data: {' and '.join(common)}." if common else " Neither is common to all kinds."
+    shared = (
+        f" Common to all kinds of data: {' and '.join(common)}."
+        if common
+        else " Neither moves in the same direction in all kinds of data."
+    )
     return (
         f"**What training does**, as the median ratio of trained to untrained at half depth without sinks: "
         f"{'; '.join(parts)}.{shared}"
@@ -144,23 +155,35 @@ def _dimensions(models: Sequence[ModelEvidence]) -> str:
     tops = {model.name: max(p[1] for p in model.points("two_nn", "no-sink")) for model in judged}
     highest = max(tops, key=lambda name: tops[name])
     low = sum(low_dimension(model).answer == HOLDS for model in judged)
+    title = "Intrinsic dimension is low" if low == len(judged) else "Intrinsic dimension is not always low"
     return (
-        f"**Intrinsic dimension is low** (below 60 in every layer) in {low} of {len(judged)} models; the highest value "
-        f"is {tops[highest]:.1f}, in {highest}."
+        f"**{title}**: it is below 60 in every layer of {low} of the {len(judged)} models in which a higher value "
+        f"could be read; the highest value is {tops[highest]:.1f}, in {highest}."
     )
 
 
 def _contrastive(named: Mapping[str, ModelEvidence]) -> str:
-    if not {"SCEPTR", "SCEPTR-MLM"} <= set(named):
+    """Compare the last layers of models that differ in the contrastive loss only."""
+    parts, answers = [], set()
+    for first, second in _CONTRASTIVE:
+        if not {first, second} <= set(named):
+            continue
+        numbers = []
+        for metric, words, even in _EVENNESS:
+            both = [named[name].points(metric, "no-sink")[-1:] for name in (first, second)]
+            if all(both):
+                difference = (both[0][0][1] - both[1][0][1]) * even
+                margin = 2 * math.hypot(*(points[0][2] or 0 for points in both))
+                answers.add("spreads" if difference > margin else "narrows" if difference < -margin else "neither")
+                numbers.append(f"{words} {_number(both[0][0])} against {_number(both[1][0])}")
+        parts.append(f"{first} against {second}: {', '.join(numbers)}")
+    if not answers:
         return ""
-    parts = []
-    for metric, words in ((_SHARE, "top direction's share"), ("mean_cosine", "mean cosine"), ("isoscore", "IsoScore")):
-        both = [named[name].points(metric, "no-sink") for name in ("SCEPTR", "SCEPTR-MLM")]
-        if all(both):
-            parts.append(f"{words} {_number(both[0][-1])} against {_number(both[1][-1])}")
-    return (
-        f"**Contrastive training** (SCEPTR, last layer) against masked residues only (SCEPTR-MLM): {'; '.join(parts)}."
+    answer = answers.pop() if len(answers) == 1 else "neither"
+    title = {"spreads": "spreads the cloud", "narrows": "narrows the cloud"}.get(
+        answer, "has no one effect on the cloud"
     )
+    return f"**Contrastive training {title}** of the last layer, against masked residues only: {'; '.join(parts)}."
 
 
 def _pair(named: Mapping[str, ModelEvidence]) -> str:

@@ -19,6 +19,7 @@ from anisoscope.models.open import open_model
 from anisoscope.studies.atlas.atlas_registry import AtlasInput, Registry
 from anisoscope.studies.atlas.builders import model_folder, unpacked
 from anisoscope.studies.atlas.formula_images import draw_formulas
+from anisoscope.studies.atlas.music_words import score_texts
 from anisoscope.studies.atlas.receptor_words import receptor_texts
 
 _SUFFIXES = {"text": ".jsonl", "tables": ".safetensors", "images": "", "audio": ""}
@@ -203,6 +204,7 @@ TEXT_BUILDERS: dict[str, Callable[..., Iterable[str]]] = {
     "column": column_of_files,
     "sampled": sampled_texts,
     "receptors": receptor_texts,
+    "scores": score_texts,
 }
 MEDIA_BUILDERS: dict[str, Callable[..., None]] = {
     "crops": crops_of_images,

@@ -11,6 +11,7 @@ from markupsafe import Markup, escape
 
 from anisoscope.studies.atlas.atlas_details import ROUNDED, anchor, model_details, moved_metrics, rounded_mark
 from anisoscope.studies.atlas.atlas_findings import findings
+from anisoscope.studies.atlas.atlas_registry import registry
 from anisoscope.studies.atlas.atlas_scatter import scatter_svg
 from anisoscope.studies.atlas.atlas_style import SCRIPT, STYLE
 from anisoscope.studies.atlas.atlas_svg import half_depth, profile_svg
@@ -21,8 +22,8 @@ from anisoscope.studies.atlas.reruns import Rerun
 
 DRAWN = ("spectral_anisotropy", "mean_cosine", "two_nn", "isoscore")
 COLUMNS = (
-    *("model", "family", "kind", "data", "parameters", "layers", "width", "precision", "tokens", "check"),
-    *("seconds", "MiB beyond weights", "licence", "package"),
+    *("model", "family", "kind", "data", "parameters, million", "layers", "width", "precision", "tokens", "check"),
+    *("processor time, s", "MiB beyond weights", "licence", "package"),
 )
 _INTRODUCTION = (
     "Every trained model that installs by package name, measured with the same instrument. Each model must pass a",
@@ -42,7 +43,7 @@ _INTRODUCTION = (
     "Packages are pinned by checksum and size, and none of their code runs. Nothing of them is redistributed; licences",
     "are those that the packages state. *All tokens* and *no-sink* are the library's token policies. Error bars come",
     "from a jackknife over blocks of documents. Tokens are counted at half depth: patches of images, frames of sound.",
-    "Times are those of one core of a busy machine.",
+    "Processor time is that of all measurements of a model: trained and untrained, on each input.",
 )
 _LONG = Markup(" class=long")  # a cell that needs several lines
 _AGAIN = (
@@ -76,9 +77,10 @@ def atlas_html(models: Sequence[ModelEvidence], shifts: Sequence[Shift] = (), re
             "<span class=key><i class=no-sink></i>no-sink, with error bars</span> "
             "<span class=key><i class=all></i>all tokens</span> "
             "<span class=key><i class=untrained></i>untrained twin, no-sink</span></p>"
-            "<p>Depth runs from the embedding to the last layer; each picture has its own scale. {}</p>{}"
-            "<h2>All models</h2><p>At half depth, without sinks, with error bars. A thin line leads to the untrained "
-            "twin (hollow).</p><div class=wide>{}</div>"
+            "<p>Depth runs from the embedding to the last layer; each picture has its own scale. Convolutional models "
+            "are drawn with all positions. {}</p>{}"
+            "<h2>All models</h2><p>At half depth, without sinks, with error bars; convolutional models with all "
+            "positions. A thin line leads to the untrained twin (hollow).</p><div class=wide>{}</div>"
             "<h2>Models</h2>{}"
             "<h2>Claims × models</h2><ul>{}</ul>{}"
             "<h2>What rounding weights does</h2>{}{}"
@@ -139,8 +141,19 @@ def atlas_markdown(models: Sequence[ModelEvidence], shifts: Sequence[Shift] = ()
         "",
         *sorted({f"- **{n}**: {i['describes']}" for m in models for n, i in m.inputs.items()}),
         "",
+        *_not_measured(models),
     ]
     return "\n".join(lines)
+
+
+def _not_measured(models: Sequence[ModelEvidence]) -> list[str]:
+    """Return the part of the page on models of the registry that have no evidence; empty if all have some."""
+    measured = {model.name for model in models}
+    absent = [name for name in registry().models if name not in measured]
+    if not absent:
+        return []
+    words = "These models are in the registry, but have no evidence yet. `anisoscope atlas run NAME` measures one:"
+    return ["## Not measured yet", "", f"{words} {', '.join(absent)}.", ""]
 
 
 def shift_table(shifts: Sequence[Shift]) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
@@ -179,13 +192,13 @@ def model_row(model: ModelEvidence) -> tuple[str, ...]:
         model.family,
         model.kind,
         model.modality,
-        f"{model.parameters:,}",
+        f"{model.parameters / 1e6:.3g}",
         str(model.depth),
         str(model.width or "varies"),
         model.precision,
         f"{tokens:,}",
         model.check,
-        f"{model.seconds:,}",
+        "–" if model.seconds is None else f"{model.seconds:,}",
         f"{model.memory:,}",
         f"**{model.licence}**" if model.licence.startswith("none") else model.licence,
         ", ".join(model.packages),
@@ -214,13 +227,18 @@ def _table(header: Sequence[str], rows: Sequence[Sequence[str]], links: Sequence
     head = Markup("").join(Markup("<th><button type=button>{}</button></th>").format(cell) for cell in header)
     body = []
     for number, row in enumerate(rows):
-        cells = [Markup("<td{}>{}</td>").format(_LONG if len(cell) > 24 else "", _bold(cell)) for cell in row]
+        cells = [Markup("<td{}>{}</td>").format(_LONG if len(cell) > 20 else "", _bold(_joined(cell))) for cell in row]
         if links:
             cells[0] = Markup("<td>{}</td>").format(_link(links[number]))
         body.append(Markup("<tr>{}</tr>").format(Markup("").join(cells)))
     return Markup(
         "<div class=wide><table class=sortable><thead><tr>{}</tr></thead><tbody>{}</tbody></table></div>"
     ).format(head, Markup("").join(body))
+
+
+def _joined(cell: str) -> str:
+    """Keep a sign and its limit on one line."""
+    return re.sub("([≤≥]) ", "\\1\u00a0", cell)
 
 
 def _rounding_part(models: Sequence[ModelEvidence], shifts: Sequence[Shift]) -> Markup:

@@ -6,7 +6,7 @@ import json
 import resource
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
@@ -39,6 +39,7 @@ METRICS = (
 )
 SAMPLE = 2048  # rows for the dimension
 OnStatus = Callable[[str], None]
+Cost = dict[str, Any]  # of a measurement: see `measure_subject`
 _RATIO = "participation_ratio"
 _COST = ".cost.json"  # of a measurement, next to its run: a run is replaced only if nothing else is in its folder
 
@@ -141,13 +142,13 @@ def measured(
     costs = {}
     for key, cost in run_subjects(subjects, workers, again=again):
         costs[key] = cost
-        say(f"{model.name}: {key[0]} on {key[1]} measured in {cost['seconds']:.0f} s")
+        say(f"{model.name}: {key[0]} on {key[1]} measured")
     return _evidence(model, registry, check, subjects, costs)
 
 
 def run_subjects(
     subjects: dict[Any, AtlasSubject], workers: int = 1, *, again: bool = False
-) -> Iterator[tuple[Any, dict[str, float]]]:
+) -> Iterator[tuple[Any, Cost]]:
     """Measure subjects in new processes, so that their peak memory is known; yields their costs.
 
     A measurement that is complete is not repeated, unless the atlas now asks for something else.
@@ -165,21 +166,24 @@ def run_subjects(
     keys = list(waiting)
     shares = [keys[start::workers] for start in range(min(workers, len(keys)))]  # a new process costs seconds
     with ProcessPoolExecutor(len(shares), **options) as pool:
-        futures: dict[Future[list[dict[str, float]]], list[Any]] = {
+        futures: dict[Future[list[Cost]], list[Any]] = {
             pool.submit(measure_subjects, [waiting[key] for key in share], again): share for share in shares
         }
         for future in as_completed(futures):
             yield from zip(futures[future], future.result(), strict=True)
 
 
-def measure_subjects(subjects: Sequence[AtlasSubject], again: bool = False) -> list[dict[str, float]]:
+def measure_subjects(subjects: Sequence[AtlasSubject], again: bool = False) -> list[Cost]:
     """Measure subjects one after another in this process."""
     return [measure_subject(subject, again) for subject in subjects]
 
 
-def measure_subject(subject: AtlasSubject, again: bool = False) -> dict[str, float]:
-    """Measure one subject in this process and return its cost: seconds, peak memory and weights in bytes."""
-    began = time.perf_counter()
+def measure_subject(subject: AtlasSubject, again: bool = False) -> Cost:
+    """Measure one subject in this process and return its cost: processor seconds, peak memory and weights in bytes.
+
+    Processor time hardly depends on what else the machine does. It is None if an interrupted run is resumed.
+    """
+    began, resumed = time.process_time(), subject.out.exists() and not again
     if subject.kind == "tables":
         weights = _measure_tables(subject)
     else:
@@ -188,14 +192,23 @@ def measure_subject(subject: AtlasSubject, again: bool = False) -> dict[str, flo
         except StoreError:  # an older version of the library began this run with other settings
             _sweep_subject(subject, overwrite=True)
         weights = int(Run.open(subject.out).info["model"]["parameters"]) * 4
-    unit = 1 if sys.platform == "darwin" else 1024
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
-    cost = {"seconds": round(time.perf_counter() - began, 1), "peak": peak, "weights": weights}
+    seconds = None if resumed else round(time.process_time() - began, 1)
+    cost: Cost = {"seconds": seconds, "peak": peak_memory(), "weights": weights}
     write_text(_cost_path(subject), json.dumps({**cost, "request": _request(subject)}))
     return cost
 
 
-def finished_cost(subject: AtlasSubject) -> dict[str, float] | None:
+def peak_memory() -> int:
+    """Return the most memory that this process has held so far, in bytes."""
+    status = Path("/proc/self/status")
+    if status.is_file():  # Linux: ru_maxrss starts there at the memory of the parent process
+        line = next(line for line in status.read_text("utf-8").splitlines() if line.startswith("VmHWM"))
+        return int(line.split()[1]) * 1024
+    unit = 1 if sys.platform == "darwin" else 1024
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
+
+
+def finished_cost(subject: AtlasSubject) -> Cost | None:
     """Return the cost of a measurement that is complete and answers this request, else None."""
     path = _cost_path(subject)
     cost = read_json(path) if path.is_file() else {}
@@ -247,7 +260,7 @@ def _evidence(
     registry: Registry,
     check: CheckResult,
     subjects: dict[tuple[str, str], AtlasSubject],
-    costs: dict[tuple[str, str], dict[str, float]],
+    costs: dict[tuple[str, str], Cost],
 ) -> ModelEvidence:
     inputs: dict[str, Any] = {}
     for (state, name), subject in subjects.items():
@@ -270,10 +283,21 @@ def _evidence(
         parameters=int(about["parameters"]),
         width=widths.pop() if len(widths) == 1 else 0,
         check=check.text,
-        seconds=round(sum(cost["seconds"] for cost in costs.values())),
+        seconds=total_seconds(costs.values()),
         memory=round((highest["peak"] - highest["weights"]) / 2**20),
         inputs=inputs,
     )
+
+
+def total_seconds(costs: Iterable[Cost]) -> int | None:
+    """Return the processor time of several measurements; None if one of them has none.
+
+    >>> total_seconds([{"seconds": 10.4}, {"seconds": 2.2}])
+    13
+    """
+    parts = [cost["seconds"] for cost in costs]
+    known = [part for part in parts if part is not None]
+    return round(sum(known)) if len(known) == len(parts) else None
 
 
 def rows_at_half_depth(run: Run) -> int:

@@ -11,7 +11,7 @@ from markupsafe import Markup
 from anisoscope.studies.atlas.atlas_svg import half_depth
 from anisoscope.studies.atlas.evidence import ModelEvidence, Point
 
-COLOURS = 8  # classes m0, m1, … of the page's style, one per kind of data
+COLOURS = 9  # classes m0, m1, … of the page's style, one per kind of data
 _WIDTH, _HEIGHT = 900, 520
 _LEFT, _RIGHT, _TOP, _BOTTOM = 56, 190, 16, 50  # margins; the legend is on the right
 _LETTER, _LINE = 6.2, 12  # size of a label, in pixels

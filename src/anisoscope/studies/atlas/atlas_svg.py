@@ -17,15 +17,18 @@ _LEFT, _BOTTOM, _TOP = 38, 18, 8
 def profile_svg(model: ModelEvidence, metric: str, input: str | None = None) -> Markup:
     """Draw one model: all tokens as a light line, no-sink solid with error bars, the untrained twin grey.
 
+    Positions of an image have no sinks: of a convolutional model, all of them are drawn solid.
+
     Args:
         model: The model.
         metric: The metric.
         input: The input. Default: that of the model's domain.
     """
+    every, kept = (model.points(metric, tokens, input=input) for tokens in ("all", "no-sink"))
     curves = {
-        "untrained": model.points(metric, "no-sink", input=input, state="untrained"),
-        "all": model.points(metric, "all", input=input),
-        "no-sink": model.points(metric, "no-sink", input=input),
+        "untrained": model.points(metric, "no-sink" if kept else "all", input=input, state="untrained"),
+        "all": every if kept else [],
+        "no-sink": kept or every,
     }
     values = [p[1] for points in curves.values() for p in points]
     if not values:
@@ -64,8 +67,11 @@ class ProfileAxes:
 
 
 def half_depth(model: ModelEvidence, metric: str, state: str = "trained") -> Point | None:
-    """Return the value at half depth without sinks; None if it was not measured."""
-    points = model.points(metric, "no-sink", state=state)
+    """Return the value at half depth without sinks; None if it was not measured.
+
+    Positions of an image have no sinks: convolutional models are shown with all of them.
+    """
+    points = model.points(metric, "no-sink", state=state) or model.points(metric, "all", state=state)
     return points[len(points) // 2] if points else None
 
 

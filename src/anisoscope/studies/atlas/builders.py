@@ -15,7 +15,13 @@ from anisoscope.models.library_output import quiet
 from anisoscope.studies.atlas.atlas_registry import Archive, AtlasModel
 from anisoscope.studies.atlas.llama2c import build_llama2c
 from anisoscope.studies.atlas.onnx_bert import build_onnx_bert
-from anisoscope.studies.atlas.own_folders import build_efficientnet, build_formula_reader, build_sceptr, build_tabpfn
+from anisoscope.studies.atlas.own_folders import (
+    build_efficientnet,
+    build_formula_reader,
+    build_midisimx,
+    build_sceptr,
+    build_tabpfn,
+)
 from anisoscope.studies.atlas.packages import OnBytes, fetch
 from anisoscope.studies.atlas.tfjs_resnet import build_tfjs_resnet
 from anisoscope.studies.atlas.unpacking import unpack
@@ -162,4 +168,5 @@ BUILDERS: dict[str, Callable[..., None]] = {
     "tabpfn": build_tabpfn,
     "efficientnet": build_efficientnet,
     "formula-reader": build_formula_reader,
+    "midisimx": build_midisimx,
 }

@@ -224,9 +224,9 @@ def _ids(opened: Opened, text: str) -> Tensor:
 
 def _logits(opened: Opened, ids: Tensor) -> Tensor:
     output: Any = opened.model(input_ids=ids)
-    if not hasattr(output, "logits"):
+    logits: Tensor | None = output if isinstance(output, Tensor) else getattr(output, "logits", None)
+    if logits is None:
         raise InputError(f"{opened.info['source']} has no output head, which its check needs.")
-    logits: Tensor = output.logits
     return logits
 
 

@@ -129,9 +129,10 @@ def high_cosine(model: ModelEvidence) -> MatrixVerdict:
 def few_tokens(model: ModelEvidence) -> MatrixVerdict:
     """Tell whether a few tokens make the peak: without them the highest share falls to less than half.
 
-    No paper claims this. The interval of the ratio decides, as for every effect.
+    No paper claims this, so every measured site counts, also the last layer before the norm. The interval of the ratio
+    decides, as for every effect.
     """
-    both = [states(model, TOP_SHARE, tokens) for tokens in ("all", "no-sink")]
+    both = [model.points(TOP_SHARE, tokens) for tokens in ("all", "no-sink")]
     if not all(both):
         return MatrixVerdict(OPEN, "one token policy is missing")
     before, after = (max(points, key=lambda point: point[1]) for points in both)

@@ -32,7 +32,7 @@ class ModelEvidence:
         parameters: Number of weights.
         width: Width of the residual stream; 0 if it varies.
         check: The result of its known-good check, in words.
-        seconds: Time of all measurements together, on one core.
+        seconds: Processor time of all measurements together; None if it is not known.
         memory: Peak memory beyond the weights, in MiB.
         inputs: By name of the input: what it is, `tokens`, and the profiles `trained` and `untrained`.
     """
@@ -48,7 +48,7 @@ class ModelEvidence:
     parameters: int
     width: int
     check: str
-    seconds: int
+    seconds: int | None
     memory: int
     inputs: dict[str, Any] = field(default_factory=dict)
 

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from anisoscope.errors import InputError
 from anisoscope.models.weight_files import stored_tensors, weights_digest
 from anisoscope.store.files import parse_errors, read_json
+from anisoscope.studies.atlas.music_words import VOCABULARY, music_tokenizer
 from anisoscope.studies.atlas.own_modules import MODALITIES, make_module
 from anisoscope.studies.atlas.receptor_words import RESIDUES, receptor_tokenizer, receptor_vectors, receptor_vocabulary
 
@@ -41,6 +42,17 @@ _FORMULA_NAMES = (
     (r"\.(mlp|ffn)\.3\.", ".linear2."),
     (r"^lm_head", "head"),
 )
+# Names of midisimx, whose attention and MLP are layers of their own, and those of the plain module.
+_MUSIC_NAMES = {
+    "0.0.gamma": "norm1.weight",
+    "0.1.to_q.weight": "query.weight",
+    "0.1.to_k.weight": "key.weight",
+    "0.1.to_v.weight": "value.weight",
+    "0.1.to_out.weight": "out.weight",
+    "1.0.gamma": "norm2.weight",
+    "1.1.ff.0.0": "mlp.0",
+    "1.1.ff.2": "mlp.2",
+}
 
 
 def write_module(folder: Path, architecture: str, sizes: dict[str, Any], weights: dict[str, Tensor]) -> None:
@@ -88,7 +100,7 @@ def open_atlas_folder(
         "head": True,
         "stored_dtype": "float32",
         "digest": weights_digest(folder),
-        "embedding_rows": sizes["vocabulary"] if architecture == "words" else None,
+        "embedding_rows": sizes["vocabulary"] if MODALITIES[architecture] == "text" else None,
         "parameters": sum(p.numel() for p in model.parameters() if p.requires_grad),
     }
     return model.to(device, dtype).eval(), _processor(folder, MODALITIES[architecture]), info
@@ -217,6 +229,32 @@ def build_formula_reader(files: list[Path], folder: Path) -> None:
     write_module(folder, "formulas", sizes, weights)
     letters = json.loads(named["tokenizer.json"].read_text("utf-8"))["token_to_id"]
     (folder / LETTERS).write_text(json.dumps(sorted(letters, key=lambda letter: letters[letter])), "utf-8")
+
+
+def build_midisimx(files: list[Path], folder: Path, *, heads: int) -> None:
+    """Write midisimx from its checkpoint, with the tokenizer of its words."""
+    stored = torch.load(files[0], map_location="cpu", weights_only=True)
+    outer = {"token_emb.emb.weight": "words.weight", "attn_layers.final_norm.gamma": "norm.weight"}
+    outer |= {"to_logits.weight": "head.weight"}
+    weights = {outer[name]: tensor for name, tensor in stored.items() if name in outer}
+    for name, tensor in stored.items():
+        if (found := re.match(r"attn_layers\.layers\.(\d+)\.(.+)", name)) is not None:
+            number, rest = int(found[1]), found[2].replace("0.0.gamma", "0.gamma")
+            inner = f"{number % 2}.{rest}"
+            old = next(old for old in _MUSIC_NAMES if inner.startswith(old))
+            weights[f"layers.{number // 2}.{_MUSIC_NAMES[old]}{inner.removeprefix(old)}"] = tensor
+    for name in (name for name in weights if "norm" in name):
+        weights[name] = weights[name] + 1  # stored as the difference from 1
+    inner_width, width = weights["layers.0.query.weight"].shape
+    sizes = {
+        "vocabulary": VOCABULARY,
+        "width": width,
+        "layers": 1 + max(int(name.split(".")[1]) for name in weights if name.startswith("layers.")),
+        "heads": heads,
+        "head": inner_width // heads,
+    }
+    write_module(folder, "music", sizes, weights)
+    music_tokenizer().save_pretrained(folder)
 
 
 def untrained_module(folder: Path, out: Path) -> None:

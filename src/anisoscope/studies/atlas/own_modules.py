@@ -8,6 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from anisoscope.studies.atlas.music_encoder import MusicEncoder
+
 
 class WordEncoder(nn.Module):
     """A torch TransformerEncoder over words with fixed or learned vectors; SCEPTR is one.
@@ -172,8 +174,15 @@ MODULES: dict[str, type[nn.Module]] = {
     "tables": TableEncoder,
     "lite-convolutions": LiteConvNet,
     "formulas": FormulaReader,
+    "music": MusicEncoder,
 }
-MODALITIES = {"words": "text", "tables": "other", "lite-convolutions": "image", "formulas": "image"}
+MODALITIES = {
+    "words": "text",
+    "tables": "other",
+    "lite-convolutions": "image",
+    "formulas": "image",
+    "music": "text",
+}
 
 
 def make_module(architecture: str, sizes: dict[str, Any]) -> nn.Module:

@@ -115,8 +115,8 @@ def quantisation_study(
             )
             for kind, where in folders.items()
         }
-        for kind, cost in run_subjects(subjects):
-            say(f"{model.name}: {kind} measured in {cost['seconds']:.0f} s")
+        for kind, _ in run_subjects(subjects):
+            say(f"{model.name}: {kind} measured")
         results[model.name] = {
             kind: {
                 "check": run_check(folders[kind], model.check, source).text,

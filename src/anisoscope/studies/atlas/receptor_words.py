@@ -122,9 +122,7 @@ def receptor_texts(files: list[Path], *, count: int, loops: list[int]) -> Iterab
     for gene, third in pairs.itertuples(index=False):
         known = dict(zip((1, 2), parts.get(gene, ())[:2], strict=False)) | {3: third}
         chosen = {number: known.get(number, "") for number in loops}
-        if all(chosen.values()) and all(
-            len(chosen[n]) <= _LONGEST[n] and set(chosen[n]) <= set(RESIDUES) for n in chosen
-        ):
+        if all(_is_known(number, loop) for number, loop in chosen.items()):
             texts.append(receptor_words(chosen))
     step = max(1, len(texts) // count)
     return texts[::step][:count]
