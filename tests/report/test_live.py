@@ -361,6 +361,37 @@ def test_too_much_at_once_is_refused(folder: Path, monkeypatch: pytest.MonkeyPat
     assert (refused.status_code, refused.headers["retry-after"]) == (503, "5")
 
 
+def test_streams_that_open_at_the_same_moment_are_counted(folder: Path) -> None:
+    app = live_app(str(folder))
+    scope = {"type": "http", "method": "GET", "path": "/api/events", "headers": [(b"host", b"localhost")]}
+    scope |= {"query_string": b"run=a&position=0", "http_version": "1.1"}
+    statuses: list[int] = []
+
+    async def open_many() -> None:
+        everyone_asked, closed = asyncio.Event(), asyncio.Event()
+
+        async def receive() -> dict[str, Any]:
+            await closed.wait()
+            return {"type": "http.disconnect"}
+
+        async def send(message: Any) -> None:
+            if message["type"] == "http.response.start":
+                statuses.append(message["status"])
+                if len(statuses) == 40:
+                    everyone_asked.set()
+            await everyone_asked.wait()
+
+        requests = [asyncio.create_task(app(dict(scope), receive, send)) for _ in range(40)]
+        await everyone_asked.wait()
+        closed.set()
+        await asyncio.gather(*requests)
+
+    asyncio.run(open_many())
+    assert statuses.count(200) == live._MOST_STREAMS
+    assert statuses.count(503) == 8
+    assert app.state.streams == 0
+
+
 def test_every_answer_forbids_scripts_of_others(folder: Path) -> None:
     for address in ("/", "/api/runs", "/assets/page.css", "/missing"):
         policy = client(folder).get(address).headers["content-security-policy"]
