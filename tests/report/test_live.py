@@ -362,13 +362,12 @@ def test_too_much_at_once_is_refused(folder: Path, monkeypatch: pytest.MonkeyPat
 
 
 def test_streams_that_open_at_the_same_moment_are_counted(folder: Path) -> None:
-    app = live_app(str(folder))
-    scope = {"type": "http", "method": "GET", "path": "/api/events", "headers": [(b"host", b"localhost")]}
-    scope |= {"query_string": b"run=a&position=0", "http_version": "1.1"}
-    statuses: list[int] = []
+    app, statuses = live_app(str(folder)), []
+    scope: dict[str, Any] = {"type": "http", "method": "GET", "path": "/api/events", "http_version": "1.1"}
+    scope |= {"headers": [(b"host", b"localhost")], "query_string": b"run=a&position=0"}
 
     async def open_many() -> None:
-        everyone_asked, closed = asyncio.Event(), asyncio.Event()
+        answered, closed = asyncio.Barrier(40), asyncio.Event()
 
         async def receive() -> dict[str, Any]:
             await closed.wait()
@@ -377,18 +376,13 @@ def test_streams_that_open_at_the_same_moment_are_counted(folder: Path) -> None:
         async def send(message: Any) -> None:
             if message["type"] == "http.response.start":
                 statuses.append(message["status"])
-                if len(statuses) == 40:
-                    everyone_asked.set()
-            await everyone_asked.wait()
+                await answered.wait()
+                closed.set()
 
-        requests = [asyncio.create_task(app(dict(scope), receive, send)) for _ in range(40)]
-        await everyone_asked.wait()
-        closed.set()
-        await asyncio.gather(*requests)
+        await asyncio.gather(*(app(dict(scope), receive, send) for _ in range(40)))
 
     asyncio.run(open_many())
-    assert statuses.count(200) == live._MOST_STREAMS
-    assert statuses.count(503) == 8
+    assert (statuses.count(200), statuses.count(503)) == (live._MOST_STREAMS, 8)
     assert app.state.streams == 0
 
 
