@@ -13,9 +13,10 @@ from typing import Any
 import pytest
 
 from anisoscope.cli import main
+from tests import odd_models
 from tests.odd_inputs import OddInput, cases, copy_desk, make_desk
 
-CASES = cases()
+CASES = [*cases(), *odd_models.cases()]
 SHORT = [case for number, case in enumerate(CASES) if case.expected or number % 32 == 0]
 SECONDS = 60  # of processor time per case
 GROWTH = 2 << 30  # bytes of memory per case
