@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from anisoscope.cli import main
+from anisoscope.errors import is_out_of_memory
 from tests import odd_models
 from tests.odd_inputs import OddInput, cases, copy_desk, make_desk
 
@@ -60,7 +61,7 @@ def problem(case: OddInput, code: Any, printed: str) -> str | None:
         return f"{len(lines)} lines"
     if "\x1b]" in printed:
         return "control characters"
-    if any(words in printed for words in ("allocate memory", "MemoryError", "Not enough memory")):
+    if is_out_of_memory(RuntimeError(printed)) or "MemoryError" in printed:
         return "out of memory"
     flat = " ".join(printed.replace("│", " ").split())
     if case.expected not in flat or (case.expected and not code):
