@@ -72,9 +72,9 @@ def require_bounded_normalizer(file: Path) -> None:
     with parse_errors(file, "copy or save it again"):
         growth = _growth(read_json(file, _TOKENIZER_LIMIT).get("normalizer"))
     if growth > _MAX_GROWTH:
+        times = f"{growth:,.0f}" if growth < 1e9 else "over a billion"
         raise InputError(
-            f"{file}: its normalizer could make a text {growth:,.0f} times longer, which no tokenizer needs. "
-            "Copy it again."
+            f"{file}: its normalizer could make a text {times} times longer, which no tokenizer needs. Copy it again."
         )
 
 
