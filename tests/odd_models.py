@@ -57,8 +57,8 @@ def _albert() -> tuple[Any, Any]:
 
 
 def _qwen2_vl() -> tuple[Any, Any]:
-    text = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 32}
-    text |= {"vocab_size": 320, "num_key_value_heads": 1, "max_position_embeddings": 64}
+    text: dict[str, Any] = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2}
+    text |= {"intermediate_size": 32, "vocab_size": 320, "num_key_value_heads": 1, "max_position_embeddings": 64}
     text |= {"rope_parameters": {"rope_type": "default", "type": "mrope", "mrope_section": [1, 1, 2]}}
     vision = {"depth": 1, "embed_dim": 16, "hidden_size": 16, "num_heads": 2, "mlp_ratio": 2}
     ids = {"bos_token_id": 0, "eos_token_id": 0}
@@ -133,8 +133,8 @@ def _adapter(values: dict[str, Any], folder: Path) -> None:
 
     (folder / "evil.py").write_text("raise SystemExit('code of the folder ran')")
     base = made.hf.AutoModelForCausalLM.from_pretrained(folder / "model")
-    options = {"r": 2, "target_modules": ["c_attn"], "fan_in_fan_out": True}
-    peft.get_peft_model(base, peft.LoraConfig(**options)).save_pretrained(folder / "odd")
+    options = peft.LoraConfig(r=2, target_modules=["c_attn"], fan_in_fan_out=True)
+    peft.get_peft_model(base, options).save_pretrained(str(folder / "odd"))
     made.change_json(folder / "odd" / "adapter_config.json", **{"base_model_name_or_path": "model"} | values)
 
 
