@@ -2,6 +2,7 @@
 
 `pip install --require-hashes --no-deps -r requirements-hashed.txt` then installs exactly these files on any machine.
 torch is left out: its builds for CPU and GPU have the same version and different files, so you choose one yourself.
+Pinned packages that no extra of anisoscope needs are left out too, such as the loggers of experiments.
 A version that the index has withdrawn is refused: that is the only warning that an index gives about a package.
 """
 
@@ -15,9 +16,11 @@ import urllib.request
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from html.parser import HTMLParser
+from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
 from typing import NamedTuple
 
+from packaging.requirements import Requirement
 from packaging.utils import (
     InvalidSdistFilename,
     InvalidWheelFilename,
@@ -53,6 +56,27 @@ def pinned(constraints: str) -> list[tuple[str, Version]]:
     """Read the lines `name==version` of a file of constraints."""
     lines = [line.strip() for line in constraints.splitlines() if line.strip() and not line.startswith("#")]
     return [(name, Version(version)) for name, _, version in (line.partition("==") for line in lines)]
+
+
+def needed(name: str, *extras: str) -> set[str]:
+    """Return the packages that an installed package needs with these extras, and what those need in turn."""
+    remaining, seen = [(canonicalize_name(name), frozenset(extras))], set()
+    while remaining:
+        wanted = remaining.pop()
+        if wanted in seen:
+            continue
+        seen.add(wanted)
+        try:
+            lines = distribution(wanted[0]).requires or []
+        except PackageNotFoundError:  # for another system
+            continue
+        used = [line for line in map(Requirement, lines) if _applies(line, wanted[1])]
+        remaining += [(canonicalize_name(line.name), frozenset(line.extras)) for line in used]
+    return {package for package, _ in seen}
+
+
+def _applies(line: Requirement, extras: frozenset[str]) -> bool:
+    return line.marker is None or any(line.marker.evaluate({"extra": extra}) for extra in ("", *extras))
 
 
 def files_on(page: str) -> list[File]:
@@ -126,6 +150,7 @@ def _entries(versions: Sequence[tuple[str, Version]]) -> Iterator[str]:
 
 
 if __name__ == "__main__":
-    versions = [pair for pair in pinned(CONSTRAINTS.read_text()) if pair[0] not in CHOSEN_BY_USER]
+    names = needed("anisoscope", "dev") - set(CHOSEN_BY_USER)
+    versions = [pair for pair in pinned(CONSTRAINTS.read_text()) if canonicalize_name(pair[0]) in names]
     HASHED.write_text(_HEADER + "".join(_entries(versions)))
     sys.stdout.write(f"{len(versions)} versions in {HASHED.name}\n")

@@ -47,6 +47,16 @@ def visible(text: str) -> str:
     return "".join(c if c.isprintable() or c in "\n\t" else ascii(c)[1:-1] for c in text)
 
 
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether an error means that memory is used up: Python's own, or a RuntimeError of torch for a CPU or a GPU.
+
+    >>> is_out_of_memory(MemoryError()), is_out_of_memory(RuntimeError("DefaultCPUAllocator: can't allocate memory"))
+    (True, True)
+    """
+    signs = ("allocate memory", "not enough memory", "out of memory")
+    return isinstance(error, MemoryError) or any(sign in str(error).lower() for sign in signs)
+
+
 def first_line(error: BaseException) -> str:
     """Return the first line of an error message, at most 200 characters."""
     return (str(error).strip().splitlines() or [type(error).__name__])[0][:200]

@@ -11,6 +11,7 @@ from types import ModuleType
 
 import numpy as np
 import pytest
+import torch
 from typer.testing import CliRunner
 
 import anisoscope
@@ -395,3 +396,24 @@ def test_progress_off_a_terminal_is_one_line_at_a_time(
     with progress_bar("tokens", None, shown=False) as bar:
         bar(1)
     assert capsys.readouterr().err.strip() == ""
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        MemoryError(),
+        torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB."),
+        RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 80000000000 bytes."),
+    ],
+)
+def test_missing_memory_is_reported_in_one_line(
+    error: Exception, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fail() -> None:
+        raise error
+
+    monkeypatch.setattr(sys.modules["anisoscope.cli.app"], "app", fail)
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert ended.value.code == 1
+    assert capsys.readouterr().err.startswith("anisoscope: not enough memory; reduce --batch")

@@ -71,6 +71,12 @@ def test_a_one_dimensional_array_is_refused(tmp_path: Path, kind: str) -> None:
             open_vectors(tmp_path / f"v{suffix}")
 
 
+def test_rows_that_are_too_wide_for_a_matrix_are_refused(tmp_path: Path) -> None:
+    np.save(tmp_path / "v.npy", np.zeros((2, (1 << 15) + 1), np.float32))
+    with pytest.raises(InputError, match=r"32,769 columns; at most 32,768 can be measured\. Is it transposed"):
+        open_vectors(tmp_path / "v.npy")
+
+
 @pytest.mark.parametrize("kind", WRITERS)
 @pytest.mark.parametrize("shape", [(0, 3), (3, 0)])
 def test_no_rows_or_no_columns_is_an_input_error(tmp_path: Path, kind: str, shape: tuple[int, int]) -> None:

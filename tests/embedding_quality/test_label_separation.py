@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -65,3 +66,10 @@ def test_labels_are_read_from_files(tmp_path: Path) -> None:
         read_labels(["a", "b"], 3)
     with pytest.raises(InputError, match="At least two groups"):
         read_labels(["a", "a"], 2)
+
+
+@pytest.mark.parametrize("name", ["labels.csv", "labels.npy"])
+def test_labels_in_a_pipe_are_refused_without_waiting_for_its_writer(tmp_path: Path, name: str) -> None:
+    os.mkfifo(tmp_path / name)
+    with pytest.raises(InputError, match="it is not a regular file"):
+        read_labels(tmp_path / name, 3)

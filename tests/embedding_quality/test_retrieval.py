@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import numpy as np
@@ -89,3 +90,9 @@ def test_pairs_are_read_from_files(text: str, tmp_path: Path) -> None:
 def test_wrong_pairs_are_refused(pairs: object, message: str) -> None:
     with pytest.raises(InputError, match=message):
         read_relevant(pairs, 2, 6)
+
+
+def test_pairs_in_a_pipe_are_refused_without_waiting_for_its_writer(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pairs.csv")
+    with pytest.raises(InputError, match="it is not a regular file"):
+        read_relevant(tmp_path / "pairs.csv", 2, 6)

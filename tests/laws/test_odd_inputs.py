@@ -13,9 +13,11 @@ from typing import Any
 import pytest
 
 from anisoscope.cli import main
+from anisoscope.errors import is_out_of_memory
+from tests import odd_models
 from tests.odd_inputs import OddInput, cases, copy_desk, make_desk
 
-CASES = cases()
+CASES = [*cases(), *odd_models.cases()]
 SHORT = [case for number, case in enumerate(CASES) if case.expected or number % 32 == 0]
 SECONDS = 60  # of processor time per case
 GROWTH = 2 << 30  # bytes of memory per case
@@ -59,7 +61,7 @@ def problem(case: OddInput, code: Any, printed: str) -> str | None:
         return f"{len(lines)} lines"
     if "\x1b]" in printed:
         return "control characters"
-    if any(words in printed for words in ("allocate memory", "MemoryError", "Not enough memory")):
+    if is_out_of_memory(RuntimeError(printed)) or "MemoryError" in printed:
         return "out of memory"
     flat = " ".join(printed.replace("│", " ").split())
     if case.expected not in flat or (case.expected and not code):

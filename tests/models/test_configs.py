@@ -6,8 +6,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from anisoscope.errors import InputError
+from anisoscope.models.configs import require_safe_config
 from anisoscope.models.open import open_model
 from tests import model_folders as made
 
@@ -27,6 +29,7 @@ def test_a_kernel_of_another_repository_is_refused(gpt2: Path, name: str) -> Non
         ({"n_head": 0}, "Cannot open"),
         ({"n_head": -2}, "n_head = -2"),
         ({"num_labels": 5 * 10**7}, "num_labels = 50,000,000"),
+        ({"num_labels": 10**6}, "num_labels = 1,000,000"),
         ({"text_config": {"text_config": {"text_config": {}}}}, "nests a configuration"),
         ({"attention_types": [[["global", "local"], 10**9]]}, "attention_types = 1,000,000,000"),
         ({"depths": [2, 2_000_000]}, "depths = 2,000,000"),
@@ -55,6 +58,16 @@ def test_a_config_that_is_nested_too_deeply_is_refused(gpt2: Path) -> None:
     (gpt2 / "config.json").write_text("[" * 200_000)
     with pytest.raises(InputError, match="nested too deeply"):
         open_model(gpt2)
+
+
+def test_many_labels_are_accepted_if_a_stored_matrix_has_a_row_for_each(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    config = made.gpt2_config(num_labels=200_000, n_embd=4, n_layer=1, pad_token_id=0)
+    made.hf.GPT2ForSequenceClassification(config).save_pretrained(tmp_path)
+    assert require_safe_config(tmp_path, [tmp_path / "model.safetensors"], trusted=False)
+    made.change_json(tmp_path / "config.json", num_labels=200_001)
+    with pytest.raises(InputError, match="num_labels = 200,001"):
+        require_safe_config(tmp_path, [tmp_path / "model.safetensors"], trusted=False)
 
 
 def test_large_numbers_that_size_nothing_are_accepted(gpt2: Path) -> None:

@@ -40,9 +40,17 @@ def test_a_normalizer_that_multiplies_its_text_is_refused_before_it_is_opened(
         open_model(gpt2)
 
 
+def test_a_normalizer_with_a_long_beginning_is_refused(gpt2: Path) -> None:
+    step = {"type": "Prepend", "prepend": "x" * 1000}
+    made.change_json(gpt2 / "tokenizer.json", normalizer={"type": "Sequence", "normalizers": [step] * 2})
+    with pytest.raises(InputError, match="1,002,001 times longer"):
+        open_model(gpt2)
+
+
 def test_ordinary_replacements_are_accepted(gpt2: Path) -> None:
     steps = [
         {"type": "NFC"},
+        {"type": "Prepend", "prepend": "▁"},
         {"type": "Replace", "pattern": {"String": " "}, "content": "▁"},
         {"type": "Replace", "pattern": {"Regex": "\\s+"}, "content": " "},
         {"type": "Replace", "pattern": {"String": "``"}, "content": '"'},

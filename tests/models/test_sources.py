@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 from pathlib import Path
 from types import SimpleNamespace
@@ -12,6 +13,7 @@ import pytest
 from huggingface_hub import constants
 
 from anisoscope.errors import InputError
+from anisoscope.measurement.finished_run import file_stamps
 from anisoscope.models.open import open_model
 from tests import model_folders as made
 
@@ -21,6 +23,13 @@ def test_a_missing_folder_suggests_similar_names(gpt2: Path) -> None:
         open_model(gpt2.parent / "gtp2")
     with pytest.raises(InputError, match=r"has no revision 'step1'"):
         open_model(gpt2, revision="step1")
+
+
+def test_a_pipe_is_refused_without_waiting_for_its_writer(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "model.gguf")
+    with pytest.raises(InputError, match="neither a regular file nor a folder"):
+        open_model(tmp_path / "model.gguf")
+    assert file_stamps(tmp_path / "model.gguf") is None
 
 
 def test_a_folder_that_is_not_a_model_names_what_is_missing(gpt2: Path) -> None:

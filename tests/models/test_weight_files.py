@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import struct
 from pathlib import Path
@@ -33,6 +34,12 @@ def test_a_pickle_is_refused_unless_allowed(gpt2: Path) -> None:
     with pytest.raises(InputError, match=r"pytorch_model\.bin\) are a pickle.*allow_pickle=True \(--allow-pickle\)"):
         open_model(gpt2)
     assert torch.equal(logits(open_model(gpt2, head=True, allow_pickle=True).model), before)
+
+
+def test_a_pipe_is_not_a_model(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "model.gguf")
+    with pytest.raises(InputError, match="neither a regular file nor a folder"):
+        weights_digest(tmp_path / "model.gguf")
 
 
 def test_safetensors_are_preferred_to_a_pickle(gpt2: Path) -> None:

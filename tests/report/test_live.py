@@ -361,6 +361,31 @@ def test_too_much_at_once_is_refused(folder: Path, monkeypatch: pytest.MonkeyPat
     assert (refused.status_code, refused.headers["retry-after"]) == (503, "5")
 
 
+def test_streams_that_open_at_the_same_moment_are_counted(folder: Path) -> None:
+    app, statuses = live_app(str(folder)), []
+    scope: dict[str, Any] = {"type": "http", "method": "GET", "path": "/api/events", "http_version": "1.1"}
+    scope |= {"headers": [(b"host", b"localhost")], "query_string": b"run=a&position=0"}
+
+    async def open_many() -> None:
+        answered, closed = asyncio.Barrier(40), asyncio.Event()
+
+        async def receive() -> dict[str, Any]:
+            await closed.wait()
+            return {"type": "http.disconnect"}
+
+        async def send(message: Any) -> None:
+            if message["type"] == "http.response.start":
+                statuses.append(message["status"])
+                await answered.wait()
+                closed.set()
+
+        await asyncio.gather(*(app(dict(scope), receive, send) for _ in range(40)))
+
+    asyncio.run(open_many())
+    assert (statuses.count(200), statuses.count(503)) == (live._MOST_STREAMS, 8)
+    assert app.state.streams == 0
+
+
 def test_every_answer_forbids_scripts_of_others(folder: Path) -> None:
     for address in ("/", "/api/runs", "/assets/page.css", "/missing"):
         policy = client(folder).get(address).headers["content-security-policy"]

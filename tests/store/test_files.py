@@ -460,6 +460,8 @@ def test_near_paths_finds_numbers_names_and_missing_folders(tmp_path: Path) -> N
     assert similar_paths(tmp_path / "quite" / "other") == f" (there is no folder {tmp_path / 'quite'})"
     assert similar_paths(tmp_path / "quite other") == ""
     assert similar_paths(Path("/")) == ""
+    os.mkfifo(tmp_path / "pipe")
+    assert similar_paths(tmp_path / "pipe") == " (it is not a regular file)"
 
 
 def test_two_files_of_one_stem_are_replaced_at_the_same_time(tmp_path: Path) -> None:

@@ -33,7 +33,7 @@ from rich.text import Text
 from typer.core import TyperGroup
 
 from anisoscope import __version__
-from anisoscope.errors import AnisoscopeError, first_line, visible
+from anisoscope.errors import AnisoscopeError, first_line, is_out_of_memory, visible
 from anisoscope.store.files import refusal
 
 _BUG = 70  # exit code of an internal error, EX_SOFTWARE of sysexits.h
@@ -78,12 +78,12 @@ def main() -> None:
         app()
     except AnisoscopeError as error:
         _end(str(error))
-    except MemoryError:
-        _end("not enough memory; reduce --batch, --tokens or --sample, or use a larger machine")
     except BrokenPipeError:  # the reader of the output, such as `head`, has ended
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or Python complains when it flushes
         sys.exit(1)
     except Exception as error:
+        if is_out_of_memory(error):
+            _end("not enough memory; reduce --batch, --tokens or --sample, or use a larger machine")
         message = refusal(error)
         if message is None:
             _end_with_bug(error)

@@ -48,7 +48,7 @@ _FORMATS: dict[str, Callable[[VectorFile], dict[str, StoredArray]]] = {
     ".bin": open_torch,
 }
 _DOCUMENT_NAMES = ("documents", "document")  # an array of this name holds each row's document id
-_MAX_COLUMNS = 1 << 20  # wider rows mean a damaged header: no d × d statistic of that size fits into memory
+_MAX_COLUMNS = 1 << 15  # a d × d statistic of that size takes 8 GB; wider rows mean a damaged or transposed array
 _MAX_DOCUMENTS = 1 << 28  # rows: their ids are kept in memory
 _BATCH_BYTES = 1 << 28
 

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from anisoscope.embedding_quality.retrieval import load_numbers
 from anisoscope.errors import InputError
+from anisoscope.store.files import require_regular
 
 SILHOUETTE_ROWS = 2048
 
@@ -48,6 +49,7 @@ def read_labels(labels: Any, n: int) -> tuple[Tensor, list[str]]:
 
 def _column(path: Path, n: int) -> list[str]:
     try:
+        require_regular(path)
         text = path.read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
         raise InputError(f"{path} cannot be read: {error}. Give a text file with one label per line.") from error

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from anisoscope.errors import InputError
+from anisoscope.store.files import require_regular
 
 DEPTH = 100  # results per query
 RECALLS = (1, 10, 100)
@@ -83,6 +84,7 @@ def load_numbers(path: str | Path) -> Any:
         InputError: The file cannot be read.
     """
     try:
+        require_regular(Path(path))
         return np.load(path, allow_pickle=False)
     except (OSError, ValueError, EOFError) as error:
         raise InputError(f"{path} cannot be read: {error}. Save it again with numpy.save.") from error
@@ -90,6 +92,7 @@ def load_numbers(path: str | Path) -> Any:
 
 def _table(path: Path) -> list[list[str]]:
     try:
+        require_regular(path)
         text = path.read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
         raise InputError(f"{path} cannot be read: {error}. Give a .csv file with one pair per line.") from error

@@ -49,7 +49,7 @@ def finished_run(source: str | Path, request: Request) -> Run | None:
 def file_stamps(source: str | Path) -> list[list[Any]] | None:
     """Return name, size and time of change of the files of a model on this machine; None for a name on a hub."""
     path = Path(source)
-    if not path.exists():
+    if not (path.is_file() or path.is_dir()):
         return None
     files = [path] if path.is_file() else sorted(each for each in path.iterdir() if each.is_file())
     stats = [(file.name, file.stat()) for file in files]

@@ -10,12 +10,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import nn
 
 from anisoscope.data.inputs import device_of, first_item, peek
 from anisoscope.distributed import Ranks, host_ranks
-from anisoscope.errors import AnisoscopeError, InputError
+from anisoscope.errors import AnisoscopeError, InputError, is_out_of_memory
 from anisoscope.hooks import Layout, find_layout
 from anisoscope.measurement.document_shares import Share
 from anisoscope.measurement.engine import Engine, OnProgress
@@ -380,9 +379,7 @@ def _memory_explained() -> Iterator[None]:
     remedy = "use a smaller batch, window or sample, fewer sites, or a smaller dtype"
     try:
         yield
-    except (MemoryError, torch.OutOfMemoryError) as why:
-        raise InputError(f"out of memory ({type(why).__name__}); {remedy}") from why
-    except RuntimeError as why:
-        if "allocate memory" not in str(why):
+    except (MemoryError, RuntimeError) as why:
+        if not is_out_of_memory(why):
             raise
         raise InputError(f"out of memory; {remedy}") from why

@@ -15,7 +15,7 @@ from anisoscope.store.files import parse_errors, read_json
 _COUNT = re.compile(r"layer|depth|blocks|block_count|group|expert|stage|head|attention_types")
 # More than this, and more than there are tensors: a crafted number that would take hours to build.
 _MAX_COUNT = 1024
-_MAX_LABELS = 1 << 20
+_MAX_LABELS = 1 << 17  # or the longest side of a stored tensor: a classifier has one row per label
 _MAX_NUMBER = 1 << 24  # any other whole number; the longest context of a published model is ten million tokens
 _ANY_NUMBER = re.compile(r"theta|base|seed|size_bytes|total")  # names whose numbers size nothing
 _CONFIG_LIMIT = 16 << 20  # bytes
@@ -39,7 +39,9 @@ def require_safe_config(folder: Path, files: Sequence[Path], *, trusted: bool) -
     with parse_errors(path, "copy or save it again"):
         values = read_json(path, _CONFIG_LIMIT)
         entries = list(_entries(values))
-    tensors = sum(len(stored_tensors(file)) for file in files if file.suffix == ".safetensors")
+    stored = [x for file in files if file.suffix == ".safetensors" for x in stored_tensors(file).values()]
+    tensors = len(stored)
+    labels = max([_MAX_LABELS, *(max(x.shape) for x in stored if x.shape and x.begin < x.end)])
     for name, value in entries:
         if "implementation" in name and isinstance(value, str) and "/" in value and not trusted:
             raise InputError(
@@ -51,14 +53,14 @@ def require_safe_config(folder: Path, files: Sequence[Path], *, trusted: bool) -
                 f"{path} names {value!r} as its weights, which is not a weights file of this folder. Save it again."
             )
         if type(value) is int:
-            _require_plausible(path, name, value, tensors)
+            _require_plausible(path, name, value, tensors, labels)
     return tensors if all(file.suffix == ".safetensors" for file in files) else None
 
 
-def _require_plausible(path: Path, name: str, value: int, tensors: int) -> None:
+def _require_plausible(path: Path, name: str, value: int, tensors: int, labels: int) -> None:
     """Refuse a whole number that would take hours or all memory before transformers finds that it is wrong."""
     if "label" in name:
-        limit = _MAX_LABELS
+        limit = labels
     elif _COUNT.search(name):
         limit = max(_MAX_COUNT, tensors)
     else:

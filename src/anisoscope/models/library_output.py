@@ -8,9 +8,7 @@ import warnings
 from collections.abc import Iterator
 from typing import Any
 
-import torch
-
-from anisoscope.errors import AnisoscopeError, InputError, first_line
+from anisoscope.errors import AnisoscopeError, InputError, first_line, is_out_of_memory
 
 REMOTE_CODE_REMEDY = (
     "It needs code from its author. Pass trust_remote_code=True (--trust-remote-code) if you trust the author."
@@ -57,11 +55,9 @@ def one_line_errors(source: str) -> Iterator[None]:
         yield
     except AnisoscopeError:
         raise
-    except (torch.OutOfMemoryError, MemoryError) as error:
-        raise _out_of_memory(source) from error
     except Exception as error:  # damaged or crafted configurations and weights raise many kinds of errors
         text = str(error)
-        if "allocate memory" in text or "not enough memory" in text:
+        if is_out_of_memory(error):
             raise _out_of_memory(source) from error
         if "trust_remote_code" in text:
             raise InputError(f"Cannot open {source}. {REMOTE_CODE_REMEDY}") from error

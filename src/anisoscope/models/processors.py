@@ -65,6 +65,7 @@ def require_bounded_normalizer(file: Path) -> None:
     """Refuse a tokenizer.json whose replacements could make a text more than 64 times longer, before it is opened.
 
     The bound multiplies, over all replacements, the length of the new text by that of the shortest text it replaces.
+    What is put before a text counts as if the text were one character.
 
     Raises:
         InputError: If the tokenizer could fill the memory.
@@ -74,9 +75,9 @@ def require_bounded_normalizer(file: Path) -> None:
     with parse_errors(file, "copy or save it again"):
         growth = _growth(read_json(file, _TOKENIZER_LIMIT).get("normalizer"))
     if growth > _MAX_GROWTH:
+        times = f"{growth:,.0f}" if growth < 1e9 else "over a billion"
         raise InputError(
-            f"{file}: its normalizer could make a text {growth:,.0f} times longer, which no tokenizer needs. "
-            "Copy it again."
+            f"{file}: its normalizer could make a text {times} times longer, which no tokenizer needs. Copy it again."
         )
 
 
@@ -91,6 +92,8 @@ def _growth(step: Any) -> float:
         literal = pattern.get("String") if isinstance(pattern, dict) else None
         # an expression can match at every position, even between two characters
         return max(1.0, len(content) / len(literal)) if literal else 1.0 + len(content)
+    if step.get("type") == "Prepend":
+        return 1.0 + len(str(step.get("prepend", "")))
     return math.prod(_growth(inner) for inner in step.values() if isinstance(inner, dict | list))
 
 

@@ -46,6 +46,8 @@ def locate(
         return _located_file(path)
     if path.is_dir():
         return _located_folder(path)
+    if path.exists():
+        raise InputError(f"{path} is neither a regular file nor a folder. Use one that holds a model.")
     repository, gguf = str(source), None
     if path.suffix == ".gguf":
         repository, _, gguf = repository.rpartition("/")

@@ -82,6 +82,8 @@ def weight_files(path: Path, *, allow_pickle: bool = False) -> list[Path]:
         if path.suffix.lower() in PICKLES and not allow_pickle:
             raise pickle_refused(str(path))
         return [path]
+    if path.exists() and not path.is_dir():
+        raise InputError(f"{path} is neither a regular file nor a folder. Use one that holds a model.")
     names = [entry.name for entry in path.iterdir() if entry.is_file()]
     _require_shards(path)
     return [path / name for name in weight_names(names, str(path), allow_pickle=allow_pickle)]

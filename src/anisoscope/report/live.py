@@ -172,28 +172,36 @@ def _packed(runs: list[Run]) -> dict[str, Any]:
     return {"packed": pack(table, outline_of(table, cards_of(runs))), "positions": [end for _, end in read]}
 
 
-async def _events(request: Request) -> Response:
+async def _events(request: Request) -> ASGIApp:
     """A stream of the rows that are appended to the chosen runs; `again` means that they must be read whole."""
     runs = _chosen(request)
     texts = request.query_params.getlist("position")
     positions = [int(text) for text in texts if text.isascii() and text.isdigit() and len(text) <= _DIGITS]
     if len(positions) != len(runs):
         raise InputError("events need one position per run; take them from /api/records")
-    if request.app.state.streams >= _MOST_STREAMS:
-        message = f"{_MOST_STREAMS} pages are open already; close one"
-        return PlainTextResponse(message, status_code=503, headers={"Retry-After": "5"})
-    stream = _counted(request.app.state, _follow(runs, positions))
-    return StreamingResponse(stream, media_type="text/event-stream")
+    stream = StreamingResponse(_follow(runs, positions), media_type="text/event-stream")
+    return _counted(request.app.state, stream)
 
 
-async def _counted(state: Any, stream: AsyncIterator[str]) -> AsyncIterator[str]:
-    """A stream that counts as open until it ends or its page is closed."""
-    state.streams += 1
-    try:
-        async for event in stream:
-            yield event
-    finally:
-        state.streams -= 1
+def _counted(state: Any, stream: Response) -> ASGIApp:
+    """A response that counts as open until it ends or its page is closed; refused if too many are open.
+
+    It counts when it starts to answer, in one step with the check, so that requests at the same time do not all pass.
+    """
+
+    async def answer(scope: Scope, receive: Receive, send: Send) -> None:
+        if state.streams >= _MOST_STREAMS:
+            message = f"{_MOST_STREAMS} pages are open already; close one"
+            full = PlainTextResponse(message, status_code=503, headers={"Retry-After": "5"})
+            await full(scope, receive, send)
+            return
+        state.streams += 1
+        try:
+            await stream(scope, receive, send)
+        finally:
+            state.streams -= 1
+
+    return answer
 
 
 async def _follow(runs: list[Run], positions: list[int]) -> AsyncIterator[str]:

@@ -112,6 +112,12 @@ def wrong_content(path: Path | str) -> str | None:
     return None
 
 
+def require_regular(path: Path) -> None:
+    """Raise an OSError if a path is a pipe or a device: reading a pipe would wait for its writer."""
+    if path.exists() and not path.is_file():
+        raise OSError("it is not a regular file")
+
+
 def read_json(path: Path, limit: int = JSON_LIMIT) -> Any:
     """The value in a JSON file; a ValueError if it is not JSON, not a regular file, too long or nested too deeply."""
     if path.exists() and not path.is_file():
@@ -135,8 +141,11 @@ def similar_paths(path: Path) -> str:
     """Existing names most similar to a missing path, as the end of a sentence: ` (did you mean …?)`.
 
     Of names that differ only in their last number, such as checkpoints, the nearest numbers. If the folder is missing
-    too, the names most similar to the first missing part of the path.
+    too, the names most similar to the first missing part of the path. A path that exists
+    without being a folder is a pipe or a device.
     """
+    if path.exists() and not path.is_dir():
+        return " (it is not a regular file)"
     missing = path
     while not path.parent.is_dir() and path.parent != path.parent.parent:
         path = path.parent
