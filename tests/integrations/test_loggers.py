@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -132,13 +133,36 @@ def test_wandb_without_a_run_is_an_error_that_names_the_missing_call() -> None:
         anisoscope.integrations.to_wandb()(RECORDS)
 
 
-def test_trackio_receives_every_value(monkeypatch: pytest.MonkeyPatch) -> None:
-    logged: list[dict[str, float]] = []
+def test_trackio_receives_every_value_and_heat_maps(monkeypatch: pytest.MonkeyPatch) -> None:
+    logged: list[dict[str, Any]] = []
     stand_in: Any = ModuleType("trackio")
-    stand_in.log = logged.append
+    stand_in.log, stand_in.Image = logged.append, lambda pixels, caption: (pixels.shape, caption)
     monkeypatch.setitem(sys.modules, "trackio", stand_in)
     anisoscope.integrations.to_trackio(detail=True)(RECORDS)
     assert logged == [{**NAMES, "geometry/step": 7}]
+    anisoscope.integrations.to_trackio()(HEADS)
+    assert logged[-1] == {"geometry/maps/sink_mass": ((24, 48, 3), "0 (dark) to 0.13 (light)"), "geometry/step": 7}
+
+
+def test_the_real_trackio_accepts_values_and_heat_maps(tmp_path: Path) -> None:
+    """In a process of its own: the library reads its folder from the environment once."""
+    pytest.importorskip("trackio", reason="trackio is not installed")
+    code = """
+import trackio
+from anisoscope.integrations import to_trackio
+from tests.integrations.test_loggers import HEADS, RECORDS
+trackio.init("test")
+to_trackio(detail=True)(RECORDS)
+to_trackio()(HEADS)
+trackio.finish()
+from trackio.sqlite_storage import SQLiteStorage
+print([sorted(key for key in row if "/" in key) for run in SQLiteStorage.get_runs("test")
+       for row in SQLiteStorage.get_logs("test", run)])
+"""
+    folder = {**os.environ, "TRACKIO_DIR": str(tmp_path)}
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=folder, check=True)
+    for name in (*NAMES, "geometry/maps/sink_mass"):
+        assert name in done.stdout
 
 
 def test_a_library_that_is_not_installed_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

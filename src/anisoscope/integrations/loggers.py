@@ -105,11 +105,12 @@ def to_mlflow(run_id: str | None = None, *, detail: bool = False, images: bool =
     return log
 
 
-def to_trackio(*, detail: bool = False) -> Log:
+def to_trackio(*, detail: bool = False, images: bool = True) -> Log:
     """Log to the current run of trackio.
 
     Args:
         detail: Log every record instead of smallest, median and largest value over the layers.
+        images: Log heat maps over layers and heads.
 
     Returns:
         A function of records, for `Tracker(..., log=[to_trackio()])`.
@@ -122,6 +123,8 @@ def to_trackio(*, detail: bool = False) -> Log:
     def log(records: list[Record]) -> None:
         for step, values in by_step(records, detail=detail):
             trackio.log({**values, _STEP: step})
+        for step, map_ in heat_maps(records) if images else ():
+            trackio.log({map_.name: trackio.Image(map_.pixels, caption=map_.caption), _STEP: step})
 
     return log
 
