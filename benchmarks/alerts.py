@@ -27,7 +27,7 @@ STABILITY = frozenset(
 
 
 def alerts(settings: Settings) -> Outcome:
-    """Train with each planted fault and ten healthy models, with the rules of both presets."""
+    """Train with each planted fault and ten healthy models, with default metrics and the rules of both presets."""
     answers: dict[str, dict[str, str]] = {}
     found = 0
     for fault in FAULTS[:2] if settings.quick else FAULTS:

@@ -21,18 +21,6 @@ from anisoscope.schedule import every
 hf: Any = transformers
 WORDS, LENGTH, ITEMS, WIDTH, LAYERS = 64, 32, 8, 32, 4
 HELD_OUT = 10_000_000  # seed of the held-out batch
-METRICS = (
-    "mean_cosine",
-    "spectral_anisotropy",
-    "isoscore",
-    "effective_rank",
-    "two_nn",
-    "attention_entropy",
-    "qk_cosine",
-    "logit_max",
-    "feature_kurtosis",
-    "entry_max",
-)
 
 
 @dataclass(frozen=True)
@@ -47,7 +35,6 @@ class Training:
         warm_up: Steps in which the learning rate rises.
         labels: Returns the labels of a batch.
         before_step: Called with the model, the optimiser and the step before each step.
-        metrics: Metrics in addition to `METRICS`.
     """
 
     name: str
@@ -57,7 +44,6 @@ class Training:
     warm_up: int = 20
     labels: Callable[[Tensor], Tensor] = Tensor.clone
     before_step: Callable[[Any, torch.optim.Optimizer, int], None] = lambda model, optimiser, step: None
-    metrics: tuple[str, ...] = ()
 
 
 @dataclass
@@ -179,7 +165,6 @@ def outgrow(model: Any, optimiser: torch.optim.Optimizer, step: int) -> None:
             model.transformer.h[1].mlp.c_proj.bias[5] += 0.05
 
 
-ROUTER = ("router_load", "dead_experts")
 EXPLODES = ("gradient_spike", "update_spike", "large_updates", "logits_grow", "massive_onset", "low_rank", "loss_spike")
 FAULTS = (
     Training("learning rate too high", ("large_updates", "gradient_spike", "loss_spike"), rate=0.3, warm_up=100),
@@ -190,7 +175,7 @@ FAULTS = (
     Training("one neuron outgrows the others", ("kurtosis_onset", "massive_onset"), before_step=outgrow),
     Training("a constant target", ("constant_output", "low_rank"), labels=lambda ids: torch.full_like(ids, 5)),
     Training("a dead layer", ("dead_layer",), model=with_dead_layer),
-    Training("a broken router", ("router_collapse",), model=with_broken_router, metrics=ROUTER),
+    Training("a broken router", ("router_collapse",), model=with_broken_router),
 )  # fmt: skip
 HEALTHY = tuple(
     Training(f"healthy {number}", model=model, rate=rate, warm_up=warm_up)
@@ -220,7 +205,7 @@ def train(
     period: int = 20,
     rules: list[Rule] | None = None,
 ) -> Outcome:
-    """Train with a tracker and return losses and alerts.
+    """Train with a tracker, with its default metrics and sites, and return losses and alerts.
 
     Args:
         training: The training.
@@ -234,9 +219,7 @@ def train(
     optimiser = torch.optim.AdamW(model.parameters(), lr=training.rate, weight_decay=0.01)
     held_out = words(HELD_OUT, seed, 2 * ITEMS)
     outcome = Outcome()
-    sites = ["embed", "resid", "pattern", "final", *(["router"] if training.metrics else [])]
-    metrics = [*METRICS, *training.metrics]
-    options: dict[str, Any] = {"metrics": metrics, "sites": sites, "gradients": False, "bars_every": None}
+    options: dict[str, Any] = {"gradients": False, "bars_every": None}  # no rule reads gradients of rows or error bars
     now = [0]
 
     def note(found: Record) -> None:

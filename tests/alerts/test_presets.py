@@ -25,11 +25,19 @@ def test_a_dead_layer_is_found_before_the_loss_shows_it(tmp_path: Path) -> None:
     assert "Usually helps: check that the branch is trained" in (outcome.alerts[0].note or "")
 
 
-def test_a_weight_that_becomes_nan_is_found_within_the_next_probe(tmp_path: Path) -> None:
+def test_a_weight_that_becomes_nan_is_found_before_the_next_step(tmp_path: Path) -> None:
     fault = BY_NAME["a weight becomes NaN"]
-    outcome = train(fault, tmp_path / "run", steps=162, period=160)
-    assert outcome.raised_at(("not_finite",)) == 160
+    outcome = train(fault, tmp_path / "run", steps=153, period=160)
     assert outcome.loss_shows_at() == 150
+    assert outcome.raised_at(("not_finite",)) == 151  # by the call that precedes the next forward
+
+
+def test_a_jump_of_the_learning_rate_is_found_before_the_loss_shows_it(tmp_path: Path) -> None:
+    outcome = train(BY_NAME["a jump of the learning rate"], tmp_path / "run", steps=155, period=160)
+    found, shown = outcome.raised_at(("update_spike",)), outcome.loss_shows_at()
+    assert found is not None
+    assert shown is not None
+    assert found < shown
 
 
 def test_a_constant_target_is_found(tmp_path: Path) -> None:

@@ -1,4 +1,7 @@
-"""Trainers that derive from the Hugging Face Trainer: those of TRL and of sentence-transformers, if installed."""
+"""Trainers that derive from the Hugging Face Trainer: those of TRL and of sentence-transformers, if installed.
+
+Each is trained with the callback in its default form and without it: the weights must be the same to the bit.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 import transformers
 
 from anisoscope.schedule import every
@@ -27,10 +31,10 @@ OPTIONS: dict[str, Any] = {
 }
 
 
-def callback(probe: Any, folder: Path) -> Any:
+def callbacks(probe: Any, folder: Path, *, tracked: bool) -> list[Any]:
     from anisoscope.integrations.transformers import GeometryCallback
 
-    return GeometryCallback(probe, folder / "run", schedule=every(2), metrics=["mean_cosine"], bars_every=None)
+    return [GeometryCallback(probe, folder / "run", schedule=every(2))] if tracked else []
 
 
 def sentence(seed: int, length: int = 8) -> str:
@@ -48,20 +52,31 @@ def tokenizer() -> Any:
     return hf.PreTrainedTokenizerFast(tokenizer_object=words_of, **special)
 
 
-def require_tracked(folder: Path, trainer: Any) -> None:
+def require_tracked(folder: Path, trainer: Any, alone: Any) -> None:
+    """Records of every step are there, the loss is the trainer's own, and the weights are those of a training alone."""
     assert [r.step for r in records(folder, metric="update_ratio", site="loop")] == list(range(STEPS))
     losses = [r.value for r in records(folder, metric="train_loss")]
     logged = [row["loss"] for row in trainer.state.log_history if "loss" in row]
     assert losses == pytest.approx(logged, abs=1e-3)  # GRPO's models return another loss than the one that is trained
     assert len(losses) == STEPS
-    assert {r.step for r in records(folder, metric="gradient_norm", site="grad.resid.1")} == {0, 2}
+    for site in ("resid.1", "grad.resid.1", "pattern.1", "attn.1"):
+        assert {r.step for r in records(folder, site=site)} >= {0, 2}
     assert not [r.note for r in records(folder) if r.value is None]
+    before = alone.model.state_dict()
+    assert all(torch.equal(x, before[name]) for name, x in trainer.model.state_dict().items())
 
 
-@pytest.mark.parametrize("kind", ["SFT", "DPO", "GRPO"])
+@pytest.mark.parametrize("kind", ["SFT", "SFT, packed", "DPO", "GRPO"])
 def test_the_trainers_of_trl_are_tracked(tmp_path: Path, kind: str) -> None:
-    trl = pytest.importorskip("trl", reason="trl is not installed")
-    datasets = pytest.importorskip("datasets", reason="datasets is not installed")
+    pytest.importorskip("trl", reason="trl is not installed")
+    pytest.importorskip("datasets", reason="datasets is not installed")
+    alone, tracked = (trained_by_trl(kind, tmp_path, tracked=each) for each in (False, True))
+    require_tracked(tmp_path, tracked, alone)
+
+
+def trained_by_trl(kind: str, folder: Path, *, tracked: bool) -> Any:
+    trl, datasets = (importlib.import_module(name) for name in ("trl", "datasets"))
+    method = kind.split(",")[0]
     columns = {
         "SFT": {"text": [sentence(i, 12) for i in range(40)]},
         "DPO": {
@@ -69,24 +84,28 @@ def test_the_trainers_of_trl_are_tracked(tmp_path: Path, kind: str) -> None:
             for k, name in enumerate(("prompt", "chosen", "rejected"))
         },
         "GRPO": {"prompt": [sentence(i, 4) for i in range(40)]},
-    }[kind]
+    }[method]
     more: dict[str, dict[str, Any]] = {
         "SFT": {},
         "DPO": {"ref_model": small_model()},
         "GRPO": {"reward_funcs": lambda completions, **_: [float(len(text)) for text in completions]},
     }
-    limits = {"num_generations": 4, "max_completion_length": 8} if kind == "GRPO" else {"max_length": 32}
-    arguments = getattr(trl, f"{kind}Config")(output_dir=str(tmp_path / "out"), bf16=False, **OPTIONS, **limits)
-    trainer = getattr(trl, f"{kind}Trainer")(
+    limits: dict[str, Any] = {"max_length": 32}
+    if method == "GRPO":
+        limits = {"num_generations": 4, "max_completion_length": 8}
+    if kind == "SFT, packed":
+        limits |= {"packing": True, "packing_strategy": "wrapped"}
+    arguments = getattr(trl, f"{method}Config")(output_dir=str(folder / "out"), bf16=False, **OPTIONS, **limits)
+    trainer = getattr(trl, f"{method}Trainer")(
         model=small_model(),
         args=arguments,
         train_dataset=datasets.Dataset.from_dict(columns),
         processing_class=tokenizer(),
-        callbacks=[callback({"input_ids": words(9, 8)["input_ids"]}, tmp_path)],
-        **more[kind],
+        callbacks=callbacks({"input_ids": words(9, 8)["input_ids"]}, folder, tracked=tracked),
+        **more[method],
     )
     trainer.train()
-    require_tracked(tmp_path, trainer)
+    return trainer
 
 
 def parts_of(library: Any) -> tuple[Any, Any]:
@@ -98,22 +117,30 @@ def parts_of(library: Any) -> tuple[Any, Any]:
 
 
 def test_the_trainer_of_sentence_transformers_is_tracked(tmp_path: Path) -> None:
-    library = pytest.importorskip("sentence_transformers", reason="sentence-transformers is not installed")
-    datasets = pytest.importorskip("datasets", reason="datasets is not installed")
+    pytest.importorskip("sentence_transformers", reason="sentence-transformers is not installed")
+    pytest.importorskip("datasets", reason="datasets is not installed")
     folder = tmp_path / "bert"
     tokenizer().save_pretrained(folder)
     sizes = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 64}
+    torch.manual_seed(0)
     hf.BertModel(hf.BertConfig(vocab_size=97, **sizes)).save_pretrained(folder)
+    alone, tracked = (trained_on_pairs(folder, tmp_path, tracked=each) for each in (False, True))
+    require_tracked(tmp_path, tracked, alone)
+
+
+def trained_on_pairs(bert: Path, folder: Path, *, tracked: bool) -> Any:
+    library, datasets = (importlib.import_module(name) for name in ("sentence_transformers", "datasets"))
     modules, losses = parts_of(library)
-    parts = [modules.Transformer(str(folder)), modules.Pooling(32)]
+    parts = [modules.Transformer(str(bert)), modules.Pooling(32)]
     model = library.SentenceTransformer(modules=parts, device="cpu")
     pairs = {"anchor": [sentence(i) for i in range(40)], "positive": [sentence(100 + i) for i in range(40)]}
+    probe = model.tokenize([sentence(1000 + i) for i in range(8)])
     trainer = library.SentenceTransformerTrainer(
         model=model,
-        args=library.SentenceTransformerTrainingArguments(str(tmp_path / "out"), **OPTIONS),
+        args=library.SentenceTransformerTrainingArguments(str(folder / "out"), **OPTIONS),
         train_dataset=datasets.Dataset.from_dict(pairs),
         loss=losses.MultipleNegativesRankingLoss(model),
-        callbacks=[callback(model.tokenize([sentence(1000 + i) for i in range(8)]), tmp_path)],
+        callbacks=callbacks(probe, folder, tracked=tracked),
     )
     trainer.train()
-    require_tracked(tmp_path, trainer)
+    return trainer

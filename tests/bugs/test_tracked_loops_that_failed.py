@@ -81,6 +81,48 @@ def test_a_compiled_model_that_returns_logits_and_loss_is_replayed(tmp_path: Pat
     assert norms[1] == pytest.approx(norms[0], rel=1e-4)
 
 
+class Logits(nn.Module):
+    """A plain model in the manner of torchtune: it takes tokens by position and returns logits."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stack = Stack()
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        return self.stack(tokens)["logits"]
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+def test_a_loop_that_computes_its_loss_from_logits_is_tracked(tmp_path: Path, compiled: bool) -> None:
+    weights = []
+    for name in ("alone", "tracked"):
+        model = Logits()
+        called: Any = torch.compile(model, backend="aot_eager") if compiled else model
+        optimiser = torch.optim.AdamW(model.parameters(), lr=1e-3)
+        held = held_out()["input_ids"]
+        tracker = Tracker(called, held, tmp_path / "run", schedule=every(2)) if name == "tracked" else None
+        for step in range(3):
+            tokens = words(step)["input_ids"]
+            if tracker is not None:
+                tracker.probe(step)
+            loss = nn.functional.cross_entropy(called(tokens).flatten(0, 1), tokens.flatten())
+            loss.backward()
+            if tracker is not None:
+                tracker.watch(step, loss=loss)
+            optimiser.step()
+            optimiser.zero_grad()
+        if tracker is not None:
+            tracker.close()
+        weights.append(model.state_dict())
+        torch.compiler.reset()
+    assert all(torch.equal(x, weights[1][name]) for name, x in weights[0].items())
+    found = records(tmp_path)
+    assert not [r.note for r in found if r.value is None]
+    for site in ("resid.2", "grad.resid.2"):
+        assert {r.step for r in found if r.site == site} >= {0, 2}
+    assert len([r for r in found if r.metric == "train_loss"]) == 3
+
+
 def vit() -> Any:
     torch.manual_seed(0)
     sizes = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 64}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -12,7 +13,7 @@ import pytest
 
 import anisoscope
 from anisoscope import InputError, Record, Run, Tracker
-from anisoscope.integrations.logged_values import by_step, heat_maps, name_of, summarised
+from anisoscope.integrations.logged_values import by_step, flat_name, heat_maps, name_of, summarised
 from anisoscope.schedule import every
 from tests.training import held_out, small_model, words
 
@@ -53,6 +54,14 @@ def test_layers_and_heads_are_summarised_and_ranks_and_the_loop_are_not() -> Non
     }
 
 
+def test_a_summary_has_one_token_policy_per_metric_and_site() -> None:
+    both = [Record("embed", "isoscore", value, tokens=tokens) for tokens, value in (("all", 0.1), ("no-sink", 0.2))]
+    undefined = Record("final", "isoscore", None, tokens="no-sink", note="too few rows")
+    found = dict(summarised([*both, Record("final", "isoscore", 0.3), undefined]))
+    assert found == {"geometry/isoscore/embed/no-sink": 0.2, "geometry/isoscore/final": 0.3}
+    assert len(by_step(both, detail=True)[0][1]) == 2
+
+
 def test_concepts_are_summarised_over_their_numbers_which_layers_do_not_share() -> None:
     concepts = [
         Record(f"resid.{layer}", "concept_share", 0.1 * index, index=index) for layer in range(2) for index in range(3)
@@ -89,6 +98,9 @@ def test_no_two_records_of_a_step_share_a_name(tmp_path: Path) -> None:
         tracker.watch(0, loss=1.0)
     found = list(Run.open(tmp_path / "run").records())
     assert len({name_of(record) for record in found}) == len(found)
+    flat = {flat_name(name_of(record)) for record in found}
+    assert len(flat) == len(found)
+    assert not [name for name in flat if any(other.startswith(f"{name}/") for other in flat)]
 
 
 def test_tensorboard_receives_every_value_and_heat_maps(tmp_path: Path) -> None:
@@ -109,10 +121,12 @@ def test_mlflow_receives_every_value(tmp_path: Path, monkeypatch: pytest.MonkeyP
     mlflow = pytest.importorskip("mlflow")
     monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")  # a database needs the full package
     mlflow.set_tracking_uri((tmp_path / "mlflow").as_uri())
+    both = [*RECORDS, Record("resid.0", "isoscore", 0.75, step=7)]  # a file and a folder of the same name, if nested
     with mlflow.start_run() as run:
-        anisoscope.integrations.to_mlflow(detail=True)(RECORDS)
+        anisoscope.integrations.to_mlflow(detail=True)(both)
     found = mlflow.get_run(run.info.run_id).data.metrics
-    assert {name: found[name] for name in NAMES} == NAMES
+    names = {flat_name(name): value for name, value in NAMES.items()}
+    assert found == {**names, "geometry/isoscore/resid.0": 0.75}
 
 
 def test_wandb_receives_every_value_against_its_own_step_metric() -> None:
@@ -132,13 +146,36 @@ def test_wandb_without_a_run_is_an_error_that_names_the_missing_call() -> None:
         anisoscope.integrations.to_wandb()(RECORDS)
 
 
-def test_trackio_receives_every_value(monkeypatch: pytest.MonkeyPatch) -> None:
-    logged: list[dict[str, float]] = []
+def test_trackio_receives_every_value_and_heat_maps(monkeypatch: pytest.MonkeyPatch) -> None:
+    logged: list[dict[str, Any]] = []
     stand_in: Any = ModuleType("trackio")
-    stand_in.log = logged.append
+    stand_in.log, stand_in.Image = logged.append, lambda pixels, caption: (pixels.shape, caption)
     monkeypatch.setitem(sys.modules, "trackio", stand_in)
     anisoscope.integrations.to_trackio(detail=True)(RECORDS)
     assert logged == [{**NAMES, "geometry/step": 7}]
+    anisoscope.integrations.to_trackio()(HEADS)
+    assert logged[-1] == {"geometry/maps/sink_mass": ((24, 48, 3), "0 (dark) to 0.13 (light)"), "geometry/step": 7}
+
+
+def test_the_real_trackio_accepts_values_and_heat_maps(tmp_path: Path) -> None:
+    """In a process of its own: the library reads its folder from the environment once."""
+    pytest.importorskip("trackio", reason="trackio is not installed")
+    code = """
+import trackio
+from anisoscope.integrations import to_trackio
+from tests.integrations.test_loggers import HEADS, RECORDS
+trackio.init("test")
+to_trackio(detail=True)(RECORDS)
+to_trackio()(HEADS)
+trackio.finish()
+from trackio.sqlite_storage import SQLiteStorage
+print([sorted(key for key in row if "/" in key) for run in SQLiteStorage.get_runs("test")
+       for row in SQLiteStorage.get_logs("test", run)])
+"""
+    folder = {**os.environ, "TRACKIO_DIR": str(tmp_path)}
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=folder, check=True)
+    for name in (*NAMES, "geometry/maps/sink_mass"):
+        assert name in done.stdout
 
 
 def test_a_library_that_is_not_installed_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,10 +13,11 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from anisoscope import InputError, Record, Tracker, alerts
 from anisoscope.schedule import at
-from anisoscope.tracker.loop_scalars import FLUSH as FLUSH_BY_DEVICE
+from anisoscope.tracker import loop_scalars
+from anisoscope.tracker.journal import WRITE_EVERY
+from anisoscope.tracker.roll_call import Agreement, RollCall
 from tests.training import LAYERS, held_out, records, small_model, words
 
-FLUSH = FLUSH_BY_DEVICE["cpu"]
 CHEAP: dict[str, Any] = {"metrics": ["mean_cosine"], "bars_every": None, "schedule": at(0), "gradients": False}
 
 
@@ -78,13 +79,15 @@ def test_scalars_are_written_in_batches_and_layers_at_every_tenth_step(tmp_path:
     model = small_model(n_layer=1)
     written: list[int] = []
     with Tracker(model, held_out(), tmp_path / "run", log=[lambda r: written.append(len(r))], **CHEAP) as tracker:
-        for step in range(FLUSH + 3):
+        for step in range(WRITE_EVERY + 3):
             tracker.probe(step)
             if step == 0:
                 model(**words(step)).loss.backward()
             tracker.watch(step, loss=1.0)
     assert len(written) == 3  # the probe, the scalars of the first ten steps, and the rest
-    assert {r.step for r in records(tmp_path, site="resid.0", metric="gradient_norm")} == set(range(0, FLUSH + 3, 10))
+    assert {r.step for r in records(tmp_path, site="resid.0", metric="gradient_norm")} == set(
+        range(0, WRITE_EVERY + 3, 10)
+    )
 
 
 def test_a_loss_of_nan_is_recorded_and_raises_an_alert_with_its_step(tmp_path: Path) -> None:
@@ -99,6 +102,17 @@ def test_a_loss_of_nan_is_recorded_and_raises_an_alert_with_its_step(tmp_path: P
     assert (found.step, found.site, found.variant["rule"]) == (1, "loop", "not_finite")
     assert "train_loss is nan" in (found.note or "")
     assert "Usually helps:" in (found.note or "")
+
+
+def test_on_a_cpu_an_alert_of_the_loop_is_written_before_the_next_forward(tmp_path: Path) -> None:
+    model = small_model()
+    with Tracker(model, held_out(), tmp_path / "run", **CHEAP) as tracker:
+        for step in range(4):
+            tracker.probe(step)
+            assert bool(records(tmp_path, metric="alert")) == (step == 3)
+            loss = model(**words(step)).loss
+            loss.backward()
+            tracker.watch(step, loss=loss * float("nan") if step == 2 else loss)
 
 
 def test_a_value_of_the_loop_is_recorded_under_its_name(tmp_path: Path) -> None:
@@ -133,7 +147,10 @@ def reads_of(action: Callable[[], object]) -> int:
     return reads.count
 
 
-def test_no_float_is_read_in_hooks_or_at_a_step_that_is_not_due(tmp_path: Path) -> None:
+def test_no_float_is_read_in_hooks_or_at_a_step_that_is_not_due(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(loop_scalars, "READ_AFTER", {})  # the CPU stands for an accelerator
     model = small_model()
     with Tracker(model, held_out(), tmp_path / "run", **{**CHEAP, "gradients": True}) as tracker:
         tracker.probe(0)
@@ -147,3 +164,23 @@ def test_no_float_is_read_in_hooks_or_at_a_step_that_is_not_due(tmp_path: Path) 
         assert reads_of(lambda: tracker.watch(1, loss=loss)) == 0
         assert reads_of(lambda: tracker.close()) > 0  # so that the count can fail
     assert [isinstance(record, Record) for record in records(tmp_path, metric="train_loss")] == [True, True]
+
+
+def test_ranks_with_sharded_weights_meet_anew_at_every_flush(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A name that was used before would find the decision of that time, and nobody would wait for a late rank."""
+    model = small_model()
+    meetings: list[str] = []
+
+    def meet(_self: RollCall, name: str, message: str = "") -> Agreement:
+        meetings.append(name)
+        return Agreement(message)
+
+    monkeypatch.setattr(RollCall, "__call__", meet)
+    monkeypatch.setattr(loop_scalars.LoopScalars, "together", True)
+    with Tracker(model, held_out(), tmp_path / "run", **CHEAP) as tracker:
+        for step in range(3):
+            tracker.probe(step)
+            model(**words(step)).loss.backward()
+            tracker.watch(step)
+            tracker.flush()
+    assert {name for name in meetings if name.startswith("scalars")} == {f"scalars {step}" for step in range(3)}

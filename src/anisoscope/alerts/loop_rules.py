@@ -10,6 +10,7 @@ from anisoscope.records import Record
 
 LOOP = "loop"
 _LOSSES = ("train_loss", "validation_loss")
+_NOTHING = 1e-12  # a layer without gradients has no usual size that a value could exceed
 _RESTART = (
     "restart from a checkpoint before this step with a lower learning rate, a longer warm-up or clipped gradients"
 )
@@ -51,9 +52,10 @@ def loss_spike(score: float = 8.0, by: float = 0.25, window: int = 100) -> Rule:
 
     def rule(records: Sequence[Record]) -> Iterator[Record]:
         for record, value in _at_loop(records, "train_loss"):
-            z = usual.score(value)
-            if z > score and value - usual.median > by * abs(usual.median):
-                text = f"the loss jumped to {value:.4g} from a median of {usual.median:.4g}"
+            median = usual.median if usual.is_known else value
+            z = usual.score(value) if value - median > by * abs(median) else 0.0  # costs two more medians
+            if z > score:
+                text = f"the loss jumped to {value:.4g} from a median of {median:.4g}"
                 yield alert(record, "loss_spike", text, unusual=_score(z, window), helps=_RESTART)
             usual.add(value)
 
@@ -126,18 +128,15 @@ def _spike(metric: str, name: str, score: float, times: float, window: int, help
     def rule(records: Sequence[Record]) -> Iterator[Record]:
         for record, value in values(records, metric):
             known = usual.setdefault(record.site, UsualRange(window))
-            z = known.score(log_of(value)) if _is_spread(known) else 0.0
-            if z > score and value > times * math.exp(known.median):
-                text = f"{metric} jumped to {value:.3g}, {value / math.exp(known.median):.3g} times its median"
+            median = math.exp(known.median) if known.is_known else 0.0
+            is_large = median > _NOTHING and value > times * median
+            z = known.score(log_of(value)) if is_large else 0.0  # costs two more medians
+            if z > score:
+                text = f"{metric} jumped to {value:.3g}, {value / median:.3g} times its median"
                 yield alert(record, name, text, unusual=_score(z, window), helps=helps)
             known.add(log_of(value))
 
     return rule
-
-
-def _is_spread(known: UsualRange) -> bool:
-    """Whether the history has values above zero: a layer without gradients has none."""
-    return known.is_known and known.median > log_of(1e-12)
 
 
 def _at_loop(records: Sequence[Record], metric: str) -> Iterator[tuple[Record, float]]:

@@ -25,7 +25,9 @@ from torch.overrides import TorchFunctionMode
 
 from anisoscope.stats.head_scores import Heads, Scores
 
-_SOFTMAX = (nn.functional.softmax, torch.softmax, Tensor.softmax)
+_ATTENDING = frozenset(
+    (nn.functional.scaled_dot_product_attention, nn.functional.softmax, torch.softmax, Tensor.softmax)
+)
 _MARKS = ("queries", "keys", "pattern")
 
 
@@ -177,12 +179,13 @@ class _AttentionFunctions(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        if not self.interface_call.active and self.observer.is_attending():
+        # every function of the forward pass comes here, so the cheapest question is first
+        if func in _ATTENDING and not self.interface_call.active and self.observer.is_attending():
             if func is nn.functional.scaled_dot_product_attention:
                 heads = _heads_of_sdpa(*args, **kwargs)
                 if heads is not None:
                     self.observer.on_heads(heads, None)
-            elif func in _SOFTMAX and args and args[0].ndim == 4:
+            elif args and args[0].ndim == 4:
                 self.observer.on_scores(Scores(args[0].detach()))
         return func(*args, **kwargs)
 

@@ -17,6 +17,7 @@ from anisoscope.records import Record, Site
 PREFIX = "geometry"
 _LOOP = "loop"
 _BY_CONCEPT = ("concept_share", "concept_drift")  # numbers of concepts mean nothing in other layers
+_NO_SINK = "no-sink"
 _LEAST = 3  # values of a group that are worth a summary
 _CELL = 12  # pixels of a cell of a heat map
 _STOPS = ((68, 1, 84), (59, 82, 139), (33, 145, 140), (94, 201, 98), (253, 231, 37))  # viridis
@@ -51,13 +52,16 @@ def by_step(records: Sequence[Record], *, detail: bool) -> list[tuple[int, dict[
 def summarised(records: Sequence[Record]) -> Iterator[tuple[str, float]]:
     """Yield values of the loop as they are, and smallest, median and largest value over layers of everything else.
 
+    If a value is known without sink tokens, that of all tokens is left out.
+
     >>> records = [Record(f"resid.{i}", "isoscore", 0.1 * i, tokens="no-sink") for i in range(3)]
     >>> [name.removeprefix("geometry/isoscore/") for name, _ in summarised(records)]
     ['resid/no-sink/min', 'resid/no-sink/median', 'resid/no-sink/max']
     """
     groups: dict[str, list[Record]] = {}
+    filtered = {_without_policy(record) for record in records if record.tokens == _NO_SINK and record.value is not None}
     for record in records:
-        if record.value is not None:
+        if record.value is not None and (record.tokens == _NO_SINK or _without_policy(record) not in filtered):
             groups.setdefault(_group_of(record), []).append(record)
     for name, group in groups.items():
         numbers = [record.value for record in group if record.value is not None]
@@ -77,6 +81,16 @@ def name_of(record: Record) -> str:
     """
     index = [] if record.index is None else [str(record.index)]
     return _joined([record.metric, record.site, *_rest(record), *index])
+
+
+def flat_name(name: str) -> str:
+    """Return a name in which dots join what follows the metric, so that no name is a folder of another.
+
+    >>> flat_name("geometry/isoscore/resid/no-sink/median")
+    'geometry/isoscore/resid.no-sink.median'
+    """
+    prefix, metric, *rest = name.split("/")
+    return "/".join((prefix, metric, ".".join(rest)))
 
 
 def heat_maps(records: Sequence[Record], least: int = 4) -> list[tuple[int, HeatMap]]:
@@ -113,6 +127,11 @@ def _group_of(record: Record) -> str:
     heads = site.kind == "pattern"
     index = [] if record.index is None or heads or record.metric in _BY_CONCEPT else [str(record.index)]
     return _joined([record.metric, kind if site.layer is not None else record.site, *_rest(record), *index])
+
+
+def _without_policy(record: Record) -> tuple[object, ...]:
+    """What two records of one step share that differ only in the tokens that count."""
+    return record.site, record.metric, record.index, *sorted(record.variant.items())
 
 
 def _rest(record: Record) -> list[str]:

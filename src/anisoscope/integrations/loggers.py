@@ -1,7 +1,7 @@
 """Loggers: each function returns a callable that takes a list of records and logs their values.
 
-Names are `geometry/<metric>/<site>`. By default a step logs smallest, median and largest value over the layers, which
-are a few dozen curves; `detail=True` logs every record. Metrics of heads become heat maps if the logger shows images.
+Names are `geometry/<metric>/<site>`. By default a step logs smallest, median and largest value over the layers, so that
+the number of curves does not grow with the model; `detail=True` logs every record. Metrics of heads become heat maps.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any
 
 from anisoscope.errors import InputError
 from anisoscope.extras import needs
-from anisoscope.integrations.logged_values import PREFIX, by_step, heat_maps
+from anisoscope.integrations.logged_values import PREFIX, by_step, flat_name, heat_maps
 from anisoscope.records import Record
 from anisoscope.tracker.journal import Log
 
@@ -83,6 +83,8 @@ def to_tensorboard(to: Any, *, detail: bool = False, images: bool = True) -> Log
 def to_mlflow(run_id: str | None = None, *, detail: bool = False, images: bool = True) -> Log:
     """Log to an MLflow run.
 
+    Names are `geometry/<metric>/<site>.<policy>`: MLflow may store each as a file, so none can be a folder of another.
+
     Args:
         run_id: The run; by default the active one.
         detail: Log every record instead of smallest, median and largest value over the layers.
@@ -98,18 +100,19 @@ def to_mlflow(run_id: str | None = None, *, detail: bool = False, images: bool =
 
     def log(records: list[Record]) -> None:
         for step, values in by_step(records, detail=detail):
-            mlflow.log_metrics(values, step=step, run_id=run_id)
+            mlflow.log_metrics({flat_name(name): value for name, value in values.items()}, step=step, run_id=run_id)
         for step, map_ in heat_maps(records) if images and run_id is None else ():
             mlflow.log_image(map_.pixels, key=map_.name.replace("/", "."), step=step)
 
     return log
 
 
-def to_trackio(*, detail: bool = False) -> Log:
+def to_trackio(*, detail: bool = False, images: bool = True) -> Log:
     """Log to the current run of trackio.
 
     Args:
         detail: Log every record instead of smallest, median and largest value over the layers.
+        images: Log heat maps over layers and heads.
 
     Returns:
         A function of records, for `Tracker(..., log=[to_trackio()])`.
@@ -122,6 +125,8 @@ def to_trackio(*, detail: bool = False) -> Log:
     def log(records: list[Record]) -> None:
         for step, values in by_step(records, detail=detail):
             trackio.log({**values, _STEP: step})
+        for step, map_ in heat_maps(records) if images else ():
+            trackio.log({map_.name: trackio.Image(map_.pixels, caption=map_.caption), _STEP: step})
 
     return log
 

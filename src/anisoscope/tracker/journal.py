@@ -24,6 +24,7 @@ ALERT = "alert"  # the metric of the records that rules return
 _KINDS = ("loop", "probe", "gradients")  # what is published together at a step
 _LAYERS = "layers of the loop"  # of which not every step has records
 _OF_LOOP = ("gradient_norm", "update_ratio")  # metrics of weights by layer, published with the loop's scalars
+WRITE_EVERY = 10  # steps whose scalars are written together: the disk confirms each write
 _log = logging.getLogger("anisoscope")
 
 
@@ -43,20 +44,31 @@ class Journal:
         self._loggers = loggers
         self._rules = rules
         self._strict = strict
+        self._waiting: list[Record] = []  # to be written with those of the next steps
         self._last_raised: dict[tuple[Any, ...], int] = {}  # the last step at which an alert held
         self._steps: dict[str, list[int]] = {}  # the last two that were published, by kind of records
 
-    def publish(self, records: Sequence[Record], replicates: Sequence[Any] | None = None) -> None:
-        """Write records and log them, then do the same with the alerts that they raise."""
-        if not records:
-            return
-        self._write(records, replicates)
+    def publish(
+        self, records: Sequence[Record], replicates: Sequence[Any] | None = None, *, may_wait: bool = False
+    ) -> None:
+        """Write records and log them, then do the same with the alerts that they raise.
+
+        Args:
+            records: The records.
+            replicates: Those of each record, or None.
+            may_wait: Write the records with those of the next steps. Rules see them at once, and an alert is written
+                without delay.
+        """
+        if may_wait:
+            self._waiting += records
+        else:
+            self._write(records, replicates)
         alerts = [alert for _, group in groupby(records, attrgetter("step")) for alert in self._new_alerts(list(group))]
         for alert in alerts:
             _log.warning("step %d, %s: %s", alert.step, alert.site, alert.note)
             self.should_stop |= bool(alert.variant.get("stop"))
-        if alerts:
-            self._write(alerts, None)
+        if alerts or (self._waiting and self._waiting[-1].step - self._waiting[0].step >= WRITE_EVERY - 1):
+            self._write(alerts)
 
     def replay_alerts(self) -> int:
         """Show the run's records to the rules again, as if training had not stopped; return the number of probes."""
@@ -98,10 +110,16 @@ class Journal:
         """Add facts to the run's `run.json`."""
         self._guard("Updating the run's info", lambda: self.run.update_info(**info))
 
-    def _write(self, records: Sequence[Record], replicates: Sequence[Any] | None) -> None:
-        self._guard("Writing the run", lambda: self.run.append(records, replicates))
+    def _write(self, records: Sequence[Record], replicates: Sequence[Any] | None = None) -> None:
+        """Write the records that wait, and these."""
+        waiting, self._waiting = self._waiting, []
+        together = [*waiting, *records]
+        if not together:
+            return
+        of_each = None if replicates is None else [*(None for _ in waiting), *replicates]
+        self._guard("Writing the run", lambda: self.run.append(together, of_each))
         for log in self._loggers:
-            self._guard(f"The logger {log!r}", partial(log, list(records)))
+            self._guard(f"The logger {log!r}", partial(log, list(together)))
 
     def _new_alerts(self, records: Sequence[Record]) -> list[Record]:
         """Return the alerts that these records of one step raise and that did not hold at the step before."""

@@ -1,7 +1,7 @@
 """Records of every training step: loss, learning rate, gradient norm and update/weight ratio, by layer and in total.
 
-Numbers stay on the device until they are read: at due steps, at the end, and after `FLUSH` steps at the latest. Reading
-waits for an accelerator, so it happens less often there than on the CPU.
+Numbers stay on the device until they are read: at due steps, at the end, and after `READ_AFTER` steps at the latest.
+Reading waits for an accelerator, so it happens less often there than on the CPU.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from anisoscope.hooks import Layout
 from anisoscope.records import Record
 from anisoscope.tracker.step_scalars import ALL, StepScalars, StepValues
 
-FLUSH = {"cpu": 10}  # steps after which scalars are read and written at the latest, by kind of device
-FLUSH_ELSEWHERE = 50
+READ_AFTER = {"cpu": 1}  # steps after which scalars are read at the latest, by kind of device: rules then see them
+READ_AFTER_ELSEWHERE = 50
 LAYERS_EVERY = 10  # steps; a record per layer and step would fill the run
 LOOP = "loop"
 CARDS: dict[str, str] = {
@@ -66,7 +66,7 @@ class LoopScalars:
         self._logged: list[LoggedValue] = []
         self._started: int | None = None  # the first step since the last flush
         self._finder = OptimizerFinder(model, optimizer)
-        self._most = FLUSH.get(device_of(model).type, FLUSH_ELSEWHERE)
+        self._most = READ_AFTER.get(device_of(model).type, READ_AFTER_ELSEWHERE)
 
     @property
     def together(self) -> bool:

@@ -205,7 +205,7 @@ class Tracker:
                 self._measure_probe(step)
                 self._gradients.arm()
         elif self._scalars is not None and self._scalars.is_full(step) and not self._scalars.together:
-            self._flush_scalars()
+            self._flush_scalars(may_wait=True)
 
     def watch(
         self,
@@ -263,7 +263,7 @@ class Tracker:
         """Write the scalars so far. Call it before you save a checkpoint, so that a resumed run has them all."""
         if self._scalars is not None:
             self._scalars.before_forward()
-            if not self._scalars.together or self._roll_call("scalars").skipped is None:
+            if not self._scalars.together or self._roll_call(f"scalars {self._step}").skipped is None:
                 self._flush_scalars()
         if self._journal is not None:
             self._fits.keep(self._journal)
@@ -319,12 +319,12 @@ class Tracker:
         run = "" if self._journal is None else self._journal.run.name
         return Record(LOOP, metric, value, run=run, step=step, note=note)
 
-    def _flush_scalars(self) -> None:
+    def _flush_scalars(self, *, may_wait: bool = False) -> None:
         if self._scalars is not None:
             name = "" if self._journal is None else self._journal.run.name
             records = self._scalars.flush(name, self._schedule)
             if self._journal is not None:
-                self._journal.publish(records)
+                self._journal.publish(records, may_wait=may_wait)
                 self._follow_journal()
 
     def _follow_journal(self) -> None:
