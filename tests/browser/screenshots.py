@@ -11,6 +11,7 @@ import shutil
 import sys
 import tempfile
 import time
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -45,9 +46,7 @@ def main() -> None:
                         _photograph(driver, page, folder / f"{kind}-{device}-{theme}.png", device, theme)
             if options.docs is not None:
                 sys.path.insert(0, str(ROOT / "docs"))
-                from gallery import write_samples
-
-                write_samples(root / "samples")
+                import_module("gallery").write_samples(root / "samples")
                 for kind, theme in DOCS.items():
                     picture = root / f"{kind}.png"
                     _photograph(driver, root / "samples" / f"{kind}.html", picture, "laptop", theme)
