@@ -43,7 +43,7 @@ _INTRODUCTION = (
     "Packages are pinned by checksum and size, and none of their code runs. Nothing of them is redistributed; licences",
     "are those that the packages state. *All tokens* and *no-sink* are the library's token policies. Error bars come",
     "from a jackknife over blocks of documents. Tokens are counted at half depth: patches of images, frames of sound.",
-    "Processor time is that of all measurements of a model: trained and untrained, on each input.",
+    "Processor time is that of all measurements of a model, trained and untrained, on each input; – if not recorded.",
 )
 _LONG = Markup(" class=long")  # a cell that needs several lines
 _AGAIN = (
