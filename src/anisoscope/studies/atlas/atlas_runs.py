@@ -16,7 +16,7 @@ from typing import Any
 
 from anisoscope.errors import AnisoscopeError, InputError, StoreError
 from anisoscope.records import Site
-from anisoscope.store.files import read_json, write_text
+from anisoscope.store.files import read_json, sweep_temporaries, write_text
 from anisoscope.store.run import Run
 from anisoscope.studies.atlas.atlas_inputs import input_source
 from anisoscope.studies.atlas.atlas_registry import AtlasModel, Registry
@@ -191,6 +191,7 @@ def measure_subject(subject: AtlasSubject, again: bool = False) -> dict[str, flo
     unit = 1 if sys.platform == "darwin" else 1024
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
     cost = {"seconds": round(time.perf_counter() - began, 1), "peak": peak, "weights": weights}
+    sweep_temporaries(subject.out.parent)  # of a process that was killed while it wrote this file
     write_text(_cost_path(subject), json.dumps({**cost, "request": _request(subject)}))
     return cost
 
