@@ -12,10 +12,10 @@ def due(schedule: Schedule, until: int) -> list[int]:
     return [step for step in range(until) if schedule(step)]
 
 
-def test_the_default_is_log_spaced_at_first_and_then_every_200_steps() -> None:
+def test_the_default_is_log_spaced_at_first_and_then_every_400_steps() -> None:
     steps = due(default(), 2001)
-    assert steps[:9] == [0, 1, 2, 4, 8, 16, 32, 64, 128]
-    assert steps[9:] == list(range(200, 2001, 200))
+    assert steps[:10] == [0, 1, 2, 4, 8, 16, 32, 64, 128, 256]
+    assert steps[10:] == list(range(400, 2001, 400))
 
 
 @pytest.mark.parametrize("factor", [1.1, 1.5, 2.0, 10.0])

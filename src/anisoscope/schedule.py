@@ -68,5 +68,5 @@ def all_of(*schedules: Schedule) -> Schedule:
 
 
 def default() -> Schedule:
-    """Return the default schedule: log-spaced up to step 200, while everything changes fast, then every 200 steps."""
-    return any_of(log_spaced(until=200), every(200))
+    """Return the default schedule: log-spaced up to step 400, while everything changes fast, then every 400 steps."""
+    return any_of(log_spaced(until=400), every(400))

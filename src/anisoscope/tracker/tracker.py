@@ -59,7 +59,7 @@ class Tracker:
             are compared on the same tokens. Do not train on it.
         out: The folder of the run.
         schedule: Which steps are measured: a function step -> bool, see `anisoscope.schedule`. By default steps 0, 1,
-            2, 4, 8, … 128, and then every 200.
+            2, 4, 8, … 256, and then every 400.
         metrics: Metrics of the held-out tokens, by name or as `Metric`. By default `anisoscope.tracker.probe.METRICS`.
         sites: Sites of the held-out tokens. By default embed, resid, pattern if the attention shows it, router, final.
         gradients: Measure d loss/d h of the training batch at every residual site.

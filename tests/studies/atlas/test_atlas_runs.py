@@ -57,8 +57,12 @@ def test_a_model_goes_from_packages_to_evidence_and_is_resumed(tmp_path: Path, h
     tiny = tiny_registry(tmp_path)
     models = list(tiny.models.values())
     said: list[str] = []
+    left = tmp_path / "cache" / "runs" / f".tiny--words.cost.json.{2**22 + 1}.tmp"  # of a killed process
+    left.parent.mkdir(parents=True)
+    left.touch()
     outcome = measure_atlas(models, tiny, tmp_path / "cache", tmp_path / "out", on_status=said.append)
     assert (outcome.measured, outcome.failed) == (["tiny"], {})
+    assert not left.exists()
     assert here == ["tiny--words", "tiny-untrained--words"]
     (evidence,) = read_evidence(tmp_path / "out")
     assert (evidence.depth, evidence.width, evidence.domain) == (2, 16, "words")

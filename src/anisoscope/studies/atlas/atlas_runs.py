@@ -16,7 +16,7 @@ from typing import Any
 
 from anisoscope.errors import AnisoscopeError, InputError, StoreError
 from anisoscope.records import Site
-from anisoscope.store.files import read_json, write_text
+from anisoscope.store.files import read_json, sweep_temporaries, write_text
 from anisoscope.store.run import Run
 from anisoscope.studies.atlas.atlas_inputs import input_source
 from anisoscope.studies.atlas.atlas_registry import AtlasModel, Registry
@@ -194,6 +194,7 @@ def measure_subject(subject: AtlasSubject, again: bool = False) -> Cost:
         weights = int(Run.open(subject.out).info["model"]["parameters"]) * 4
     seconds = None if resumed else round(time.process_time() - began, 1)
     cost: Cost = {"seconds": seconds, "peak": peak_memory(), "weights": weights}
+    sweep_temporaries(subject.out.parent)  # of a process that was killed while it wrote this file
     write_text(_cost_path(subject), json.dumps({**cost, "request": _request(subject)}))
     return cost
 
