@@ -22,6 +22,7 @@ from tests.browser.conftest import CHROMIUM, DRIVER, serving, start_browser
 
 RUNS, STEPS, LAYERS = 100, 125, 40  # times two token policies: a million records
 SHOWN = 8  # runs in the charts of the browser
+_LINES = "return document.querySelectorAll('#chart svg .mark-line path').length"
 
 
 def make_runs(root: Path) -> int:
@@ -91,9 +92,6 @@ def _in_browser(app: Any, profile: Path, shown: int, picture: Path | None) -> di
         return {name: round(value, 2) for name, value in seconds.items()} | {"heap in MB": round(heap / 1e6)}
     finally:
         driver.quit()
-
-
-_LINES = "return document.querySelectorAll('#chart svg .mark-line path').length"
 
 
 def _wait(driver: Any, script: str, seconds: float = 300) -> None:

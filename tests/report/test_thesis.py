@@ -136,3 +136,9 @@ def test_a_direction_that_dominates_without_sinks_comes_before_what_sinks_cause(
         *layers("spectral_anisotropy", [0.6, 0.1], n=990, tokens="no-sink"),
     ]
     assert thesis(tmp_path, a=both).title == "One direction holds most of the variance in layer 0."
+
+
+def test_a_model_with_a_direction_of_its_own_is_not_said_to_look_so_because_of_sinks(tmp_path: Path) -> None:
+    own = layers("spectral_anisotropy", [0.6, 0.9]) + layers("spectral_anisotropy", [0.6, 0.1], tokens="no-sink")
+    plain = layers("spectral_anisotropy", [0.1, 0.1]) + layers("spectral_anisotropy", [0.1, 0.1], tokens="no-sink")
+    assert thesis(tmp_path, a=own, b=plain).title == "a is more anisotropic than b."

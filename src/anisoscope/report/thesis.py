@@ -145,7 +145,7 @@ def _several(runs: Sequence[ReportedRun]) -> Thesis:
     policy = "Without first and massive tokens" if sinks else "Over all tokens"
     similar = "is similar" if close else f"is largest in {high}"
     detail = f"{policy}, the top direction's share of the variance {similar}: {ranges}."
-    caused = {label: curve for label, curve in shares.items() if curve.caused_by_sinks()}
+    caused = {label: c for label, c in shares.items() if c.caused_by_sinks() and max(c.values) < _MOST}
     if caused:
         names, others = _names(list(caused)), _names([label for label in shares if label not in caused])
         if min(max(row["value"] for row in curve.all.values()) for curve in caused.values()) >= _MOST:

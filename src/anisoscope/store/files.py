@@ -141,8 +141,8 @@ def similar_paths(path: Path) -> str:
     """Existing names most similar to a missing path, as the end of a sentence: ` (did you mean …?)`.
 
     Of names that differ only in their last number, such as checkpoints, the nearest numbers. If the folder is missing
-    too, the names most similar to the first missing part of the path. A path that exists
-    without being a folder is a pipe or a device.
+    too, the names most similar to the first missing part of the path. A path that exists without being a folder is a
+    pipe or a device.
     """
     if path.exists() and not path.is_dir():
         return " (it is not a regular file)"

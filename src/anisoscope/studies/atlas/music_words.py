@@ -60,7 +60,7 @@ def score_notes(file: Path) -> list[Note]:
 
 def _notes_of_part(part: ElementTree.Element) -> Iterator[Note]:
     unit, now, began = 1.0, 0.0, 0.0  # divisions of a quarter note; the time, and that of the last note, in quarters
-    tied: dict[int, float] = {}  # when a pitch that goes on began
+    tied: dict[int, float] = {}  # when each pitch that is tied to a later note started
     for element in part.iter():
         if element.tag == "divisions":
             unit = float(element.text or 1)
