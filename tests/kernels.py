@@ -1,6 +1,6 @@
 """Run the numeric tests under several CPU kernels and report which assertions come close to their limits.
 
-    python -m tests.kernels                       # all settings that this processor supports
+    python -m tests.kernels                       # all settings that this processor supports and does not pick itself
     python -m tests.kernels MKL_CBWR=COMPATIBLE   # one setting, or several
 
 A processor picks the kernels of PyTorch, MKL and OpenBLAS, and each kernel rounds differently. The environment
@@ -21,9 +21,11 @@ from collections import defaultdict
 from dataclasses import dataclass
 from pathlib import Path
 
+import torch
+
 ROOT = Path(__file__).parent.parent
 SETTINGS = (
-    "OMP_NUM_THREADS=1",  # the kernels that this processor picks; every setting but the next two runs one thread
+    "OMP_NUM_THREADS=1",  # the kernels that this processor picks itself; every setting but the next two runs one thread
     "OMP_NUM_THREADS=2",
     "OMP_NUM_THREADS=4",
     "ATEN_CPU_CAPABILITY=default",
@@ -56,12 +58,19 @@ def supported(setting: str) -> bool:
     return needs in flags
 
 
+def is_own_choice(setting: str) -> bool:
+    """Whether PyTorch picks these kernels here anyway, so that `OMP_NUM_THREADS=1` runs the same code."""
+    name, _, value = setting.partition("=")
+    return name == "ATEN_CPU_CAPABILITY" and value.upper() == torch.backends.cpu.get_cpu_capability()
+
+
 def run(setting: str, folder: Path) -> tuple[int, list[Margin]]:
     """The exit code of the numeric tests under a setting, and the margin of every numeric assertion."""
     folder.mkdir()
     name, _, value = setting.partition("=")
     # assertions are compiled to report also when they pass; that must not end up in the caches of ordinary runs
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPYCACHEPREFIX": str(folder.parent / "pycache")}
+    environment["OMP_WAIT_POLICY"] = "passive"  # more threads than cores: those that wait must not take a core
     workers = "1" if name == "OMP_NUM_THREADS" and value != "1" else "2"  # two workers of several threads only wait
     command = [sys.executable, "-m", "pytest", "-n", workers, "-m", "numeric and not slow and not real"]
     command += ["-p", "tests.margins", f"--margins={folder}", "-o", "enable_assertion_pass_hook=true"]
@@ -93,7 +102,7 @@ def table(margins: list[Margin]) -> str:
 
 
 def main(arguments: list[str]) -> int:
-    settings = arguments or [setting for setting in SETTINGS if supported(setting)]
+    settings = arguments or [setting for setting in SETTINGS if supported(setting) and not is_own_choice(setting)]
     for setting in settings:
         if setting not in SETTINGS or not supported(setting):
             sys.exit(f"{setting} is not a setting for this processor. Settings: {', '.join(SETTINGS)}")
@@ -103,8 +112,8 @@ def main(arguments: list[str]) -> int:
         for number, setting in enumerate(settings):
             began = time.monotonic()
             print(f"=== {setting} ({number + 1} of {len(settings)})", flush=True)
-            code, found = run(setting, Path(folder) / str(number))
-            margins += found
+            code, recorded = run(setting, Path(folder) / str(number))
+            margins += recorded
             failed += [setting] if code else []
             print(f"=== {setting}: {'failed' if code else 'passed'} in {time.monotonic() - began:.0f} s", flush=True)
     if len(settings) > 1:
