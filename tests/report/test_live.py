@@ -238,11 +238,19 @@ def test_a_missing_folder_is_refused(tmp_path: Path) -> None:
         live_app(str(tmp_path / "none"))
 
 
-def test_a_port_in_use_is_refused(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+@pytest.mark.parametrize("host", ["300.1.1.1", "a..b", ""])
+def test_a_host_that_does_not_exist_is_refused_before_an_address_is_announced(folder: Path, host: str) -> None:
+    announced: list[str] = []
+    with pytest.raises(InputError, match="Choose another --host or --port"):
+        serve(str(folder), host=host, announce=announced.append)
+    assert announced == []
+
+
+def test_a_port_in_use_is_refused(folder: Path) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
-        with pytest.raises(InputError, match="choose another with --port"):
+        with pytest.raises(InputError, match=r"already in use\. Choose another --host or --port"):
             serve(str(folder), port=taken.getsockname()[1])
 
 

@@ -90,15 +90,25 @@ def serve(
 
     token = None if is_loopback(host) else secrets.token_urlsafe(24)
     app = live_app(root, token=token)
-    if announce is not None:
-        announce(f"http://{_shown(host)}:{port}/" + (f"?token={token}" if token else ""))
-    server = uvicorn.Server(
-        uvicorn.Config(app, host=host, port=port, log_level="error", timeout_graceful_shutdown=1, lifespan="off")
-    )
+    with _listening(host, port) as listener:  # before the address is announced: it may not be possible
+        if announce is not None:
+            announce(f"http://{_shown(host)}:{port}/" + (f"?token={token}" if token else ""))
+        options = uvicorn.Config(app, log_level="error", timeout_graceful_shutdown=1, lifespan="off")
+        uvicorn.Server(options).run(sockets=[listener])
+
+
+def _listening(host: str, port: int) -> socket.socket:
+    """A socket that listens there.
+
+    Raises:
+        InputError: The name is unknown, the address is not one of this machine, or the port is taken.
+    """
     try:
-        server.run()
-    except SystemExit as error:  # raised by uvicorn if it cannot bind
-        raise InputError(f"cannot listen on {host} port {port}; choose another with --port") from error
+        family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
+        return socket.create_server((host, port), family=family)
+    except (OSError, UnicodeError) as error:  # a name that is no host name is a UnicodeError
+        why = str(getattr(error, "strerror", None) or error).partition(" (")[0]
+        raise InputError(f"Cannot listen on {host!r}, port {port}: {why}. Choose another --host or --port.") from error
 
 
 def _shown(host: str) -> str:
