@@ -145,10 +145,10 @@ def constant_output(above: float = 0.98, probes: int = 3, after: int = YOUNG, *,
     held = Persistence()
 
     def rule(records: Sequence[Record]) -> Iterator[Record]:
-        found = [
+        beyond = [
             (r, value) for r, value in values(records, "mean_cosine", tokens) if Site.parse(r.site).kind == "final"
         ]
-        for record, value in found:
+        for record, value in beyond:
             times, since = held.count(record.site, record.step, value > above and record.step >= after)
             if times >= probes:
                 text = f"the final vectors have a mean cosine of {value:.3f}: the output hardly depends on the token"

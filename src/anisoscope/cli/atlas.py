@@ -114,10 +114,10 @@ def _compared(names: list[str], folder: Path) -> list[Rerun]:
         return []
     before = {model.name: model for model in read_evidence(committed_evidence())}
     after = {model.name: model for model in read_evidence(folder)}
-    found = [compare_reruns(before[name], after[name]) for name in names if name in before]
-    if found:
-        write_reruns(found, reruns_path(folder))
-    return found
+    reruns = [compare_reruns(before[name], after[name]) for name in names if name in before]
+    if reruns:
+        write_reruns(reruns, reruns_path(folder))
+    return reruns
 
 
 def _announce(models: list[AtlasModel], folder: Path, cache: Path, again: bool) -> None:
@@ -160,11 +160,13 @@ def add(
     from anisoscope.studies.atlas.evidence import own_evidence, write_evidence
 
     sources = {"text": text, "images": images, "audio": audio}
-    given = {which: path for which, path in sources.items() if path is not None}
-    if len(given) != 1:
+    chosen = {which: path for which, path in sources.items() if path is not None}
+    if len(chosen) != 1:
         raise InputError("Name one input of the model's domain: --text, --images or --audio.")
     with progress_bar("atlas", None) as bar:
-        evidence = add_model(model, *next(iter(given.items())), name=name, kind=kind, tokens=tokens, on_status=bar.note)
+        evidence = add_model(
+            model, *next(iter(chosen.items())), name=name, kind=kind, tokens=tokens, on_status=bar.note
+        )
     path = write_evidence(evidence, out or own_evidence())
     print_written("evidence", path, as_json=as_json)
     stderr().print(f"{escape(evidence.name)} is in the atlas. Draw it with: anisoscope atlas page", soft_wrap=True)

@@ -79,13 +79,13 @@ def look(
     rows = rows_by_metric(table_of([run]))
     results = {stream: answers(rows, stream) for stream in streams_of(rows)}
     parts: list[Any] = [Text(_title(source, run), style="bold"), Text("")]
-    for stream, found in results.items():
+    for stream, of_stream in results.items():
         title = "" if vectors or list(results) == ["resid"] else stream_title(stream)
         sentences = Table.grid(padding=(0, 2))
-        for answer in found:
+        for answer in of_stream:
             sentence = in_rows(answer.sentence, tokens=not vectors)
             sentences.add_row(Text(answer.question, style="bold"), Text(f"{sentence[:1].upper()}{sentence[1:]}."))
-        parts += [sentences, Text(""), questions_table(found, title), Text("")]
+        parts += [sentences, Text(""), questions_table(of_stream, title), Text("")]
     policy = "" if vectors else "Values are without first and massive tokens unless stated. "
     console = stdout()
     console.print(Group(*parts, Text(f"{policy}No error bars. {GLOSSARY}", style="dim")))
@@ -143,7 +143,7 @@ def _title(source: str, run: Run) -> str:
 
 def _with_errors(source: str, request: Request) -> str:
     """The command that measures every metric with error bars."""
-    given = {"text": request.data.text, "images": request.data.images, "audio": request.data.audio}
-    given |= {name: request.flat()[name] for name in ("tensor", "column", "documents", "revision", "dtype")}
-    options = [word for name, value in given.items() if value is not None for word in (f"--{name}", str(value))]
+    values = {"text": request.data.text, "images": request.data.images, "audio": request.data.audio}
+    values |= {name: request.flat()[name] for name in ("tensor", "column", "documents", "revision", "dtype")}
+    options = [word for name, value in values.items() if value is not None for word in (f"--{name}", str(value))]
     return shlex.join(["anisoscope", "measure", source, *options, "--out", f"runs/{_name(source)}"])

@@ -145,12 +145,12 @@ def compare(
     from anisoscope.store.run import Run
 
     one, other = Run.open(first), Run.open(second)
-    found = matched(one, other, split_names(metrics))
-    both = found.table
+    shared = matched(one, other, split_names(metrics))
+    both = shared.table
     last = both[both["step"] == both["step"].max()]  # what the table shows
-    results = differences(one, other, both if sites or as_json else last, found.pairs)
-    title = f"{one.name} and {other.name}" + (", layers matched by relative depth" if found.pairs.by_depth else "")
-    notes = [Text(note, style="dim") for note in found.notes]
+    results = differences(one, other, both if sites or as_json else last, shared.pairs)
+    title = f"{one.name} and {other.name}" + (", layers matched by relative depth" if shared.pairs.by_depth else "")
+    notes = [Text(note, style="dim") for note in shared.notes]
     if as_json:
         print_json([each.to_json() for each in results])
         stderr().print(*notes, sep="\n")

@@ -89,22 +89,22 @@ def embeddings(
     """
     by_name = documents if isinstance(documents, str) else None
     vectors = as_vectors(rows, tensor=tensor, column=column, documents=by_name)
-    asked = None if queries is None else as_vectors(queries, "queries")
-    _require_inputs(vectors, asked, relevant, sample)
-    _require_search(search, asked)
-    truth = None if asked is None else read_relevant(relevant, asked.n, vectors.n)
+    query_vectors = None if queries is None else as_vectors(queries, "queries")
+    _require_inputs(vectors, query_vectors, relevant, sample)
+    _require_search(search, query_vectors)
+    truth = None if query_vectors is None else read_relevant(relevant, query_vectors.n, vectors.n)
     groups = None if labels is None else read_labels(labels, vectors.n)
     own = {"remove_top": remove_top, "sample": sample, "all_pairs": all_pairs, "seed": seed, "search": search}
     facts = {
         "kind": "embeddings",
         "data": vectors.info,
         "unit": "rows" if vectors.documents is None and documents is None else "documents",
-        "queries": None if asked is None else asked.info,
+        "queries": None if query_vectors is None else query_vectors.info,
         "seed": seed,
         "complete": False,
         "settings": {
             "data": vectors.info,
-            "queries": None if asked is None else asked.info,
+            "queries": None if query_vectors is None else query_vectors.info,
             "relevant": None if truth is None else _digest(truth.query, truth.row, truth.grade),
             "labels": None if groups is None else _digest(groups[0]),
             **own,
@@ -122,7 +122,7 @@ def embeddings(
         stages.begin("reading", vectors.n)
         known = None if isinstance(documents, str) else documents
         corpus = read_corpus(vectors, known, sample, seed, progress)
-        check = EmbeddingCheck(corpus, asked, truth, groups, stages, seed, all_pairs, search == "dot")
+        check = EmbeddingCheck(corpus, query_vectors, truth, groups, stages, seed, all_pairs, search == "dot")
         check.measure(remove_top)
         run.append(check.out.records)
         run.update_info(embeddings={**check.details, "advice": advice(check.out.records)}, complete=True)

@@ -122,17 +122,17 @@ class EmbeddingCheck:
     def _duplicates(self, sample: MappedSample) -> None:
         progress = self.stages.begin("near duplicates", rows_to_read(self.corpus, self.all_pairs))
         numbers = sample.number[sample.order]
-        found = find_duplicates(self.corpus, sample.neighbours, numbers, self.all_pairs, progress)
-        self.out.fact("exact_duplicates", found.copies, n=found.among)
-        complete = found.searched >= found.among - found.copies
-        near = found.near._replace(error=None if complete else found.near.error)
-        self.out.mean("near_duplicates", near, "none", n=found.searched)
+        duplicates = find_duplicates(self.corpus, sample.neighbours, numbers, self.all_pairs, progress)
+        self.out.fact("exact_duplicates", duplicates.copies, n=duplicates.among)
+        complete = duplicates.searched >= duplicates.among - duplicates.copies
+        near = duplicates.near._replace(error=None if complete else duplicates.near.error)
+        self.out.mean("near_duplicates", near, "none", n=duplicates.searched)
         self.details["duplicates"] = {
-            "copies": found.copies,
-            "exact": [list(pair) for pair in found.exact],
-            "near": [[a, b, round(cosine, 6)] for a, b, cosine in found.pairs],
-            "near cosine": found.cosine,
-            "searched": found.searched,
+            "copies": duplicates.copies,
+            "exact": [list(pair) for pair in duplicates.exact],
+            "near": [[a, b, round(cosine, 6)] for a, b, cosine in duplicates.pairs],
+            "near cosine": duplicates.cosine,
+            "searched": duplicates.searched,
         }
 
     # --- the sample after each remedy -------------------------------------------------------------------------------
@@ -232,8 +232,8 @@ class EmbeddingCheck:
         for row_map in maps:
             progress = self.stages.begin(f"search, {row_map.name}", self.corpus.vectors.n)
             apply = row_map.plain if self.dot else row_map.apply
-            found = search(apply(stored), self.corpus.vectors, apply, depth, progress, dot=self.dot)
-            after = scores(found.index, relevant)
+            hits = search(apply(stored), self.corpus.vectors, apply, depth, progress, dot=self.dot)
+            after = scores(hits.index, relevant)
             before = before or after
             for key, values in after.items():
                 metric, k = key

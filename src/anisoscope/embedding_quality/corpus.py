@@ -143,9 +143,9 @@ def search(
     index = torch.full((len(queries), k), -1)
     first = 0
     for x in vectors.batches(_SEARCHED):
-        found = find(queries, apply(x), k)
-        number = torch.where(found.index < 0, -1, found.index + first)
-        merged, order = torch.cat([distance, found.distance], 1).sort(dim=1, stable=True)
+        part = find(queries, apply(x), k)
+        number = torch.where(part.index < 0, -1, part.index + first)
+        merged, order = torch.cat([distance, part.distance], 1).sort(dim=1, stable=True)
         distance, index = merged[:, :k], torch.cat([index, number], 1).gather(1, order[:, :k])
         first += len(x)
         if progress is not None:
@@ -174,10 +174,10 @@ def largest_products(queries: Tensor, x: Tensor, k: int) -> Nearest:
 
 def rows_at(vectors: Vectors, numbers: Tensor) -> Tensor:
     """Return the rows with these numbers, in this order, (m, d), from one pass over the file."""
-    found = torch.empty(len(numbers), vectors.d, dtype=torch.float64)
+    rows = torch.empty(len(numbers), vectors.d, dtype=torch.float64)
     first = 0
     for x in vectors.batches(_READ):
         inside = ((numbers >= first) & (numbers < first + len(x))).nonzero()[:, 0]
-        found[inside] = x[numbers[inside] - first].double()
+        rows[inside] = x[numbers[inside] - first].double()
         first += len(x)
-    return found
+    return rows

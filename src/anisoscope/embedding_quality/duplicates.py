@@ -96,23 +96,23 @@ def find_duplicates(
     copies, exact = exact_pairs(corpus.keys)
     radius = near_radius(corpus)
     n = corpus.vectors.n
-    found = _Pairs(radius)
+    pairs = _Pairs(radius)
     if len(corpus.sampled) == n:
-        found.add(numbers, neighbours.distance[:, :_NEIGHBOURS], numbers[neighbours.index[:, :_NEIGHBOURS]])
+        pairs.add(numbers, neighbours.distance[:, :_NEIGHBOURS], numbers[neighbours.index[:, :_NEIGHBOURS]])
     else:
         for part in searched_rows(corpus, all_pairs).split(_QUERIES):
             queries = unit(rows_at(corpus.vectors, part))
             result = search(queries, corpus.vectors, unit, _NEIGHBOURS + 1, progress)
             other = (result.index != part[:, None]) & (corpus.keys[result.index] != corpus.keys[part][:, None])
-            found.add(part, result.distance.masked_fill(~other, torch.inf), result.index)
+            pairs.add(part, result.distance.masked_fill(~other, torch.inf), result.index)
     return Duplicates(
         copies,
         exact,
         radius,
         1 - radius**2 / 2,
-        mean_of(torch.cat(found.has).double()),
-        found.listed(),
-        sum(map(len, found.has)),
+        mean_of(torch.cat(pairs.has).double()),
+        pairs.listed(),
+        sum(map(len, pairs.has)),
         n,
     )
 

@@ -128,8 +128,8 @@ def scores(index: Tensor, relevant: Relevant) -> dict[tuple[str, int], Tensor]:
     Returns:
         One value per query, (q,), by name and depth.
 
-    >>> found = scores(torch.tensor([[3, 5]]), read_relevant([[0, 5]], 1, 6))
-    >>> float(found["recall", 1]), float(found["mrr", 10])
+    >>> results = scores(torch.tensor([[3, 5]]), read_relevant([[0, 5]], 1, 6))
+    >>> float(results["recall", 1]), float(results["mrr", 10])
     (0.0, 0.5)
     """
     grades = graded(index, relevant)
@@ -151,9 +151,9 @@ def graded(index: Tensor, relevant: Relevant) -> Tensor:
     queries = relevant.queries
     known = torch.searchsorted(queries, relevant.query) * base + relevant.row  # (p,) ascending
     wanted = torch.arange(len(queries))[:, None] * base + index.clamp(min=0)  # (q, depth)
-    place = torch.searchsorted(known, wanted).clamp(max=len(known) - 1)
-    match = (known[place] == wanted) & (index >= 0)
-    return torch.where(match, relevant.grade[place], 0.0)
+    position = torch.searchsorted(known, wanted).clamp(max=len(known) - 1)
+    match = (known[position] == wanted) & (index >= 0)
+    return torch.where(match, relevant.grade[position], 0.0)
 
 
 def _per_query(values: Tensor, relevant: Relevant) -> Tensor:

@@ -126,8 +126,8 @@ def compare(first: Run, second: Run, metrics: Sequence[str] | None = None) -> li
     Raises:
         InputError: The runs share no number, or a metric is unknown.
     """
-    found = matched(first, second, metrics)
-    return differences(first, second, found.table, found.pairs)
+    shared = matched(first, second, metrics)
+    return differences(first, second, shared.table, shared.pairs)
 
 
 def matched(first: Run, second: Run, metrics: Sequence[str] | None = None) -> Matched:

@@ -53,11 +53,11 @@ def concept_lives(run: ReportedRun) -> list[ConceptLife]:
         for row in run.every_row("concept_drift")
         if row.get("v_since") == "birth"
     }
-    found: dict[tuple[str, int], list[Row]] = {}
+    by_concept: dict[tuple[str, int], list[Row]] = {}
     for row in run.every_row("concept_share"):
         if row["value"] is not None and row["index"] is not None:
-            found.setdefault((row["site"], row["index"]), []).append(row)
-    lives = [_life(rows, due.get(site, ()), drifts) for (site, _), rows in found.items()]
+            by_concept.setdefault((row["site"], row["index"]), []).append(row)
+    lives = [_life(rows, due.get(site, ()), drifts) for (site, _), rows in by_concept.items()]
     return sorted(lives, key=lambda life: (-1.0 if life.layer is None else life.layer, life.number))
 
 

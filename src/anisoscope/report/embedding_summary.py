@@ -91,12 +91,12 @@ Cells = tuple[str, str, str, str]
 
 
 def _duplicates(numbers: EmbeddingNumbers, details: Mapping[str, Any]) -> Iterator[Cells]:
-    found = details["duplicates"]
+    duplicates = details["duplicates"]
     copies = numbers.get("exact_duplicates")
-    yield "exact copies", _count(copies), "", _pairs(found["exact"])
+    yield "exact copies", _count(copies), "", _pairs(duplicates["exact"])
     near = numbers.get("near_duplicates")
-    listed = _pairs(found["near"])
-    limit = f"(cosine ≥ {found['near cosine']:.3f})"
+    listed = _pairs(duplicates["near"])
+    limit = f"(cosine ≥ {duplicates['near cosine']:.3f})"
     yield "near copies", _percent(near), "", f"{listed} {limit}" if listed else limit
 
 

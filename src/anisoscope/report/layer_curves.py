@@ -109,8 +109,8 @@ def layer_curves(
 
 def _by_layer(rows: Sequence[Row], policy: str) -> dict[float, Row]:
     """The rows of one policy by layer; vectors have layer 0."""
-    found = [(row["layer"] or 0.0, row) for row in rows if row["tokens"] == policy]
-    return dict(sorted(found, key=lambda item: item[0]))
+    numbered = [(row["layer"] or 0.0, row) for row in rows if row["tokens"] == policy]
+    return dict(sorted(numbered, key=lambda item: item[0]))
 
 
 def _is_low(rows: Mapping[float, Row], card: Mapping[str, Any]) -> bool:

@@ -46,7 +46,7 @@ def overview(table: pd.DataFrame, info: Mapping[str, Any], title: str, *, full: 
     run = reported_run(table.assign(run=title), info, title)
     tokens = run.of_tokens
     results = {stream: answers(run.rows, stream, run.cards) for stream in streams_of(run.rows)}
-    answered = {each.metric for found in results.values() for each in found}
+    answered = {each.metric for of_stream in results.values() for each in of_stream}
     others = [(metric, in_rows(text, tokens)) for metric, text in headlines(run.rows, info) if metric not in answered]
     notes = [in_rows(text, tokens) for text in caveats(run.rows, info)]
     whole = full or _length(shown) <= _SHORT or not any(results.values())
@@ -92,9 +92,9 @@ def _length(records: Sequence[Record]) -> int:
 
 def _questions(results: Mapping[str, Sequence[QuestionAnswer]], tokens: bool, metrics: int) -> RenderableType:
     parts: list[RenderableType] = []
-    for stream, found in results.items():
+    for stream, of_stream in results.items():
         title = "" if not tokens or list(results) == ["resid"] else stream_title(stream)
-        parts += [questions_table(found, title), Text("")]
+        parts += [questions_table(of_stream, title), Text("")]
     policy = "Values are without first and massive tokens if both were measured. " if tokens else ""
     return Group(*parts, Text(f"{policy}{metrics} metrics in all: see --all. {GLOSSARY}", style="dim"))
 

@@ -61,14 +61,14 @@ def largest_differences(runs: Sequence[Run]) -> dict[str, str]:
         return {}
     shared = [metric for metric in METRICS if all(metric in run.metrics() for run in runs)]
     try:
-        found = [each for each in compare(runs[0], runs[1], shared) if each.refused is None] if shared else []
+        differences = [each for each in compare(runs[0], runs[1], shared) if each.refused is None] if shared else []
     except AnisoscopeError:
         return {}
-    last = max((each.first.step for each in found), default=0)
+    last = max((each.first.step for each in differences), default=0)
     largest: dict[str, Difference] = {}
     for policy in (WITHOUT, "all"):
         by_metric: dict[str, Difference] = {}
-        for each in found:
+        for each in differences:
             known = by_metric.get(each.first.metric)
             if (
                 each.first.tokens == policy
@@ -114,12 +114,12 @@ def _several_runs(
     answers: Sequence[tuple[str, Sequence[QuestionAnswer]]], differences: Mapping[str, str]
 ) -> dict[str, Any]:
     """One column per run with the value and its reading; for two runs one with their largest difference."""
-    questions = dict.fromkeys((each.question, each.metric) for _, found in answers for each in found)
-    by_run = [{each.question: each for each in found} for _, found in answers]
+    questions = dict.fromkeys((each.question, each.metric) for _, of_run in answers for each in of_run)
+    by_run = [{each.question: each for each in of_run} for _, of_run in answers]
     rows = []
     for question, metric in questions:
-        found = [answer.get(question) for answer in by_run]
-        cells = [{"value": "–" if e is None else e.values, "detail": "" if e is None else e.reading} for e in found]
+        row = [answer.get(question) for answer in by_run]
+        cells = [{"value": "–" if e is None else e.values, "detail": "" if e is None else e.reading} for e in row]
         if differences:
             few = question.startswith("Due to few")  # a question about one run
             cells.append({"value": "" if few else differences.get(metric, "–"), "detail": ""})

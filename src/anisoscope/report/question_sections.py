@@ -102,8 +102,8 @@ def sentence_of(runs: Sequence[ReportedRun], topic: str) -> str:
         return " ".join(_named(run, concepts_sentence(lives, lives[-1].site), runs) for run, lives in _lives(runs))
     if len(runs) == 1:
         run = runs[0]
-        found = [each for each in run.answers if topic_of(each.metric) == topic or _is_cause(each.question, topic)]
-        wanted = [each for each in found if topic != "directions" or each.question != "Due to few tokens?"]
+        related = [each for each in run.answers if topic_of(each.metric) == topic or _is_cause(each.question, topic)]
+        wanted = [each for each in related if topic != "directions" or each.question != "Due to few tokens?"]
         texts = [in_rows(each.sentence, run.of_tokens) for each in wanted]
         return " ".join(f"{text[:1].upper()}{text[1:]}." for text in texts if text)
     metric = {"cone": "mean_cosine", "directions": "participation_ratio", "causes": "top_coordinate"}.get(topic, "")

@@ -80,7 +80,7 @@ def layer_rows(records: Iterable[Record]) -> dict[str, list[LayerRow]]:
     for record in _over_heads(record for record in records if has_layer(record)):
         stream = stream_of(parse_site(record.site))
         groups.setdefault((stream, record.metric, variant_text(record), record.tokens), []).append(record)
-    order = {key: place for place, key in enumerate(dict.fromkeys(key[:3] for key in groups))}
+    order = {key: position for position, key in enumerate(dict.fromkeys(key[:3] for key in groups))}
     streams: dict[str, list[LayerRow]] = {}
     for key in sorted(groups, key=lambda key: (order[key[:3]], policy_rank(key[3]))):
         stream, metric, variant, tokens = key
@@ -90,7 +90,7 @@ def layer_rows(records: Iterable[Record]) -> dict[str, list[LayerRow]]:
 
 
 def policy_rank(tokens: str) -> tuple[int, str]:
-    """The place of a token policy in a table."""
+    """The position of a token policy in a table."""
     return (POLICIES.index(tokens) if tokens in POLICIES else len(POLICIES), tokens)
 
 

@@ -232,16 +232,16 @@ def _tangent(runs: Sequence[ReportedRun]) -> Thesis:
     hidden = [each for each in tests if each.gradient == "hidden"] or tests
     if not hidden:
         return Thesis("Do the gradients follow the activations?")
-    found = [each for each in hidden if each.is_finding]
-    top = max(found or hidden, key=lambda each: each.enrichment)
+    findings = [each for each in hidden if each.is_finding]
+    top = max(findings or hidden, key=lambda each: each.enrichment)
     energy, chance = number(top.energy.value or 0.0, percent=True), number(top.level, percent=True)
     where = f"{site_text(top.site)}, {top.proxy} of rank {top.rank}"
     detail = f"Largest effect: {energy} of the gradients' energy lies in the basis ({where}; chance {chance})."
-    if not found:
+    if not findings:
         return Thesis("No relation between gradients and activations was found.", detail)
-    weak = all(each.enrichment < 1.25 for each in found)
+    weak = all(each.enrichment < 1.25 for each in findings)
     size = ", but hardly more than chance" if weak else ""
-    return Thesis(f"Gradients follow the activations in {len(found)} of {len(hidden)} tests{size}.", detail)
+    return Thesis(f"Gradients follow the activations in {len(findings)} of {len(hidden)} tests{size}.", detail)
 
 
 def _claims(runs: Sequence[ReportedRun]) -> Thesis:

@@ -274,20 +274,22 @@ def tangent_tests(run: ReportedRun) -> list[TangentSummary]:
 def _tangent_tiles(tests: Sequence[TangentSummary]) -> list[Tile]:
     hidden = [each for each in tests if each.gradient == "hidden"] or list(tests)
     top = max(hidden, key=lambda each: each.enrichment)
-    found = sum(each.is_finding for each in hidden)
+    findings = sum(each.is_finding for each in hidden)
     energy = number(top.energy.value or 0.0, percent=True)
     error = f" ± {100 * top.energy.error:.2g} %" if top.energy.error is not None else ""
     where = f"{site_text(top.site)}, {top.proxy}, rank {top.rank}"
     ranked = [each for each in hidden if (each.proxy, each.rank) == (top.proxy, top.rank)]
-    smallest, place = min(((q, site_text(each.site)) for each in hidden for q in each.q.values()), default=(1.0, ""))
+    smallest, smallest_site = min(
+        ((q, site_text(each.site)) for each in hidden for q in each.q.values()), default=(1.0, "")
+    )
     return [
         Tile(f"Gradients' energy in a basis, largest effect: {where}", energy, "gradient_energy", error,
              f"chance: {number(top.level, percent=True)}", [each.energy.value or 0.0 for each in ranked],
              null=[each.level for each in ranked]),
         Tile("Energy over chance", f"{top.enrichment:.2g} ×", "gradient_enrichment", detail=top.effect),
-        Tile("Tests with a relation", f"{found} of {len(hidden)}", "gradient_q",
+        Tile("Tests with a relation", f"{findings} of {len(hidden)}", "gradient_q",
              detail=f"q ≤ {ALPHA:g} for plain and for unit rows"),
-        Tile("Smallest q-value", number_q(smallest), "gradient_q", detail=place),
+        Tile("Smallest q-value", number_q(smallest), "gradient_q", detail=smallest_site),
     ]  # fmt: skip
 
 

@@ -32,11 +32,11 @@ class Ledger:
 
     def sketches(self) -> dict[int, list[float]]:
         """Return, by step, the few weights that show how far the model has moved."""
-        found: dict[int, list[float]] = {}
+        sketches: dict[int, list[float]] = {}
         for line in self._lines():
             if _SKETCH in line:
-                found[line["step"]] = line[_SKETCH]
-        return found
+                sketches[line["step"]] = line[_SKETCH]
+        return sketches
 
     def _lines(self) -> Iterator[dict[str, Any]]:
         """The lines that were written; one that is none of ours is a StoreError that says which."""

@@ -137,13 +137,13 @@ class ModelRun:
 
     def _comparisons(self, step: int) -> list[Entry]:
         """The comparisons of this step that can be made now."""
-        found: list[Entry] = []
+        entries: list[Entry] = []
         for each in self._involving(step):
             new = each.key not in self.ledger.done and each.key not in self._queued
             if new and self._is_kept(each.step) and self._is_kept(each.other):
                 self._queued.add(each.key)
-                found.append(each)
-        return found
+                entries.append(each)
+        return entries
 
     def _left_comparisons(self, steps: Sequence[int]) -> list[Entry]:
         """The comparisons that an interruption prevented, in the order in which they would have been made.
@@ -151,12 +151,12 @@ class ModelRun:
         Each was possible once the later of its two steps was measured; of those, the last came first.
         """
         left = {entry.key for step in steps for entry in self._comparisons(step) if isinstance(entry, Comparison)}
-        found: list[Entry] = []
+        entries: list[Entry] = []
         for index, step in enumerate(steps):
             known = steps[: index + 1]
             involved = [each for each in self._involving(step) if each.step in known and each.other in known]
-            found += [each for each in reversed(involved) if each.key in left]
-        return found
+            entries += [each for each in reversed(involved) if each.key in left]
+        return entries
 
     def _involving(self, step: int) -> Iterator[Comparison]:
         steps = [each for each, task in self.tasks.items() if "copy_of" not in self.ledger.done.get(task.key, {})]
@@ -217,11 +217,11 @@ def open_model_run(
     findings = [*series.broken(model.checkpoints), *series.repeated(model.checkpoints, named)]
     bad = [finding.left_out for finding in findings]
     pairs = zip(model.checkpoints, named, strict=True)
-    found = [(checkpoint, name) for checkpoint, name in pairs if name is not None and checkpoint not in bad]
-    if not found:
+    usable = [(checkpoint, name) for checkpoint, name in pairs if name is not None and checkpoint not in bad]
+    if not usable:
         raise InputError(f"{model.name} has no checkpoint to measure: {'; '.join(f.text for f in findings)}")
-    findings += [*series.gaps([c for c, _ in found]), *series.misnumbered([c for c, _ in found])]
-    tasks = {c.step: Task(c, seed, content_key(name, c, request, data, seed)) for c, name in found}
+    findings += [*series.gaps([c for c, _ in usable]), *series.misnumbered([c for c, _ in usable])]
+    tasks = {c.step: Task(c, seed, content_key(name, c, request, data, seed)) for c, name in usable}
     settings = {"data": data, "seed": seed, **settings_of(request)}
     info = {"kind": "sweep", "source": model.name, "seed": seed, "complete": False, "settings": settings}
     if request.output.overwrite:
@@ -234,7 +234,7 @@ def open_model_run(
         findings += _earlier_problems(run, ledger, tasks)
         chosen = _reference(run, tasks, options.reference, model.name)
         run.update_info(reference=chosen, integrity=[finding.text for finding in findings])
-        downloads = [c for c, _ in found if is_remote(c.source) and not is_cached(c.source, c.revision)]
+        downloads = [c for c, _ in usable if is_remote(c.source) and not is_cached(c.source, c.revision)]
         forget = frozenset(c.step for c in downloads if not options.keep_downloads)
         return ModelRun(model.name, run, ledger, request, tasks, chosen, forget, findings)
     except BaseException:
@@ -245,16 +245,16 @@ def open_model_run(
 def _earlier_problems(run: Run, ledger: Ledger, tasks: Mapping[int, Task]) -> list[SeriesProblem]:
     """Problems that were found when steps were measured earlier."""
     about = run.info.get("checkpoints", {})
-    found: list[SeriesProblem] = []
+    problems: list[SeriesProblem] = []
     for step, task in tasks.items():
         facts = ledger.done.get(task.key)
         if facts is None:
             continue
         if facts.get("copy_of") in tasks:
-            found.append(series.copied(task.checkpoint, tasks[facts["copy_of"]].checkpoint))
+            problems.append(series.copied(task.checkpoint, tasks[facts["copy_of"]].checkpoint))
         elif "not_finite" in about.get(str(step), {}):
-            found.append(series.not_finite(task.checkpoint, about[str(step)]["not_finite"]))
-    return found
+            problems.append(series.not_finite(task.checkpoint, about[str(step)]["not_finite"]))
+    return problems
 
 
 def _reference(run: Run, tasks: Mapping[int, Task], requested: int | None, name: str) -> int:

@@ -123,8 +123,8 @@ def sketch(model: nn.Module) -> list[float]:
     numbers: list[float] = []
     for weight in weights[:_SKETCH]:
         # float32 cannot count beyond 2^24, and would round the last place of a large weight out of bounds
-        places = torch.linspace(0, weight.numel() - 1, min(each, weight.numel()), dtype=torch.float64).long()
-        numbers += weight.reshape(-1)[places.to(weight.device)].float().tolist()
+        positions = torch.linspace(0, weight.numel() - 1, min(each, weight.numel()), dtype=torch.float64).long()
+        numbers += weight.reshape(-1)[positions.to(weight.device)].float().tolist()
     return [float(f"{number:.6g}") for number in numbers]
 
 

@@ -53,15 +53,15 @@ def models_of(source: str | Path, revisions: str | Iterable[str] | None = None) 
         return [Model(name, tuple(checkpoints(source, revisions)))]
     groups: dict[str, list[Checkpoint]] = {}
     for line in checkpoints(path):
-        place = Path(line.source)
+        source_path = Path(line.source)
         if line.revision is not None:
             groups.setdefault(line.source, []).append(line)
-        elif not is_remote(line.source) and _CHECKPOINT.search(place.stem):
-            groups.setdefault(str(place.parent), []).append(line)
+        elif not is_remote(line.source) and _CHECKPOINT.search(source_path.stem):
+            groups.setdefault(str(source_path.parent), []).append(line)
         else:
             groups.setdefault(line.source, []).extend(checkpoints(line.source, revisions))
     names = _names(list(groups))
-    return [Model(name, _in_order(found)) for name, found in zip(names, groups.values(), strict=True)]
+    return [Model(name, _in_order(lines)) for name, lines in zip(names, groups.values(), strict=True)]
 
 
 def is_list(path: Path) -> bool:

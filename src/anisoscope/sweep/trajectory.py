@@ -126,8 +126,8 @@ def _compared(
     now: KeptRows, then: KeptRows, metrics: Sequence[Metric], step: int, against: str | None
 ) -> list[MetricResult]:
     pair = now.cloud.with_reference(then.cloud)
-    found = evaluate(pair, metrics, site=now.site, step=step, tokens=now.tokens, errors=False)
-    return found if against is None else [_against(measured, against) for measured in found]
+    results = evaluate(pair, metrics, site=now.site, step=step, tokens=now.tokens, errors=False)
+    return results if against is None else [_against(measured, against) for measured in results]
 
 
 def _against(measured: MetricResult, what: str) -> MetricResult:

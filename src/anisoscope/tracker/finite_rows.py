@@ -54,10 +54,10 @@ class FiniteRows:
             return []
         sites = sorted(self._sums)
         sums = torch.stack([self._sums[site].double().cpu() for site in sites]).tolist()
-        found = [(site, int(bad), int(n)) for site, (bad, n) in zip(sites, sums, strict=True) if bad]
-        if not found:
+        broken = [(site, int(bad), int(n)) for site, (bad, n) in zip(sites, sums, strict=True) if bad]
+        if not broken:
             return []
-        first = found[0][0]
+        first = broken[0][0]
         cause = _broken_parameters(self._model)
         return [
             Record(
@@ -68,7 +68,7 @@ class FiniteRows:
                 n=n,
                 note=f"{bad:,} of {n:,} tokens hold NaN or Inf, which begins at {first}. {cause}",
             )
-            for site, bad, n in found
+            for site, bad, n in broken
         ]
 
     def _add(self, site: Site, x: Tensor) -> None:

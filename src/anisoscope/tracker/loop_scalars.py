@@ -130,10 +130,10 @@ class OptimizerFinder:
         self._parameters = {id(p) for p in model.parameters()}
         self.close: Callable[[], object] = lambda: None
         if optimizer is None:
-            found = weakref.WeakMethod(self._find)
+            reference = weakref.WeakMethod(self._find)
 
             def look(candidate: Optimizer, *_: Any) -> None:
-                find = found()
+                find = reference()
                 if find is not None:
                     find(candidate)
 

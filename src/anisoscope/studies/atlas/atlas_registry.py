@@ -141,9 +141,9 @@ def read_registry(text: str) -> Registry:
     for name, entry in values["model"].items():
         if entry["input"] not in inputs:
             raise InputError(f"The registry lists no input {entry['input']!r}, which {name} needs.")
-        found = archives(entry)
+        files = archives(entry)
         options = {key: entry.pop(key) for key in list(entry) if key not in fields}
-        models[name] = AtlasModel(name=name, archives=found, options=options, **{"common": False, **entry})
+        models[name] = AtlasModel(name=name, archives=files, options=options, **{"common": False, **entry})
     return Registry(models, inputs)
 
 

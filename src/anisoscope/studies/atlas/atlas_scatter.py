@@ -72,11 +72,11 @@ def _axis(values: Sequence[float], start: float, end: float) -> Place:
     """Return the logarithmic axis that shows all values with a margin."""
     low, high = math.log10(min(values)) - 0.08, math.log10(max(values)) + 0.08
 
-    def place(value: float) -> float:
+    def position(value: float) -> float:
         share = (math.log10(max(value, 10**low)) - low) / (high - low)
         return start + share * (end - start)
 
-    return place
+    return position
 
 
 def _points(mark: ScatterMark, colour: int, x: Place, y: Place) -> Markup:

@@ -121,15 +121,15 @@ def read_evidence(folder: Path) -> list[ModelEvidence]:
     Raises:
         InputError: A file is damaged.
     """
-    found = []
+    models = []
     for path in sorted(folder.glob("*.json")):
         with parse_errors(path, "delete it and measure the model again"):
             values = read_json(path)
             try:
-                found.append(ModelEvidence(**values))
+                models.append(ModelEvidence(**values))
             except TypeError as error:
                 raise InputError(f"{path} is not evidence of the atlas ({error}). Measure the model again.") from error
-    return found
+    return models
 
 
 def committed_evidence() -> Path:
@@ -151,11 +151,11 @@ def atlas_evidence(folder: Path | None) -> list[ModelEvidence]:
     if folder is not None and not folder.is_dir():
         raise InputError(f"No folder {folder}. Measure some models into it: anisoscope atlas run --out {folder}")
     folders = [folder] if folder is not None else [committed_evidence(), own_evidence()]
-    found = {model.name: model for each in folders for model in read_evidence(each)}
-    if not found:
+    models = {model.name: model for each in folders for model in read_evidence(each)}
+    if not models:
         raise InputError("The atlas is empty. Measure some models: anisoscope atlas run stories15M MiniLM-L6")
     order = {name: index for index, name in enumerate(registry().models)}
-    return sorted(found.values(), key=lambda model: order.get(model.name, len(order)))
+    return sorted(models.values(), key=lambda model: order.get(model.name, len(order)))
 
 
 def study_path(folder: Path | None) -> Path:

@@ -26,11 +26,11 @@ def formulas(count: int, seed: int = 0) -> list[str]:
     20
     """
     draw = random.Random(seed)
-    found: dict[str, None] = {}
-    while len(found) < count:
+    distinct: dict[str, None] = {}
+    while len(distinct) < count:
         a, b, c = draw.sample("abcknpqtuvxyz", 3)
-        found[_SHAPES[len(found) % len(_SHAPES)].format(a=a, b=b, c=c, d=draw.randint(2, 9))] = None
-    return list(found)
+        distinct[_SHAPES[len(distinct) % len(_SHAPES)].format(a=a, b=b, c=c, d=draw.randint(2, 9))] = None
+    return list(distinct)
 
 
 def draw_formulas(files: list[Path], folder: Path, *, count: int, height: int, breadth: int, seed: int = 0) -> None:

@@ -86,11 +86,11 @@ def _duration(element: ElementTree.Element, unit: float) -> float:
 
 def _pitch(note: ElementTree.Element) -> int | None:
     """Return the number of a note, 60 for the middle C; None for a rest."""
-    found = note.find("pitch")
-    if found is None:
+    pitch = note.find("pitch")
+    if pitch is None:
         return None
-    alter = round(float(found.findtext("alter") or 0))
-    return 12 * (int(found.findtext("octave") or 4) + 1) + _STEPS[found.findtext("step") or "C"] + alter
+    alter = round(float(pitch.findtext("alter") or 0))
+    return 12 * (int(pitch.findtext("octave") or 4) + 1) + _STEPS[pitch.findtext("step") or "C"] + alter
 
 
 def _ticks(quarters: float) -> int:

@@ -238,8 +238,8 @@ def build_midisimx(files: list[Path], folder: Path, *, heads: int) -> None:
     outer |= {"to_logits.weight": "head.weight"}
     weights = {outer[name]: tensor for name, tensor in stored.items() if name in outer}
     for name, tensor in stored.items():
-        if (found := re.match(r"attn_layers\.layers\.(\d+)\.(.+)", name)) is not None:
-            number, rest = int(found[1]), found[2].replace("0.0.gamma", "0.gamma")
+        if (match := re.match(r"attn_layers\.layers\.(\d+)\.(.+)", name)) is not None:
+            number, rest = int(match[1]), match[2].replace("0.0.gamma", "0.gamma")
             inner = f"{number % 2}.{rest}"
             old = next(old for old in _MUSIC_NAMES if inner.startswith(old))
             weights[f"layers.{number // 2}.{_MUSIC_NAMES[old]}{inner.removeprefix(old)}"] = tensor

@@ -136,7 +136,7 @@ def shifts(results: dict[str, Any]) -> list[Shift]:
     >>> [(s.kind, round(s.change, 2), round(s.errors, 1), s.moved) for s in shifts(results)]
     [('Q4_0', 1.05, 2.1, True)]
     """
-    found = []
+    listed = []
     for model, kinds in results.items():
         exact: Profiles = kinds["exact"]["profiles"]
         for kind in (kind for kind in kinds if kind != "exact"):
@@ -149,8 +149,8 @@ def shifts(results: dict[str, Any]) -> list[Shift]:
                         changes = [change for change, _ in pairs]
                         share = sum(ratio > 1 for ratio in ratios) / len(ratios)
                         middle = (median(changes), median(ratios), share)
-                        found.append(Shift(model, kind, metric, tokens, *middle, kinds[kind].get("check", "")))
-    return found
+                        listed.append(Shift(model, kind, metric, tokens, *middle, kinds[kind].get("check", "")))
+    return listed
 
 
 def write_study(results: dict[str, Any], path: Path) -> None:
