@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 from functools import cache
 from pathlib import Path
 
@@ -10,53 +11,30 @@ from hypothesis import settings
 
 ROOT = Path(__file__).parent
 
-# Files and single tests that compare no computed number with a limit: text, files, locks, sizes, whole commands, runs
-# with themselves.
-# All others are marked `numeric`, which is what `make test-kernels` runs under other kernels.
+# `make test-kernels` runs the tests that compare computed numbers, marked `numeric`: those whose code, or a helper in
+# the same file that they call, orders two values or compares them for closeness or equal bits; and the pages, which
+# show numbers. What orders only sizes, counts and times, or runs whole commands, is left out.
+NUMBERS_COMPARED = {"approx", "assert_close", "assert_allclose", "allclose", "equal", "array_equal"}
+PAGES = "test_pages"
 NOT_NUMERIC_FOLDERS = {"browser", "cli", "data", "models", "report", "store"}
 NOT_NUMERIC = {
-    "bugs/test_lab_killed_at_its_start",
-    "hooks/test_find",
-    "integrations/test_loggers",
-    "laws/test_docstrings",
-    "laws/test_imports",
-    "laws/test_language",
     "laws/test_odd_inputs",
     "laws/test_structure",
     "measurement/test_cost",
-    "measurement/test_finished_run",
     "measurement/test_holdings",
     "measurement/test_resume",
-    "measurement/test_run_output",
     "studies/atlas/test_atlas_runs",
-    "studies/atlas/test_packages",
     "studies/claims/test_background_training",
     "studies/claims/test_claim",
     "studies/claims/test_runner",
-    "studies/lab/test_bf16",
-    "studies/lab/test_docstrings",
-    "studies/lab/test_folders",
-    "studies/lab/test_token_data",
     "studies/lab/test_tracking",
-    "studies/lab/test_training_run",
-    "studies/lab/test_training_state",
-    "studies/lab/test_twins",
     "studies/test_demo_clouds",
     "studies/test_demo_training",
-    "sweep/test_driver::test_the_command_prints_its_outcome_and_fails_if_a_task_failed",
-    "sweep/test_engines",
-    "sweep/test_tasks",
     "test_api_reference",
-    "test_docs",
-    "test_environment",
     "test_every_command",
-    "test_extras",
     "test_margins",
     "test_packaging",
-    "test_schedule",
     "test_site",
-    "tracker/test_journal",
-    "tracker/test_roll_call",
     "tracker/test_tracker::test_three_hundred_tracked_steps_leave_no_memory_files_or_hooks_behind",
 }
 
@@ -75,11 +53,27 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Mark what `make test-kernels` and `make test-fast` choose by."""
     for item in items:
         name = str(item.path.relative_to(ROOT).with_suffix(""))
-        listed = {name, f"{name}::{item.name}"} & NOT_NUMERIC
-        if not listed and name.split("/")[0] not in NOT_NUMERIC_FOLDERS:
+        left_out = {name, f"{name}::{item.name}"} & NOT_NUMERIC or name.split("/")[0] in NOT_NUMERIC_FOLDERS
+        if not left_out and (name == PAGES or getattr(item, "originalname", "") in _comparing(item.path)):
             item.add_marker(pytest.mark.numeric)
         if name.startswith("laws/") or _uses_oracles(item.path):
             item.add_marker(pytest.mark.fast)
+
+
+@cache
+def _comparing(path: Path) -> set[str]:
+    """The functions of a test file that compare numbers themselves, or call one of the file that does."""
+    functions = [node for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.FunctionDef)]
+    direct = {function.name for function in functions if any(map(_compares, ast.walk(function)))}
+    calls = {f.name: {node.id for node in ast.walk(f) if isinstance(node, ast.Name)} for f in functions}
+    return {name for name, names in calls.items() if name in direct or names & direct}
+
+
+def _compares(node: ast.AST) -> bool:
+    if isinstance(node, ast.Compare):
+        return any(isinstance(order, ast.Lt | ast.LtE | ast.Gt | ast.GtE) for order in node.ops)
+    name = node.id if isinstance(node, ast.Name) else node.attr if isinstance(node, ast.Attribute) else ""
+    return name in NUMBERS_COMPARED
 
 
 @cache
