@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from anisoscope.data.token_table import Batch, TokenTable
-from anisoscope.stats.block_numbers import BlockNumbers
+from anisoscope.stats.documents import BlockNumbers
 
 
 @dataclass(frozen=True)

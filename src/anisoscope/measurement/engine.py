@@ -34,8 +34,8 @@ from anisoscope.measurement.site_statistics import (
     site_results,
 )
 from anisoscope.records import Record, Site
-from anisoscope.stats.block_numbers import BlockNumbers
 from anisoscope.stats.collect import BLOCKS
+from anisoscope.stats.documents import BlockNumbers
 from anisoscope.stats.scratch import Room
 
 _UNIT = 256  # tokens of the smallest block if the total is not known

@@ -13,8 +13,8 @@ from anisoscope.data.inputs import device_of, first_item, on_device, peek
 from anisoscope.data.token_table import Batch
 from anisoscope.errors import CaptureError, InputError
 from anisoscope.hooks import expand, find_layout, observe_sites, side_effect_free
+from anisoscope.measurement.current_batch import SequenceSinks, sequence_means
 from anisoscope.measurement.request import Request
-from anisoscope.measurement.sequences import SequenceSinks, sequence_means
 from anisoscope.models.open import Opened
 from anisoscope.records import Site
 from anisoscope.stats.arithmetic import plain

@@ -16,8 +16,7 @@ from anisoscope.distributed import Ranks
 from anisoscope.hooks.branches import Branch
 from anisoscope.measurement.current_batch import CurrentBatch
 from anisoscope.measurement.head_blocks import HeadBlocks
-from anisoscope.measurement.policies import OUTSIZED, FlaggedTokens, described, massive
-from anisoscope.measurement.sequences import STREAM
+from anisoscope.measurement.policies import OUTSIZED, STREAM, FlaggedTokens, described, massive
 from anisoscope.metrics import Metric
 from anisoscope.metrics.evaluate import MetricResult, evaluate
 from anisoscope.records import SUMMED_KINDS, Site
