@@ -122,7 +122,7 @@ def measure(
 
     Example: `measure("./model", text="corpus.jsonl", tokens=4096, out="runs/model").frame()`.
     """
-    listeners = {"status": on_status, "site": on_site, "evaluated": on_evaluated, "note": on_note}
+    listeners: dict[str, Any] = {"status": on_status, "site": on_site, "evaluated": on_evaluated, "note": on_note}
     callbacks = Callbacks(progress, provisional=on_provisional, **{k: x for k, x in listeners.items() if x is not None})
     request = _with_processor(Request.of(**options), processor)
     return measure_request(model, request, data, callbacks=callbacks, command=command, distributed=distributed)
