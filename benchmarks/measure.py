@@ -16,7 +16,7 @@ from torch import Tensor
 from anisoscope.hooks import find_layout
 from anisoscope.measurement.engine import Engine
 from anisoscope.measurement.request import Request
-from anisoscope.measurement.site_evaluation import EvaluationOptions
+from anisoscope.measurement.site_statistics import EvaluationOptions
 from benchmarks.harness import Figure, Outcome, Settings, clock, in_turn
 from benchmarks.peers import OUTSIDE, Answer, exchanged, outside
 

@@ -10,7 +10,7 @@ import torch
 
 import anisoscope
 from anisoscope.data.batches import model_batches
-from anisoscope.data.inputs import call
+from anisoscope.data.inputs import device_of, on_device
 from anisoscope.models.open import Opened, opened_module
 from benchmarks.harness import Figure, Outcome, Settings, clock
 
@@ -61,7 +61,7 @@ def _documents(count: int) -> list[str]:
 def _forward(opened: Opened, texts: Sequence[str]) -> None:
     with torch.no_grad():
         for batch in model_batches(opened, texts, tokenizer="bytes"):
-            call(opened.model, batch, batch)
+            opened.model(**on_device(batch.inputs, device_of(opened.model)))
 
 
 def _seconds(job: Any) -> float:

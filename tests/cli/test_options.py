@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from typer.testing import CliRunner
 
-from anisoscope.cli.options import split_names, with_request
+from anisoscope.cli.options import request_of, split_names, with_request
 from anisoscope.measurement.request import OPTIONS, Request
 
 
@@ -18,9 +18,9 @@ def invoke(*words: str) -> tuple[int, str]:
     @app.command()
     @with_request(["text", "tokens", "sites", "metrics", "weights", "errors", "out"])
     def show(
-        source: Annotated[str, typer.Argument()], request: Request, extra: Annotated[int, typer.Option()] = 3
+        source: Annotated[str, typer.Argument()], extra: Annotated[int, typer.Option()] = 3, **options: Any
     ) -> None:
-        typer.echo(f"{source} {extra} {request.flat()}")
+        typer.echo(f"{source} {extra} {request_of(options).flat()}")
 
     done = CliRunner().invoke(app, list(words), env={"COLUMNS": "200"})
     return done.exit_code, done.output
@@ -44,7 +44,8 @@ def test_a_command_may_have_its_own_default() -> None:
 
     @app.command()
     @with_request(["sites", "batch", "seed"], defaults={"sites": ("resid",), "batch": 4})
-    def show(request: Request) -> None:
+    def show(**options: Any) -> None:
+        request = request_of(options)
         typer.echo(f"{request.sites.sites} {request.data.batch} {request.statistics.seed}")
 
     assert CliRunner().invoke(app, []).output == "('resid',) 4 0\n"

@@ -63,7 +63,7 @@ def engine_of(model: Any, layout: Any, request: Request, room: Room, scratch: Pa
     scratch.mkdir()
     engine = Engine(model, layout, request, expected=4000, scratch=scratch)
     engine.room = Room(room.blocks, room.open, scratch)
-    engine._collectors.options = engine._collector_options(engine.extremes)
+    engine._collectors.options = engine._pass_options(engine.extremes)
     return engine
 
 

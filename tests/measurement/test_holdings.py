@@ -11,8 +11,8 @@ import pytest
 
 import anisoscope
 from anisoscope.errors import InputError
-from anisoscope.measurement.engine import SiteShape
 from anisoscope.measurement.holdings import Holdings
+from anisoscope.measurement.site_statistics import SiteShape
 from anisoscope.stats.scratch import Room
 
 Usage = namedtuple("Usage", "total used free")

@@ -15,7 +15,7 @@ from rich.text import Text
 
 from anisoscope.cli.app import AsJson, app, command_line, print_json, progress_bar, stdout
 from anisoscope.cli.measure import is_vectors, require_sound, require_value
-from anisoscope.cli.options import with_request
+from anisoscope.cli.options import request_of, with_request
 from anisoscope.measurement.request import ModelOptions, Request, VectorOptions, names_of
 from anisoscope.report.questions import METRICS
 
@@ -52,8 +52,8 @@ def look(
     source: Annotated[
         str, typer.Argument(help="A model: folder, hub id, .gguf; or vectors (.npy .npz .safetensors .parquet .pt).")
     ],
-    request: Request,
     as_json: AsJson = False,
+    **options: Any,
 ) -> None:
     """Take a first look: eight headline metrics of a model or of vectors, in sentences, a short table and a page.
 
@@ -67,6 +67,7 @@ def look(
     from anisoscope.report.sentences import in_rows
     from anisoscope.report.tables import table_of
 
+    request = request_of(options)
     vectors = is_vectors(source, request)
     if request.source() is None and not vectors:
         request = request.having(text="sample:topics")
@@ -102,7 +103,7 @@ def _run_of(source: str, request: Request, vectors: bool) -> Run:
     out = _folder(source, request)
     request = request.having(metrics=list(METRICS), errors=False, out=out, overwrite=request.output.out is None)
     names = ROW_OPTIONS if vectors else MEASURE_OPTIONS
-    options = {name: value for name, value in request.flat().items() if name in names}
+    options = request.only(names)
     if vectors:
         with progress_bar("rows", None) as bar:
             run = measure_rows(source, list(METRICS), command=command_line(), progress=bar, **options)

@@ -13,7 +13,7 @@ import typer
 from rich.markup import escape
 
 from anisoscope.cli.app import AsJson, Bar, app, command_line, print_json, progress_bar, stderr, stdout
-from anisoscope.cli.options import with_request
+from anisoscope.cli.options import request_of, with_request
 from anisoscope.errors import InputError
 from anisoscope.measurement.request import (
     DataOptions,
@@ -59,15 +59,16 @@ def measure(
     source: Annotated[
         str, typer.Argument(help="Vectors (.npy .npz .safetensors .parquet .pt), or a model: folder, hub id, .gguf.")
     ],
-    request: Request,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print an estimate of the cost and stop.")] = False,
     full: Annotated[bool, typer.Option("--all", help="Print every metric, not only the headline ones.")] = False,
     as_json: AsJson = False,
+    **options: Any,
 ) -> None:
     """Measure a cloud of vectors on disk, or a model layer by layer, with error bars and null values.
 
     Prints sentences, a short table and caveats. The run in --out holds every number.
     """
+    request = request_of(options)
     if is_vectors(source, request):
         vectors, title = _measure_vectors(source, request)
         records = vectors.records()
@@ -111,7 +112,7 @@ def _measure_vectors(source: str, request: Request) -> tuple[Run, str]:
     from anisoscope.data.vectors import open_vectors
     from anisoscope.measurement.measure_rows import ROW_OPTIONS, measure_rows
 
-    options = {name: value for name, value in request.flat().items() if name in ROW_OPTIONS}
+    options = request.only(ROW_OPTIONS)
     named = {name: options.pop(name) for name in ("tensor", "column", "documents")}
     vectors = open_vectors(source, **named)
     metrics = request.statistics.metrics
@@ -125,32 +126,26 @@ def _measure_model(source: str, request: Request) -> Run | None:
     from anisoscope.measurement.finished_run import finished_run
 
     # before torch is imported and the model is opened, unless other processes wait for this one
-    run = None if "TORCHELASTIC_RUN_ID" in os.environ else finished_run(source, request)
-    return _measure_on_ranks(source, request) if run is None else run
-
-
-def _measure_on_ranks(source: str, request: Request) -> Run | None:
+    finished = None if "TORCHELASTIC_RUN_ID" in os.environ else finished_run(source, request)
+    if finished is not None:
+        return finished
     from anisoscope.distributed import launched
-    from anisoscope.measurement.measure_model import MEASURE_OPTIONS
-    from anisoscope.measurement.measure_model import measure as measure_model
+    from anisoscope.measurement.measure_model import Callbacks, measure_request
 
     with launched() as job:
         if job.device is not None and not (request.model.device or request.model.device_map):
             request = request.having(device=job.device)
-        options = {name: value for name, value in request.flat().items() if name in MEASURE_OPTIONS}
         total = request.statistics.tokens if request.data.text is not None else None
         with progress_bar("tokens", total, shown=job.is_first) as bar:
-            run = measure_model(
-                source,
-                **options,
-                command=command_line(),
+            callbacks = Callbacks(
                 progress=bar,
-                on_status=bar.say,
-                on_evaluated=bar.at,
-                on_note=bar.note,
-                on_provisional=partial(_show_provisional, bar) if bar.is_live else None,
-                distributed=job.world > 1,
+                status=bar.say,
+                evaluated=bar.at,
+                note=bar.note,
+                provisional=partial(_show_provisional, bar) if bar.is_live else None,
             )
+            many = job.world > 1
+            run = measure_request(source, request, callbacks=callbacks, command=command_line(), distributed=many)
         return run if job.is_first else None
 
 
@@ -213,5 +208,5 @@ def _print_cost(source: str, request: Request) -> None:
     from anisoscope.measurement.measure_model import MEASURE_OPTIONS
     from anisoscope.report.terminal import cost_table
 
-    options = {name: value for name, value in request.flat().items() if name in MEASURE_OPTIONS}
+    options = request.only(MEASURE_OPTIONS)
     stdout().print(cost_table(estimate_cost(source, **options), title=source))

@@ -19,7 +19,7 @@ _PANELS = {"sites": "Sites", "statistics": "Statistics", "vectors": "Files of ve
 def with_request(
     names: Iterable[str], *, defaults: Mapping[str, Any] | None = None, help: Mapping[str, str] | None = None
 ) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Give a command these options of a request; the command receives them as `request`.
+    """Give a command with `**options` these options of a request; `request_of` makes the request from them.
 
     Args:
         names: Options, in the order of `--help`.
@@ -29,22 +29,21 @@ def with_request(
     names = list(names)
 
     def decorate(command: Callable[..., None]) -> Callable[..., None]:
-        own = [p for p in inspect.signature(command, eval_str=True).parameters.values() if p.name != "request"]
+        parameters = inspect.signature(command, eval_str=True).parameters.values()
+        own = [p for p in parameters if p.kind is not inspect.Parameter.VAR_KEYWORD]
         before = [p for p in own if p.default is inspect.Parameter.empty]
         after = [p for p in own if p.default is not inspect.Parameter.empty]
         values = {name: OPTIONS[name].default for name in names} | dict(defaults or {})
         options = [_parameter(name, values[name], (help or {}).get(name)) for name in names]
-
-        @functools.wraps(command)
-        def wrapped(**values: Any) -> None:
-            chosen = {name: _parsed(name, values.pop(name)) for name in names}
-            command(**values, request=Request.of(**chosen))
-
-        wrapped.__signature__ = inspect.Signature([*before, *options, *after])  # type: ignore[attr-defined]
-        del wrapped.__annotations__["request"]
-        return wrapped
+        command.__signature__ = inspect.Signature([*before, *options, *after])  # type: ignore[attr-defined]
+        return command
 
     return decorate
+
+
+def request_of(options: Mapping[str, Any]) -> Request:
+    """Return the request of the options that a command received."""
+    return Request.of(**{name: split_names(x) if name in _LISTS else x for name, x in options.items()})
 
 
 def split_names(texts: Sequence[str] | None) -> list[str] | None:
@@ -68,10 +67,6 @@ def _parameter(name: str, default: Any, help: str | None) -> inspect.Parameter:
     return inspect.Parameter(
         name, inspect.Parameter.POSITIONAL_OR_KEYWORD, default=default, annotation=Annotated[kind, option]
     )
-
-
-def _parsed(name: str, value: Any) -> Any:
-    return split_names(value) if name in _LISTS else value
 
 
 @functools.cache

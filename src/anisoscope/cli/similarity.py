@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from rich.markup import escape
 
 from anisoscope.cli.app import AsJson, app, command_line, print_json, progress_bar, stderr, stdout
-from anisoscope.cli.options import with_request
-from anisoscope.measurement.request import ModelOptions, Request, names_of
+from anisoscope.cli.options import request_of, with_request
+from anisoscope.measurement.request import ModelOptions, names_of
 
 _OPTIONS = (
     *("text", "field", "document_mark", "window", "batch", "sites", "seed"),
@@ -43,7 +43,6 @@ _ROWS = 1024
 def similarity(
     model_a: Annotated[str, typer.Argument(help="A text model: folder, hub id, .gguf.")],
     model_b: Annotated[str, typer.Argument(help="The model to compare it with.")],
-    request: Request,
     rows: Annotated[
         str, typer.Option(help="One row per document: mean of its tokens, last or cls (first). Or one per word: words.")
     ] = "mean",
@@ -53,13 +52,15 @@ def similarity(
     ] = False,
     revision_b: Annotated[str | None, typer.Option(help="Revision of the second model. Default: --revision.")] = None,
     as_json: AsJson = False,
+    **options: Any,
 ) -> None:
     """Compare every layer of one model with every layer of another: CKA, nearest neighbours, p-values."""
     from anisoscope.measurement.compare_models import SIMILARITY_OPTIONS
     from anisoscope.measurement.compare_models import similarity as compare
     from anisoscope.report.similarity_summary import similarity_table
 
-    options = {name: value for name, value in request.flat().items() if name in SIMILARITY_OPTIONS}
+    request = request_of(options)
+    options = request.only(SIMILARITY_OPTIONS)
     with progress_bar("opening", None) as bar:
         run = compare(
             model_a,

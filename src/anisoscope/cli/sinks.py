@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import RenderableType
@@ -12,8 +12,8 @@ from rich.markup import escape
 from rich.table import Table
 
 from anisoscope.cli.app import app, print_json, progress_bar, stderr, stdout
-from anisoscope.cli.options import with_request
-from anisoscope.measurement.request import ModelOptions, Request, names_of
+from anisoscope.cli.options import request_of, with_request
+from anisoscope.measurement.request import ModelOptions, names_of
 from anisoscope.report.cells import FittedTable, new_table
 
 if TYPE_CHECKING:
@@ -36,7 +36,6 @@ _OPTIONS = (
 @with_request(_OPTIONS)
 def sinks(
     model: Annotated[str, typer.Argument(help="A model: folder, hub id, .gguf.")],
-    request: Request,
     out: Annotated[Path | None, typer.Option(help="The .json file to write, for `anisoscope.Sinks.load`.")] = None,
     map_file: Annotated[
         Path | None, typer.Option("--map", help="For images: a .png, .svg, .pdf or .html map of patch norms to write.")
@@ -44,6 +43,7 @@ def sinks(
     as_json: Annotated[
         bool, typer.Option("--json", help="Print the profile as one JSON object and nothing else.")
     ] = False,
+    **options: Any,
 ) -> None:
     """Find massive tokens (attention sinks): layer by layer, by class of token and by coordinate.
 
@@ -53,7 +53,8 @@ def sinks(
     from anisoscope.measurement.find_sinks import SINK_OPTIONS
     from anisoscope.measurement.find_sinks import sinks as find
 
-    options = {name: value for name, value in request.flat().items() if name in SINK_OPTIONS}
+    request = request_of(options)
+    options = request.only(SINK_OPTIONS)
     with progress_bar("tokens", request.statistics.tokens) as bar:
         profile = find(model, progress=bar, **options)
     if out is not None:

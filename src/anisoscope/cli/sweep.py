@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.markup import escape
 
 from anisoscope.cli.app import AsJson, app, command_line, print_json, progress_bar, stderr, stdout
-from anisoscope.cli.options import with_request
+from anisoscope.cli.options import request_of, with_request
 from anisoscope.errors import InputError
-from anisoscope.measurement.request import Request, shared_options
+from anisoscope.measurement.request import shared_options
 
 if TYPE_CHECKING:
     from anisoscope.sweep import Swept
@@ -35,7 +35,6 @@ def sweep(
     source: Annotated[
         str, typer.Argument(help="A hub id with --revisions, a folder of checkpoints, or a list file of models.")
     ],
-    request: Request,
     revisions: Annotated[
         str | None, typer.Option(help="Revisions or checkpoints by name or pattern, separated by commas.")
     ] = None,
@@ -54,6 +53,7 @@ def sweep(
         bool, typer.Option("--keep-downloads", help="Keep checkpoints that were downloaded for this sweep.")
     ] = False,
     as_json: AsJson = False,
+    **options: Any,
 ) -> None:
     """Measure every checkpoint: one run per model with one step per checkpoint, and drift and similarity between them.
 
@@ -62,6 +62,7 @@ def sweep(
     from anisoscope.sweep import engine as engine_named
     from anisoscope.sweep import sweep as sweep_models
 
+    request = request_of(options)
     where = engine_named(engine, workers=workers, address=address, cpus=cpus_per_task, gpus=gpus_per_task)
     with progress_bar("planning", None) as bar:
         swept = sweep_models(
@@ -75,7 +76,7 @@ def sweep(
             keep_downloads=keep_downloads,
             command=command_line(),
             on_status=bar.say,
-            **{name: value for name, value in request.flat().items() if name in _OPTIONS},
+            **request.only(_OPTIONS),
         )
     _show(swept, as_json)
     if swept.failed:

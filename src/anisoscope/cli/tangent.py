@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from rich.markup import escape
 
 from anisoscope.cli.app import AsJson, app, command_line, print_json, progress_bar, stderr, stdout
-from anisoscope.cli.options import split_names, with_request
+from anisoscope.cli.options import request_of, split_names, with_request
 from anisoscope.cli.tangent_tables import concepts_table, curvature_table, tangent_table
 from anisoscope.errors import InputError, first_line
-from anisoscope.measurement.request import TANGENT_DEFAULTS, TANGENT_HELP, TANGENT_OPTIONS, Request
+from anisoscope.measurement.request import TANGENT_DEFAULTS, TANGENT_HELP, TANGENT_OPTIONS
 from anisoscope.store.files import read_json
 
 
@@ -27,7 +27,6 @@ from anisoscope.store.files import read_json
 @with_request(TANGENT_OPTIONS, defaults=TANGENT_DEFAULTS, help=TANGENT_HELP)
 def tangent(
     source: Annotated[str, typer.Argument(help="A model with its output head: folder, hub id, .gguf.")],
-    request: Request,
     rank: Annotated[int, typer.Option(min=1, help="Rank shown in the tables.")] = 32,
     ranks: Annotated[str | None, typer.Option(help="All ranks to test, separated by commas. Default: --rank.")] = None,
     proxies: Annotated[
@@ -52,6 +51,7 @@ def tangent(
     ] = False,
     concepts: Annotated[bool, typer.Option("--concepts", help="Print the concepts of semi-NMF in words.")] = False,
     as_json: AsJson = False,
+    **options: Any,
 ) -> None:
     """Test whether directions fitted on activations carry the true gradient: energies, nulls, p- and q-values.
 
@@ -60,6 +60,7 @@ def tangent(
     from anisoscope.tangent import Tangent
     from anisoscope.tangent.tangent_test import tangent_test
 
+    request = request_of(options)
     if request.data.text is None:
         raise InputError("no text to test on: give it as --text FILE")
     others = {name: model for name, model in (("step_0", step_0), ("other_run", other_run)) if model is not None}
@@ -80,7 +81,7 @@ def tangent(
             sinks=sinks,
             command=command_line(),
             progress=progress,
-            **{name: value for name, value in request.flat().items() if name in TANGENT_OPTIONS},
+            **request.only(TANGENT_OPTIONS),
         )
     records = list(run.records())
     if as_json:

@@ -1,4 +1,4 @@
-"""Convert whatever a user passes as a batch to tensors and a table of tokens, and call the model with it."""
+"""Convert whatever a user passes as a batch to tensors and a table of tokens."""
 
 from __future__ import annotations
 
@@ -83,15 +83,6 @@ def _first_of(value: Any, device: torch.device) -> Any:
     if isinstance(value, Mapping):
         return {name: _first_of(each, device) for name, each in value.items()}
     return value[:1].to(device) if isinstance(value, Tensor) and value.ndim else value
-
-
-def call(model: nn.Module, batch: Batch, data: Any) -> None:
-    """Run a model on a batch; `data` is what the batch was made from, and a tensor is passed by position."""
-    device = device_of(model)
-    if isinstance(data, Tensor):
-        model(data.to(device))
-    else:
-        model(**on_device(batch.inputs, device))
 
 
 def device_of(model: nn.Module) -> torch.device:

@@ -118,7 +118,7 @@ def observe_sites(
     if not requested:
         raise CaptureError(f"{type(model).__name__} has none of the sites {', '.join(map(str, sites))}.")
     log = CaptureLog()
-    state = _CaptureState(requested, sink if grad else lambda site, x: sink(site, detached(x)), log, branches)
+    state = _CaptureState(requested, sink, log, grad=grad, branches=branches)
     with ExitStack() as cleanup:
         for stack in layout.stacks:
             _hook_stack(model, stack, state, cleanup)
@@ -135,10 +135,11 @@ def observe_sites(
 class _CaptureState:
     """What runs at the moment, and the sink for the requested sites."""
 
-    def __init__(self, requested: set[Site], sink: Sink, log: CaptureLog, branches: bool) -> None:
+    def __init__(self, requested: set[Site], sink: Sink, log: CaptureLog, *, grad: bool, branches: bool) -> None:
         self.requested = requested
         self.sink = sink
         self.log = log
+        self.grad = grad
         self.branches = branches
         self.branch_calls: dict[str, BranchCalls] = {}  # of the block that runs, by stack
         self.calls = LayerCalls()
@@ -165,7 +166,7 @@ class _CaptureState:
             return
         self.calls.meet(site)
         self.log.counts[site] = self.log.counts.get(site, 0) + 1
-        self.sink(site, x)
+        self.sink(site, x if self.grad else detached(x))
 
     def report_part(self, kind: str, stack: str, x: Any) -> None:
         """The same for a part of the block that runs in this stack, if one does."""

@@ -9,8 +9,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from anisoscope.measurement.site_collectors import SiteCollectors
-from anisoscope.measurement.site_evaluation import EvaluationOptions, SiteEvaluator, SiteResult
+from anisoscope.measurement.site_statistics import EvaluationOptions, SiteCollectors, SiteResult, site_results
 from anisoscope.metrics.evaluate import MetricResult
 from anisoscope.records import Record, Site
 
@@ -23,13 +22,11 @@ class BatchSpread:
     Args:
         size: Tokens per batch.
         empty: Creates collectors that have seen nothing, one for each batch.
-        evaluator: Evaluates them.
     """
 
-    def __init__(self, size: int, empty: Callable[[], SiteCollectors], evaluator: SiteEvaluator) -> None:
+    def __init__(self, size: int, empty: Callable[[], SiteCollectors]) -> None:
         self._size = size
         self._empty = empty
-        self._evaluator = evaluator
         self._values: dict[Key, list[float]] = {}
         self._tokens = 0  # of the current batch
         self.collectors = empty()
@@ -39,7 +36,7 @@ class BatchSpread:
         self._tokens += more
         if self._tokens < self._size:
             return
-        for site in self._evaluator.results(self.collectors, EvaluationOptions(unit=unit, errors=False)):
+        for site in site_results(self.collectors, EvaluationOptions(unit=unit, errors=False)):
             for r in (m.record for m in site.measured):
                 if r.value is not None:
                     key = (r.site, r.metric, r.version, r.tokens, r.index, json.dumps(dict(r.variant), sort_keys=True))

@@ -23,7 +23,7 @@ from anisoscope.measurement.model_data import open_for, read_data
 from anisoscope.measurement.request import Request, accepts
 from anisoscope.measurement.resume import SAVED_EVERY
 from anisoscope.measurement.run_output import KEPT, run_info, small_statistics
-from anisoscope.measurement.site_evaluation import EvaluationOptions, SiteResult
+from anisoscope.measurement.site_statistics import EvaluationOptions, SiteResult
 from anisoscope.models.open import Opened
 from anisoscope.records import SUMMED_KINDS, Replicates
 from anisoscope.stats.cloud import Cloud, Stats, to_arrays

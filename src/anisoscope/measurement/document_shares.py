@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from anisoscope.data.token_table import Batch, TokenTable
-from anisoscope.stats.block_numbers import BlockNumbers
+from anisoscope.stats.documents import BlockNumbers
 
 
 @dataclass(frozen=True)
@@ -20,8 +20,8 @@ class Share:
     A block is a pure function of the data. So shares are disjoint and hold whole documents, and each of their blocks
     is a block of the whole. All processes read all data (tokenising is cheap) and run the model on their share.
 
-    >>> list(Share(1, 2).pieces(torch.tensor([0, 0, 1, 1, 2, 3])))
-    [tensor([2, 3, 5])]
+    >>> Share(1, 2).owns(torch.tensor([0, 0, 1, 1, 2, 3])).tolist()
+    [False, False, True, True, False, True]
     """
 
     index: int = 0
@@ -32,14 +32,24 @@ class Share:
         """Return which items belong to this share, given their blocks, (b,) -> (b,) bool."""
         return block % self.of == self.index
 
-    def pieces(self, block: Tensor) -> Iterator[Tensor]:
-        """Yield the indices of this share's items in a batch, given the items' blocks, (b,) -> (k,), …
+    def pieces(self, batch: Batch, inputs: Any, block: Tensor) -> Iterator[tuple[Batch, Any, Tensor]]:
+        """Yield what this process runs the model on: parts of a batch, of what it was made from, and of its blocks.
 
         A batch is `of` times as large as a forward pass may be, so a share that holds more of it is split.
+
+        Args:
+            batch: The batch.
+            inputs: What it was made from.
+            block: The block of each item, (b,).
         """
+        if self.of == 1 or self.forward_all:
+            yield batch, inputs, block
+            return
         mine = self.owns(block).nonzero()[:, 0]
         size = max(1, len(block) // self.of)
-        yield from (mine[first : first + size] for first in range(0, len(mine), size))
+        for first in range(0, len(mine), size):
+            items = mine[first : first + size]
+            yield _items(batch, items), _rows(inputs, items, len(block)), block[items]
 
 
 def blocks_of(batch: Batch, counts: Tensor, numbers: BlockNumbers) -> Tensor:
@@ -52,15 +62,15 @@ def blocks_of(batch: Batch, counts: Tensor, numbers: BlockNumbers) -> Tensor:
     return of_tokens[(lengths.cumsum(0) - lengths).clamp(max=counted - 1)]
 
 
-def take_items(batch: Batch, index: Tensor) -> Batch:
+def _items(batch: Batch, index: Tensor) -> Batch:
     """Return some items of a batch: their inputs and their tables."""
-    inputs = {name: take_rows(x, index, len(batch.document)) for name, x in batch.inputs.items()}
+    inputs = {name: _rows(x, index, len(batch.document)) for name, x in batch.inputs.items()}
     decoder = None if batch.decoder is None else replace(batch.decoder, **_columns(batch.decoder, index))
     columns: dict[str, Any] = _columns(batch, index)
     return replace(batch, **columns, inputs=inputs, decoder=decoder)
 
 
-def take_rows(x: Any, index: Tensor, items: int) -> Any:
+def _rows(x: Any, index: Tensor, items: int) -> Any:
     """Return some rows of an input that has one row per item; any other input unchanged."""
     return x[index.to(x.device)] if isinstance(x, Tensor) and x.ndim and len(x) == items else x
 

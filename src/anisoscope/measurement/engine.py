@@ -3,34 +3,39 @@
 from __future__ import annotations
 
 import json
-import math
 import sys
 from collections.abc import Callable, Collection, Iterable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from anisoscope.data.inputs import as_batch, call
+from anisoscope.data.inputs import as_batch, device_of, on_device
 from anisoscope.data.token_table import Batch
 from anisoscope.distributed import Ranks
 from anisoscope.errors import CaptureError, InputError
 from anisoscope.hooks import Layout, expand, observe_sites
-from anisoscope.hooks.branches import Branch
+from anisoscope.hooks.forward import Sink
 from anisoscope.measurement.batch_spread import BatchSpread
 from anisoscope.measurement.current_batch import CurrentBatch, counted
-from anisoscope.measurement.document_shares import Share, blocks_of, take_items, take_rows
-from anisoscope.measurement.policies import OUTSIZED
+from anisoscope.measurement.document_shares import Share, blocks_of
 from anisoscope.measurement.request import MODEL_SAMPLE, Request, require_rows
 from anisoscope.measurement.run_output import choose_metrics
-from anisoscope.measurement.site_collectors import CollectorOptions, CopiedWhenTaken, SiteCollectors, collected_names
-from anisoscope.measurement.site_evaluation import EvaluationOptions, SiteEvaluator, SiteResult
-from anisoscope.records import SUMMED_KINDS, Record, Site
-from anisoscope.stats.block_numbers import BlockNumbers
+from anisoscope.measurement.site_statistics import (
+    CopiedWhenTaken,
+    EvaluationOptions,
+    PassOptions,
+    SiteCollectors,
+    SiteResult,
+    SiteShape,
+    site_results,
+)
+from anisoscope.records import Record, Site
 from anisoscope.stats.collect import BLOCKS
-from anisoscope.stats.registry import SECOND_PASS
+from anisoscope.stats.documents import BlockNumbers
 from anisoscope.stats.scratch import Room
 
 _UNIT = 256  # tokens of the smallest block if the total is not known
@@ -43,15 +48,6 @@ _COMES_WITH = {
     "mlp": "branch",
 }  # what a site has besides rows
 OnProgress = Callable[[int], None]  # called with the number of tokens since the last call
-
-
-@dataclass(frozen=True)
-class SiteShape:
-    """What came at a site: how many clouds (one per head of `q` and `k`), their width, and the bytes of a number."""
-
-    clouds: int
-    width: int
-    number: int
 
 
 class Engine:
@@ -91,23 +87,20 @@ class Engine:
         self.tokens = 0  # counted so far
         self.unit = "documents"
         self.metrics = self._chosen_metrics()
-        ranks = ranks or Ranks()
-        self._evaluator = SiteEvaluator(self.metrics, layout.grid, ranks, tokens=request.statistics.rows == "tokens")
-        self._alone = ranks.world == 1
+        self._ranks = ranks or Ranks()
         self.room = Room(parent=scratch)
-        self.shapes: dict[Site, SiteShape] = {}  # of the sites that have rows
-        self._share = share or Share(ranks.rank, ranks.world)
+        self._share = share or Share(self._ranks.rank, self._ranks.world)
         # a block of documents holds at least this many tokens; without blocks all documents are one
         least = _UNIT if request.statistics.rows == "tokens" else 1  # a sequence has one row, so few tokens are many
         self._block_tokens = sys.maxsize if not blocks else least if expected is None else max(1, expected // _UNITS)
         self.extremes = max(_EXTREMES, (expected or 0) // 2048)  # 1.6 % of a block's rows and more
         level = 1 if expected is not None and blocks else 0  # of 64 smallest blocks, 32 pairs are kept
-        self._collectors = SiteCollectors(self._collector_options(self.extremes), level)
+        self._collectors = SiteCollectors(self._pass_options(self.extremes), level)
         self._block_numbers: BlockNumbers | None = None
         self._batches = 0
         self._first_document = 0
         size = request.statistics.batch_tokens
-        self._spread = None if size is None else BatchSpread(size, self._empty_collectors, replace(self._evaluator))
+        self._spread = None if size is None else BatchSpread(size, self._empty_collectors)
 
     def run(
         self,
@@ -133,13 +126,19 @@ class Engine:
                     break
                 if number < done:
                     continue
-                more = self._feed(inputs)
+                batch, block, more = self._counted_batch(inputs)
+                for piece in self._share.pieces(batch, inputs, block):
+                    self._forward(*piece)
+                self.tokens += more
+                self._batches += 1
+                if self._spread is not None:
+                    self._spread.add_tokens(more, self.unit)
                 if on_progress is not None:
                     on_progress(more)
                 if after_batch is not None:
                     after_batch()
         except KeyboardInterrupt:
-            if not self.tokens or not self._alone:  # other ranks may have ended already
+            if not self.tokens or self._ranks.world > 1:  # other ranks may have ended already
                 raise
             return True
         if not self.tokens:
@@ -149,7 +148,7 @@ class Engine:
     def results(self, options: EvaluationOptions | None = None) -> Iterator[SiteResult]:
         """Yield the result of every site under both token policies; its clouds are released with the next request."""
         options = replace(options or EvaluationOptions(), unit=self.unit)
-        yield from self._evaluator.results(self._collectors, options)
+        yield from site_results(self._collectors, options)
         if self._spread is not None:
             yield from self._spread.results(options)
 
@@ -174,15 +173,15 @@ class Engine:
         cheap = [m for m in self.metrics if m.name in names and m.sources <= {"Moments", "Directions", "Norms"}]
         here = self._collectors
         clouds, without = CopiedWhenTaken(here.clouds), CopiedWhenTaken(here.without_sinks)
-        so_far, options = SiteCollectors(here.options, here.level, clouds, without), EvaluationOptions(errors=False)
-        results = replace(self._evaluator, metrics=cheap).results(so_far, options)
+        so_far = SiteCollectors(replace(here.options, metrics=cheap), here.level, clouds, without)
+        results = site_results(so_far, EvaluationOptions(errors=False))
         return [measured.record for result in results for measured in result.measured]
 
     def one_of_each(self, options: EvaluationOptions) -> Iterator[SiteResult]:
         """Yield the result of the first site with rows, and of the first attention layer, to see what they cost."""
         of_rows, of_heads = self._collectors.clouds, self._collectors.heads
         few = replace(self._collectors, clouds=_first(of_rows), heads=_first(of_heads))
-        yield from self._evaluator.results(few, options)
+        yield from site_results(few, options)
 
     @property
     def batches(self) -> int:
@@ -193,6 +192,11 @@ class Engine:
     def windows(self) -> int:
         """How many windows, images or clips were fed so far."""
         return self._first_document
+
+    @property
+    def shapes(self) -> dict[Site, SiteShape]:
+        """What came at the sites that have rows."""
+        return self._collectors.shapes
 
     @property
     def collected_sites(self) -> int:
@@ -230,46 +234,32 @@ class Engine:
 
     # --- one batch ------------------------------------------------------------------------------------------------
 
-    def _feed(self, inputs: Any) -> int:
-        """Run the model on this process's share of a batch; return how many tokens the whole batch counts."""
+    def _counted_batch(self, inputs: Any) -> tuple[Batch, Tensor, int]:
+        """Return the next batch, the block of each of its items, (b,), and how many of its tokens count."""
         batch = as_batch(inputs, self._first_document)
         self.unit = batch.unit
         self._first_document += len(batch.document)
         counts = counted(batch, self.request.statistics.special)
-        block = blocks_of(batch, counts, self._numbers(counts))  # (b,)
-        if self._share.of == 1 or self._share.forward_all:
-            self._forward(batch, inputs, block)
-        else:
-            for items in self._share.pieces(block):
-                self._forward(take_items(batch, items), take_rows(inputs, items, len(block)), block[items])
-        more = int(counts.sum())
-        self.tokens += more
-        self._batches += 1
-        if self._spread is not None:
-            self._spread.add_tokens(more, self.unit)
-        return more
+        return batch, blocks_of(batch, counts, self._numbers(counts)), int(counts.sum())
 
     def _forward(self, batch: Batch, inputs: Any, block: Tensor) -> None:
+        """Run the model on a batch and add what comes at each site to its statistics."""
         statistics = self.request.statistics
         rows, sinks = statistics.rows, not self.layout.grid
         current = CurrentBatch(batch, block, self._share.owns(block), statistics.special, statistics.seed, rows, sinks)
-
-        def collect(site: Site, x: Any) -> None:
-            if site.kind not in SUMMED_KINDS and site not in self.shapes:
-                heads = x.shape[1] if site.kind in ("q", "k", "q.pre", "k.pre") else 1
-                clouds = 2 * heads if statistics.rows == "mean" and sinks else heads
-                of_rows = x.rows if isinstance(x, Branch) else x
-                self.shapes[site] = SiteShape(clouds, of_rows.shape[-1], of_rows.element_size())
-            if self._spread is not None:
-                self._spread.collectors.add(current, site, x)
-            self._collectors.add(current, site, x)
-
+        collect: Sink = partial(self._collectors.add, current)
+        if self._spread is not None:
+            collect = _both(partial(self._spread.collectors.add, current), collect)
         # only this forward is captured: creating the batches may run the model too, as generation does
         # no_grad, not inference_mode: what a model caches in there could not take part in training afterwards
         branches = any("branch" in metric.requires for metric in self.metrics)
         watch = observe_sites(self.model, self.sites, collect, layout=self.layout, branches=branches)
+        device = device_of(self.model)
         with torch.no_grad(), watch as log:
-            call(self.model, batch, inputs)
+            if isinstance(inputs, Tensor):
+                self.model(inputs.to(device))
+            else:
+                self.model(**on_device(batch.inputs, device))
         log.require(self.sites)
 
     def _numbers(self, counts: Tensor) -> BlockNumbers:
@@ -289,15 +279,21 @@ class Engine:
         names = self.request.statistics.metrics
         return [m for m in choose_metrics(names, known) if names is not None or not m.slow]
 
-    def _collector_options(self, extremes: int) -> CollectorOptions:
-        names = collected_names([m.sources for m in self.metrics if not m.requires & {"heads", "router"}], SECOND_PASS)
-        sample = self.request.statistics.sample or MODEL_SAMPLE
-        tokens = self.request.statistics.rows == "tokens"
-        sinks, outsized = tokens and not self.layout.grid, OUTSIZED if tokens else math.inf
-        return CollectorOptions(names, sample, extremes, sinks, outsized, len(self.sites), self.room)
+    def _pass_options(self, extremes: int) -> PassOptions:
+        statistics = self.request.statistics
+        return PassOptions(
+            self.metrics,
+            sample=statistics.sample or MODEL_SAMPLE,
+            extremes=extremes,
+            tokens=statistics.rows == "tokens",
+            grid=self.layout.grid,
+            sites=len(self.sites),
+            ranks=self._ranks,
+            room=self.room,
+        )
 
     def _empty_collectors(self) -> SiteCollectors:
-        return SiteCollectors(self._collector_options(_EXTREMES))
+        return SiteCollectors(self._pass_options(_EXTREMES))
 
 
 def known_facts(sites: Iterable[Site]) -> set[str]:
@@ -307,6 +303,14 @@ def known_facts(sites: Iterable[Site]) -> set[str]:
     ['documents', 'heads', 'tokens']
     """
     return {"documents", "tokens"} | {_COMES_WITH[site.kind] for site in sites if site.kind in _COMES_WITH}
+
+
+def _both(first: Sink, second: Sink) -> Sink:
+    def collect(site: Site, x: Any) -> None:
+        first(site, x)
+        second(site, x)
+
+    return collect
 
 
 def _first(by_site: dict[Site, Any]) -> dict[Site, Any]:

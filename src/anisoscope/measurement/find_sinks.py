@@ -12,7 +12,7 @@ import torch
 from scipy import stats
 from torch import Tensor, nn
 
-from anisoscope.data.inputs import as_batch, call
+from anisoscope.data.inputs import as_batch, device_of, on_device
 from anisoscope.errors import InputError
 from anisoscope.hooks import observe_sites
 from anisoscope.measurement.current_batch import counted
@@ -259,7 +259,7 @@ def _patch_norms(model: nn.Module, batches: list[Any], medians: Mapping[str, flo
 
     with torch.no_grad(), observe_sites(model, ["embed", "resid"], collect):
         for batch in batches:
-            call(model, batch, batch)
+            model(**on_device(batch.inputs, device_of(model)))
     height, width = batches[0].inputs["pixel_values"].shape[-2:]
     maps = []
     for site, parts in norms.items():

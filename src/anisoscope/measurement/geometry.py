@@ -14,7 +14,8 @@ from anisoscope.errors import InputError
 from anisoscope.measurement.request import VECTOR_SAMPLE, differences
 from anisoscope.measurement.row_engine import RowEngine, RowOptions
 from anisoscope.measurement.row_stream import flat_rows
-from anisoscope.measurement.run_output import choose_metrics, open_run, run_info, save_cloud, save_measured
+from anisoscope.measurement.run_output import choose_metrics, open_run, run_info, save_cloud
+from anisoscope.metrics.evaluate import records_and_replicates
 from anisoscope.metrics.metric import Metric
 from anisoscope.stats.collector import Part
 from anisoscope.store.run import Run
@@ -130,7 +131,7 @@ class Geometry:
             measured = engine.results(cloud, site="vectors", run=run.name)
             if out is not None:
                 save_cloud(run, cloud, site="vectors")
-            save_measured(run, measured)
+            run.append(*records_and_replicates(measured))
             run.update_info(complete=True)
         return run
 

@@ -14,8 +14,9 @@ from pathlib import Path
 import torch
 
 from anisoscope.errors import InputError
-from anisoscope.measurement.engine import Engine, SiteShape
+from anisoscope.measurement.engine import Engine
 from anisoscope.measurement.request import MODEL_SAMPLE, Request
+from anisoscope.measurement.site_statistics import SiteShape
 from anisoscope.stats.cloud import HELD_NUMBERS, to_arrays
 from anisoscope.stats.collect import BLOCKS
 from anisoscope.stats.collector import PENDING

@@ -9,12 +9,12 @@ import torch
 from torch import Tensor
 
 from anisoscope.data.batches import model_batches
-from anisoscope.data.inputs import call, device_of, first_item, peek
+from anisoscope.data.inputs import device_of, first_item, on_device, peek
 from anisoscope.data.token_table import Batch
 from anisoscope.errors import CaptureError, InputError
 from anisoscope.hooks import expand, find_layout, observe_sites, side_effect_free
+from anisoscope.measurement.current_batch import SequenceSinks, sequence_means
 from anisoscope.measurement.request import Request
-from anisoscope.measurement.sequences import SequenceSinks, sequence_means
 from anisoscope.models.open import Opened
 from anisoscope.records import Site
 from anisoscope.stats.arithmetic import plain
@@ -98,7 +98,7 @@ def _observed(
         taken = _TakenRows(batch, choice, choice.words[done : done + len(batch.document)])
         # no_grad, not inference_mode: what a model caches in there could not take part in training afterwards
         with torch.no_grad(), observe_sites(model, sites, taken.take, layout=layout) as log:
-            call(model, batch, batch)
+            model(**on_device(batch.inputs, device_of(model)))
         log.require(sites)
         for site in sites:
             parts[site].append(taken.rows[site])

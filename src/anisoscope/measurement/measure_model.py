@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator, Sized
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -39,8 +39,9 @@ from anisoscope.measurement.request import (
     require_shareable,
 )
 from anisoscope.measurement.resume import Partial
-from anisoscope.measurement.run_output import KEPT, open_run, run_info, save_cloud, save_measured, small_statistics
-from anisoscope.measurement.site_evaluation import EvaluationOptions, SiteResult
+from anisoscope.measurement.run_output import KEPT, open_run, run_info, save_cloud, small_statistics
+from anisoscope.measurement.site_statistics import EvaluationOptions, SiteResult
+from anisoscope.metrics.evaluate import records_and_replicates
 from anisoscope.metrics.outliers import MASSIVE
 from anisoscope.models.open import Opened
 from anisoscope.records import SUMMED_KINDS, Record
@@ -52,12 +53,8 @@ from anisoscope.store.run import Run
 PROVISIONAL = ("spectral_anisotropy", "top_coordinate", "mean_cosine", "isoscore", "participation_ratio")
 PROVISIONAL_TOKENS = 4096
 GENERATED = 16_384  # tokens that are generated at most: each costs a forward pass
-MEASURE_OPTIONS = (
-    *names_of(DataOptions, SiteOptions, StatisticsOptions, ModelOptions),
-    "out",
-    "keep_statistics",
-    "overwrite",
-)
+_OUTPUT = ("out", "keep_statistics", "overwrite")
+MEASURE_OPTIONS = (*names_of(DataOptions, SiteOptions, StatisticsOptions, ModelOptions), *_OUTPUT)
 OnStatus = Callable[[str], None]  # called with what is being done
 OnSite = Callable[[SiteResult], None]  # called with every site's clouds and numbers before they are released
 OnNote = Callable[[str], None]  # called with a sentence for the user
@@ -125,7 +122,23 @@ def measure(
 
     Example: `measure("./model", text="corpus.jsonl", tokens=4096, out="runs/model").frame()`.
     """
-    request, batches = with_data(_with_processor(Request.of(**options), processor), data)
+    listeners: dict[str, Any] = {"status": on_status, "site": on_site, "evaluated": on_evaluated, "note": on_note}
+    callbacks = Callbacks(progress, provisional=on_provisional, **{k: x for k, x in listeners.items() if x is not None})
+    request = _with_processor(Request.of(**options), processor)
+    return measure_request(model, request, data, callbacks=callbacks, command=command, distributed=distributed)
+
+
+def measure_request(
+    model: nn.Module | str | Path | Opened,
+    request: Request,
+    data: Any = None,
+    *,
+    callbacks: Callbacks,
+    command: str | None = None,
+    distributed: bool = False,
+) -> Run:
+    """Measure what a request names; the arguments and the result are those of `measure`."""
+    request, batches = with_data(request, data)
     require_data(request, batches=batches is not None)
     require_rows(request)
     ranks = host_ranks() if distributed else Ranks()
@@ -139,9 +152,8 @@ def measure(
         stamps = file_stamps(model)
     opened = open_for(model, request)
     return_freed_memory()  # opening a model may take twice its size
-    listeners: dict[str, Any] = {"status": on_status, "site": on_site, "evaluated": on_evaluated, "note": on_note}
-    listeners["provisional"] = on_provisional if ranks.world == 1 else None
-    callbacks = Callbacks(progress, **{name: call for name, call in listeners.items() if call is not None})
+    if ranks.world > 1:
+        callbacks = replace(callbacks, provisional=None)
     is_first = ranks.rank == 0
     named = not isinstance(model, nn.Module)
     with (
@@ -254,7 +266,8 @@ class _Measurement:
         rows = result.clouds["all"].get(Sample).rows
         labels = {"run": self.run.name, "site": "final", "unit": unit, "tokens": "all"}
         statistics, norm = self.request.statistics, final_norm(self.module, layout)
-        save_measured(self.run, norm_effect(norm, rows, seed=statistics.seed, errors=statistics.errors, **labels))
+        measured = norm_effect(norm, rows, seed=statistics.seed, errors=statistics.errors, **labels)
+        self.run.append(*records_and_replicates(measured))
 
     def weights(self) -> None:
         """Measure the vocabulary matrices and the final norm."""
@@ -270,7 +283,7 @@ class _Measurement:
             errors=self.request.statistics.errors,
             layout=self.layout,
         ):
-            save_measured(self.run, measured)
+            self.run.append(*records_and_replicates(measured))
 
     def generated(self, batches: Iterable[Any]) -> None:
         """Measure the states of tokens that the model itself adds to the beginning of each window."""
@@ -303,7 +316,7 @@ class _Measurement:
         """Write the records of one of `sites` sites, its statistics, and a note about rows that are not numbers."""
         self.callbacks.status(f"{result.site} evaluated")
         self.callbacks.site(result)
-        save_measured(self.run, result.measured)
+        self.run.append(*records_and_replicates(result.measured))
         for policy, cloud in result.clouds.items():
             if result.site.kind not in SUMMED_KINDS:
                 self._save_statistics(cloud, str(result.site), policy, sites)

@@ -16,8 +16,8 @@ from anisoscope.measurement.engine import OnProgress
 from anisoscope.measurement.request import VECTOR_SAMPLE, Request, VectorOptions, accepts, names_of
 from anisoscope.measurement.row_engine import Batches, RowEngine, RowOptions
 from anisoscope.measurement.row_stream import flat_rows
-from anisoscope.measurement.run_output import choose_metrics, open_run, run_info, save_cloud, save_measured
-from anisoscope.metrics.evaluate import MetricResult
+from anisoscope.measurement.run_output import choose_metrics, open_run, run_info, save_cloud
+from anisoscope.metrics.evaluate import MetricResult, records_and_replicates
 from anisoscope.stats.cloud import Cloud
 from anisoscope.stats.collect import as_rows, block_numbers
 from anisoscope.store.run import Run
@@ -81,7 +81,7 @@ def measure_rows(
         if out is not None:
             save_cloud(run, cloud, site=site, blocks=request.output.keep_blocks)
         run.update_info(**run_info({"unit": engine.stream.unit}, engine.metrics), data={"rows": engine.stream.rows})
-        save_measured(run, measured)
+        run.append(*records_and_replicates(measured))
         run.update_info(complete=True)
     return run
 

@@ -17,6 +17,7 @@ from anisoscope.stats.sample import Extremes
 # A token flagged at one site must be kept at all later sites. The final limit uses the median of all rows; during the
 # pass only the batch median is known, so rows over half the limit are kept.
 OUTSIZED = MASSIVE / 2
+STREAM = ("embed", "resid", "final.in", "final")  # where a massive token is flagged
 
 
 def massive_norm(median: float) -> float:

@@ -10,9 +10,8 @@ from typing import Any
 import torch
 
 from anisoscope.errors import InputError, MetricError, StoreError
-from anisoscope.measurement.run_output import save_measured
 from anisoscope.metrics import Metric, find
-from anisoscope.metrics.evaluate import MetricResult, evaluate
+from anisoscope.metrics.evaluate import MetricResult, evaluate, records_and_replicates
 from anisoscope.records import Site
 from anisoscope.stats.cloud import Block, Cloud, from_arrays
 from anisoscope.stats.registry import UNFORGETTING
@@ -80,7 +79,7 @@ def recompute(run: str | Path | Run, metrics: Sequence[str]) -> Run:
                     errors=bool(source.blocks),
                 )
         writer.update_info(metrics={metric.name: metric.card() for metric in chosen})
-        save_measured(writer, _without_loss(writer, out))
+        writer.append(*records_and_replicates(_without_loss(writer, out)))
     return Run.open(path)
 
 

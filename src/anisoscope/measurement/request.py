@@ -10,7 +10,7 @@ import dataclasses
 import functools
 import hashlib
 import inspect
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, TypeVar, cast
@@ -162,6 +162,10 @@ class Request:
     def flat(self) -> dict[str, Any]:
         """Return all options by name, the inverse of `of`."""
         return {name: getattr(getattr(self, group), name) for name, group in GROUP_OF.items()}
+
+    def only(self, names: Collection[str]) -> dict[str, Any]:
+        """Return the options of these names."""
+        return {name: value for name, value in self.flat().items() if name in names}
 
     def flat_without(self, *groups: str) -> dict[str, Any]:
         """Return all options by name, except those of some groups."""

@@ -10,9 +10,8 @@ import torch
 from torch import Tensor
 
 from anisoscope.errors import InputError
-from anisoscope.stats.block_numbers import BlockNumbers
 from anisoscope.stats.collect import BLOCKS, as_rows
-from anisoscope.stats.documents import segments
+from anisoscope.stats.documents import BlockNumbers, segments
 from anisoscope.stats.rows import Rows, bare_rows
 
 PIECE = 8192  # rows that are collected at once, as `measure_rows` reads a file

@@ -19,7 +19,6 @@ from anisoscope.errors import InputError, MetricError, StoreError
 from anisoscope.measurement.finished_run import another_request
 from anisoscope.measurement.request import differences
 from anisoscope.metrics import Metric, catalogue, find
-from anisoscope.metrics.evaluate import MetricResult
 from anisoscope.stats.cloud import Cloud, Stats, to_arrays
 from anisoscope.stats.registry import COLLECTED, SUMS
 from anisoscope.stats.scratch import bytes_of
@@ -163,11 +162,6 @@ def discard_run(out: str | Path, *parts: str) -> None:
             f"{folder} holds {foreign[0]}, which is not part of the run. Move it, or choose another folder"
         )
     shutil.rmtree(folder)
-
-
-def save_measured(run: Run, measured: Sequence[MetricResult]) -> None:
-    """Append records and their replicates."""
-    run.append([m.record for m in measured], [m.replicates or None for m in measured])
 
 
 def save_cloud(run: Run, cloud: Cloud, *, site: str, step: int = 0, tokens: str = "all", blocks: bool = False) -> None:

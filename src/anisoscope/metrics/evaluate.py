@@ -36,6 +36,13 @@ class MetricResult:
     replicates: tuple[float, ...] = ()
 
 
+def records_and_replicates(
+    results: Sequence[MetricResult],
+) -> tuple[list[Record], list[tuple[float, ...] | None]]:
+    """Return the records and the replicates of each, the arguments of `Run.append`."""
+    return [each.record for each in results], [each.replicates or None for each in results]
+
+
 def evaluate(
     cloud: Cloud,
     metrics: Sequence[Metric],

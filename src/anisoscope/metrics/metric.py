@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import inspect
 import math
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
@@ -225,7 +226,8 @@ class Metric:
         if len(statistics) != len(self.needs) or not all(map(isinstance, statistics, self.needs)):
             expected, got = (", ".join(names) for names in (self._need_names, [type(s).__name__ for s in statistics]))
             raise InputError(f"{self.name} takes the statistics ({expected}), not ({got}).")
-        values = self._computed(statistics, None)
+        with _undefined_named(self.name):
+            values = self._checked_values(self.function(*statistics), None)
         if len(values) != 1:
             raise InputError(f"{self.name} has {len(values)} numbers. Use metrics.{self.name}.values(cloud).")
         return values[0]
@@ -243,21 +245,20 @@ class Metric:
         Raises:
             MetricError: The metric has no value for this cloud.
         """
-        try:
-            _check_rows(cloud)
+        with _undefined_named(self.name):
+            if (bad := unusable_rows(cloud)) is not None:  # these make every sum useless
+                raise Undefined(
+                    f"{bad} rows hold NaN or Inf (or numbers whose square overflows)",
+                    "drop those rows, or rescale them, or pass float64",
+                )
             statistics: list[Any] = [cloud.get(kind) for kind in self.needs]
-        except Undefined as why:
-            raise MetricError(self.name, why.reason, why.remedy) from None
-        return self._computed(statistics, only)
+            return self._checked_values(self.function(*statistics), only)
 
-    def _computed(self, statistics: Sequence[Any], only: Collection[tuple[Any, ...]] | None) -> list[Value]:
-        try:
-            result = self.function(*statistics)
-            if isinstance(result, Series):
-                result = result.values(only)
-            values = list(result) if isinstance(result, Iterable) else [result]
-        except Undefined as why:
-            raise MetricError(self.name, why.reason, why.remedy) from None
+    def _checked_values(self, result: Any, only: Collection[tuple[Any, ...]] | None) -> list[Value]:
+        """The numbers that the function returned or yields, finite and in the declared range."""
+        if isinstance(result, Series):
+            result = result.values(only)
+        values = list(result) if isinstance(result, Iterable) else [result]
         return [self._checked(value if isinstance(value, Value) else Value(float(value))) for value in values]
 
     def _cloud(self, arrays: Sequence[Any], documents: Any, mask: Any) -> Cloud:
@@ -383,13 +384,13 @@ def metric(
     return wrap
 
 
-def _check_rows(cloud: Cloud) -> None:
-    """Raise Undefined if rows hold NaN or Inf: these make every sum useless."""
-    if (bad := unusable_rows(cloud)) is not None:
-        raise Undefined(
-            f"{bad} rows hold NaN or Inf (or numbers whose square overflows)",
-            "drop those rows, or rescale them, or pass float64",
-        )
+@contextmanager
+def _undefined_named(metric: str) -> Iterator[None]:
+    """Report an `Undefined` of a function as an error of its metric."""
+    try:
+        yield
+    except Undefined as why:
+        raise MetricError(metric, why.reason, why.remedy) from None
 
 
 def _label(value: Value) -> int | str | None:

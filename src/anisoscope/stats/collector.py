@@ -145,7 +145,11 @@ class Collector:
         return Cloud(stats, tuple(self._closed))
 
     def _count(self, number: int, rows: Rows, priority: Tensor | None) -> None:
-        self._make_open(number, rows.x.device)
+        if self._number is not None and number != self._number:
+            self._close()
+        if self._number is None and self._closed and self._closed[-1].number == number:
+            self._open = on_device(dict(self._closed.pop().load()), rows.x.device)  # files are read to the CPU
+        self._number = number
         for name in self._make:
             if name not in SUMS:
                 accumulate(self._open, name, self._make[name](rows))
@@ -158,7 +162,8 @@ class Collector:
         self._count_extremes("", *split_extremes(rows, self._extreme_size, priority, apart))
         for prefix, waiting in self._pending.items():
             if sum(len(r.tokens) for r in waiting) >= PENDING:
-                self._flush(prefix)
+                self._add_to_sums(self._open, prefix, waiting)
+                waiting.clear()
 
     def _count_extremes(self, prefix: str, extremes: Extremes, rest: Rows) -> None:
         name = f"{prefix}Extremes"
@@ -191,25 +196,12 @@ class Collector:
     def _join(self, a: Stats, b: Stats) -> Stats:
         return join(a, b, self._make)
 
-    def _make_open(self, number: int, device: torch.device) -> None:
-        """Open the block of this number, on the device of its rows."""
-        if self._number is not None and number != self._number:
-            self._close()
-        if self._number is None and self._closed and self._closed[-1].number == number:
-            self._open = on_device(dict(self._closed.pop().load()), device)  # files are read to the CPU
-        self._number = number
-
-    def _flush(self, prefix: str) -> None:
-        waiting = [rows for rows in self._pending.get(prefix, ()) if len(rows.tokens)]
-        self._pending[prefix] = []
-        if waiting:
-            self._add_to_sums(self._open, prefix, join_rows(waiting))
-
     def _close(self) -> None:
         if self._number is None:
             return
-        for prefix in tuple(self._pending):
-            self._flush(prefix)
+        for prefix, waiting in self._pending.items():
+            self._add_to_sums(self._open, prefix, waiting)
+            waiting.clear()
         if "Extremes" in self._open:  # a small block may hold nothing else
             none = self._open["Extremes"].keeping(torch.tensor([], dtype=torch.int64)).rows
             for name in SUMS:
@@ -281,13 +273,16 @@ class Collector:
         stay, lower = pooled.take(blocks, self._level)
         out = reduce(self._join, blocks) | stay
         for prefix, rows in lower.items():
-            self._add_to_sums(out, prefix, rows)
+            self._add_to_sums(out, prefix, [rows])
         return out
 
-    def _add_to_sums(self, stats: Stats, prefix: str, rows: Rows) -> None:
-        for name in SUMS:
-            if name in self._make:
-                accumulate(stats, prefix + name, self._make[name](rows))
+    def _add_to_sums(self, stats: Stats, prefix: str, parts: list[Rows]) -> None:
+        parts = [part for part in parts if len(part.tokens)]
+        if parts:
+            rows = join_rows(parts)
+            for name in SUMS:
+                if name in self._make:
+                    accumulate(stats, prefix + name, self._make[name](rows))
 
     def copy(self) -> Collector:
         """Return a collector that continues from here by itself. Nothing that is closed or added there shows here."""

@@ -14,7 +14,7 @@ from anisoscope.errors import AnisoscopeError
 from anisoscope.measurement.measure_model import measure
 from anisoscope.measurement.model_data import open_for
 from anisoscope.measurement.request import Request
-from anisoscope.measurement.site_evaluation import SiteResult
+from anisoscope.measurement.site_statistics import SiteResult
 from anisoscope.metrics.evaluate import MetricResult
 from anisoscope.models.checkpoints import Checkpoint
 from anisoscope.models.downloads import forget, is_remote

@@ -12,8 +12,8 @@ import torch
 from safetensors.numpy import load_file, save_file
 
 from anisoscope.errors import StoreError
-from anisoscope.measurement.sequences import STREAM
-from anisoscope.measurement.site_evaluation import SiteResult
+from anisoscope.measurement.policies import STREAM
+from anisoscope.measurement.site_statistics import SiteResult
 from anisoscope.metrics import Metric, find
 from anisoscope.metrics.evaluate import MetricResult, evaluate
 from anisoscope.records import SUMMED_KINDS, Site

@@ -16,7 +16,7 @@ from anisoscope.hooks import Layout, expand
 from anisoscope.hooks.invisible import side_effect_free
 from anisoscope.measurement.engine import Engine
 from anisoscope.measurement.request import Request
-from anisoscope.measurement.site_evaluation import EvaluationOptions, SiteResult
+from anisoscope.measurement.site_statistics import EvaluationOptions, SiteResult
 from anisoscope.metrics import Metric, Undefined, find
 from anisoscope.metrics.evaluate import MetricResult, evaluate
 from anisoscope.records import SUMMED_KINDS, Site

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import partial
 
-from anisoscope.measurement.site_evaluation import SiteResult
+from anisoscope.measurement.site_statistics import SiteResult
 from anisoscope.metrics.evaluate import MetricResult
 from anisoscope.records import Record
 from anisoscope.stats.cloud import Cloud

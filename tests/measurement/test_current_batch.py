@@ -13,7 +13,7 @@ import anisoscope
 from anisoscope import metrics
 from anisoscope.data.inputs import as_batch
 from anisoscope.errors import InputError, MetricError
-from anisoscope.measurement.sequences import SequenceSinks, first_of_each, last_of_each, sequence_means
+from anisoscope.measurement.current_batch import SequenceSinks, first_of_each, last_of_each, sequence_means
 from anisoscope.records import Site
 from tests.tiny_models import build
 
