@@ -13,7 +13,8 @@ ROOT = Path(__file__).parent
 
 # `make test-kernels` runs the tests that compare computed numbers, marked `numeric`: those whose code, or a helper in
 # the same file that they call, orders two values or compares them for closeness or equal bits; and the pages, which
-# show numbers. What orders only sizes, counts and times, or runs whole commands, is left out.
+# show numbers. What orders only sizes, counts and times, runs whole commands, or compares two processes of the same kernel
+# to the bit, is left out.
 NUMBERS_COMPARED = {"approx", "assert_close", "assert_allclose", "allclose", "equal", "array_equal"}
 PAGES = "test_pages"
 NOT_NUMERIC_FOLDERS = {"browser", "cli", "data", "models", "report", "store"}
@@ -28,13 +29,18 @@ NOT_NUMERIC = {
     "studies/claims/test_claim",
     "studies/claims/test_runner",
     "studies/lab/test_tracking",
+    "studies/lab/test_train::test_resume_restores_everything_after_ctrl_c_and_kill[2]",
     "studies/test_demo_clouds",
     "studies/test_demo_training",
+    "sweep/test_engines",
     "test_api_reference",
+    "test_environment",
     "test_every_command",
+    "test_extras",
     "test_margins",
     "test_packaging",
     "test_site",
+    "tracker/test_roll_call",
     "tracker/test_tracker::test_three_hundred_tracked_steps_leave_no_memory_files_or_hooks_behind",
 }
 
