@@ -13,8 +13,8 @@ ROOT = Path(__file__).parent
 
 # `make test-kernels` runs the tests that compare computed numbers, marked `numeric`: those whose code, or a helper in
 # the same file that they call, orders two values or compares them for closeness or equal bits; and the pages, which
-# show numbers. What orders only sizes, counts and times, runs whole commands, or compares two processes of one kernel to
-# the bit, is left out.
+# show numbers. Left out is what orders only sizes, counts and times, runs whole commands, or compares two processes
+# that use the same kernel.
 NUMBERS_COMPARED = {"approx", "assert_close", "assert_allclose", "allclose", "equal", "array_equal"}
 PAGES = "test_pages"
 NOT_NUMERIC_FOLDERS = {"browser", "cli", "data", "models", "report", "store"}
