@@ -214,6 +214,19 @@ def test_repeated_kills_before_the_first_result(
     kill_and_resume(work, material, folder, tmp_path, spread(operations, 6, seed=3))
 
 
+def test_what_a_training_leaves_that_is_killed_before_its_folder_exists_is_removed(
+    material: Path, tmp_path: Path
+) -> None:
+    operations = run(lab, material, tmp_path / "whole")
+    assert operations
+    position = next(i for i, each in enumerate(operations) if (each.kind, each.name) == ("os.rename", "run"))
+    assert run(lab, material, tmp_path / "killed", Kill(position)) is None
+    assert len(list((tmp_path / "killed").glob(".run.creating-*/run/run.json"))) == 1
+    run(lab, material, tmp_path / "killed")
+    assert not list((tmp_path / "killed").glob(".*"))
+    require_same(tmp_path / "killed", tmp_path / "whole")
+
+
 def test_the_harness_kills_at_the_chosen_operation(material: Path, tmp_path: Path) -> None:
     """Otherwise a task that ends before its kill would look like a kill without harm."""
     operations = run(lab, material, tmp_path / "whole")

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import shutil
 import tempfile
+from contextlib import ExitStack, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -77,8 +79,11 @@ def create_training(experiment: Experiment, folder: Path, data: Path | None, tra
         require_usable_folder(folder, resume=False)
     with file_errors("create", folder):
         folder.parent.mkdir(parents=True, exist_ok=True)
+    _remove_abandoned(folder)
     # Tokenise in a temporary folder first: a text that cannot be used must leave no incomplete run.
-    with tempfile.TemporaryDirectory(prefix=f".{folder.name}.", dir=folder.parent) as temporary:
+    with ExitStack() as stack:
+        temporary = stack.enter_context(tempfile.TemporaryDirectory(prefix=_prefix(folder), dir=folder.parent))
+        stack.callback(WriterLock(Path(temporary) / LOCK).release)
         tokens = Path(temporary) / DATA if data is None else data
         context = experiment.model.context
         text = prepare(open_text(recipe.text), tokens, tokens=recipe.tokens, symbols=recipe.symbols, context=context)
@@ -98,6 +103,19 @@ def create_training(experiment: Experiment, folder: Path, data: Path | None, tra
             if folder.is_dir():
                 folder.rmdir()  # empty; some systems cannot replace a folder by another
             os.replace(made, folder)
+
+
+def _prefix(folder: Path) -> str:
+    return f".{folder.name}.creating-"
+
+
+def _remove_abandoned(folder: Path) -> None:
+    """Delete the temporary folders of killed processes; one that is in use is locked."""
+    for left in folder.parent.iterdir():
+        if left.name.startswith(_prefix(folder)):
+            with suppress(StoreError, OSError):
+                WriterLock(left / LOCK).release()
+                shutil.rmtree(left)
 
 
 def experiment_of(out: str | Path) -> Experiment:
