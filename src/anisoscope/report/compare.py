@@ -291,8 +291,9 @@ def _without_partner(
             shown = site_ranges(ordered) if column == "site" else ", ".join(ordered)
             parts.append(f"{one if len(values) == 1 else several} {shown}")
             rest = rest[~rest[column].isin(values)]
+    used, own = used.drop_duplicates(), rest[["site", *_SAME]].drop_duplicates()  # keys recur at every step
     keys = set(used.astype(str).itertuples(index=False, name=None))
-    single = rest[[key not in keys for key in rest[["site", *_SAME]].astype(str).itertuples(index=False, name=None)]]
+    single = own[[key not in keys for key in own.astype(str).itertuples(index=False, name=None)]]
     if len(single):
         names = ", ".join(single["metric"].unique())
         parts.append(f"some numbers of {names} (another variant or index, or no value at the other site)")
