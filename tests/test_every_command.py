@@ -47,7 +47,7 @@ CASES: dict[str, tuple[list[str], str, str | None]] = {
     "atlas show": (["--metric", "spectral_anisotropy"], "stories15M", None),
     "atlas page": (["--html", "atlas.html"], "atlas.html", "atlas.html"),
     "lab train": ([*TRAINED, "--out", "trained"], "Loss", "trained/checkpoints"),
-    "lab twins": ([*TRAINED, "--seeds", "1", "--out", "twins"], "decoder", "twins"),
+    "lab twins": ([*TRAINED, "--seeds", "1", "--out", "twins"], "mean_cosine", "twins/effects.json"),
 }
 # They download, or need what a download gave: tests/studies/atlas.
 ELSEWHERE = {"atlas run", "atlas add", "atlas report"}
