@@ -14,9 +14,9 @@ from rich.table import Table
 from rich.text import Text
 
 from anisoscope.records import Record, headline_variant
+from anisoscope.report.interval import t_factor
 
 _OWN = ("n", "batch", "shuffle", "over", "of batches")  # keys of the variant that describe the sample
-_CLEAR = 2.0  # error bars: a larger difference is unlikely to be chance
 _ROUNDING = 1e-6  # of the value: a smaller spread is rounding
 
 
@@ -32,6 +32,7 @@ class SampleRow:
         size: Number of rows of the sample, or of each batch.
         value: The value, or the mean over batches.
         error: One standard error: the jackknife of `measure`, or that of the mean over batches.
+        error_kind: How it was found, as in the record.
         batch_std: Standard deviation over batches.
         batches: Number of batches.
         shuffle_std: Standard deviation of `value` over shuffles of the documents.
@@ -45,6 +46,7 @@ class SampleRow:
     size: int
     value: float
     error: float | None
+    error_kind: str | None
     batch_std: float | None
     batches: int | None
     shuffle_std: float | None
@@ -85,7 +87,10 @@ def sensitivity_tables(records: Iterable[Record], info: Mapping[str, Any]) -> Re
 
 
 def conclusions(rows: Sequence[SampleRow]) -> list[str]:
-    """Say whether a number depends on n, on the size of batches and on the order of the documents.
+    """Return whether a number depends on n, on the size of batches and on the order of the documents, in sentences.
+
+    A difference from the value of all rows counts if it exceeds the half-width of a 95 % interval (Student's t). The
+    samples are parts of all rows, which makes this cautious.
 
     Args:
         rows: The rows of one number.
@@ -95,13 +100,13 @@ def conclusions(rows: Sequence[SampleRow]) -> list[str]:
     whole = samples[-1]
     changes = [(abs(row.value - whole.value) / row.error, row) for row in samples[:-1] if row.error]
     if changes:
-        most, row = max(changes, key=lambda change: change[0])
-        seen = "it depends on n" if most > _CLEAR else "no dependence on n is visible"
+        most, row = max(changes, key=lambda change: change[0] / t_factor(change[1].error_kind))
+        seen = "it depends on n" if most > t_factor(row.error_kind) else "no dependence on n is visible"
         texts.append(f"From n = {row.size:,} to {whole.size:,} it changes by {most:.1f} error bars: {seen}.")
     texts += [
         f"Batches of {row.size:,} do not average to the value of all rows: it depends on their size."
         for row in batches
-        if row.error and abs(row.value - whole.value) > _CLEAR * row.error
+        if row.error and abs(row.value - whole.value) > t_factor(row.error_kind) * row.error
     ]
     if whole.shuffles > 1 and whole.shuffle_std is not None:
         exact = _is_rounding(whole.shuffle_std, whole)
@@ -155,6 +160,7 @@ def _row(records: Sequence[Record], sample: str, size: int) -> SampleRow | None:
         size=size,
         value=main.value,
         error=main.error,
+        error_kind=main.error_kind,
         batch_std=spread,
         batches=int(kind.split("-")[1]) if kind.endswith("-batches") else None,
         shuffle_std=statistics.stdev(shuffled) if len(shuffled) > 1 else None,
@@ -167,7 +173,7 @@ def _table(rows: Sequence[SampleRow]) -> Table:
     title = f"{first.metric} at {first.site} ({'all rows' if first.tokens == 'all' else first.tokens})"
     table = Table(title=escape(title), box=box.SIMPLE_HEAD, title_justify="left", title_style="bold", padding=(0, 1))
     table.add_column("sample", no_wrap=True)
-    for name in ("value", "error bar", "std over batches", "std over shuffles"):
+    for name in ("value", "error bar", "batch std", "shuffle std"):
         table.add_column(name, justify="right", no_wrap=True)
     for row in rows:
         name = f"n = {row.size:,}" if row.sample == "n" else f"{row.batches} batches of {row.size:,}"
@@ -193,6 +199,7 @@ def _notes(info: Mapping[str, Any]) -> list[str]:
     shuffles = info["sensitivity"]["shuffles"]
     notes = [
         "error bar: one standard error, from leaving out blocks of documents; of batches: that of their mean.",
+        "batch std: standard deviation over batches. shuffle std: that of the value over shuffles of the documents.",
         "A sample of n rows holds whole windows, so it may be longer by part of a window.",
     ]
     if shuffles:
