@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 from rich.markup import escape
 
-from anisoscope.cli.app import AsJson, app, command_line, print_json, progress_bar, stderr, stdout
+from anisoscope.cli.app import app, command_line, print_json, progress_bar, stderr, stdout
 from anisoscope.cli.measure import is_vectors
 from anisoscope.cli.options import request_of, with_request
 from anisoscope.errors import InputError
@@ -55,7 +55,9 @@ def sensitivity(
         str | None, typer.Option(help="Sizes of batches, separated by commas [1024,4096, if there are two].")
     ] = None,
     shuffles: Annotated[int, typer.Option(min=0, help="How many times the documents are shuffled.")] = 5,
-    as_json: AsJson = False,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print the rows of all tables, of both token policies, as one JSON list.")
+    ] = False,
     **options: Any,
 ) -> None:
     """Show whether a number is a property of the model or of the sample: its value against n, batch size and shuffling.
