@@ -18,6 +18,18 @@ from tests.sweep_folders import checkpoint_series, documents
 pytestmark = pytest.mark.fast
 
 LITTLE = ["--tokens", "300", "--window", "32", "--metrics", "mean_cosine,isoscore"]
+NESTED = [
+    "--tokens",
+    "300,600",
+    "--batch-tokens",
+    "200",
+    "--window",
+    "32",
+    "--metrics",
+    "mean_cosine",
+    "--shuffles",
+    "2",
+]
 TRAINED = ["--layers", "2", "--width", "16", "--heads", "2", "--context", "32", "--batch", "4", "--steps", "4"]
 # Command, what it must print, and the file or folder it must write. `serve` does not end: tests/report/test_live.py.
 CASES: dict[str, tuple[list[str], str, str | None]] = {
@@ -35,6 +47,7 @@ CASES: dict[str, tuple[list[str], str, str | None]] = {
     "tangent": (["model", "--text", "text.jsonl", "--tokens", "600", "--window", "16", "--rank", "4"], "energy", None),
     "curvature": (["--seeds", "4"], "Curvature", None),
     "similarity": (["model", "model", "--text", "text.jsonl", "--out", "alike"], "CKA", "alike/records.jsonl"),
+    "sensitivity": (["model", "--text", "text.jsonl", *NESTED, "--out", "samples"], "n = 600", "samples/records.jsonl"),
     "sinks": (["model", "--text", "text.jsonl", "--tokens", "300", "--out", "sinks.json"], "massive", "sinks.json"),
     "metrics": ([], "isoscore", None),
     "words": ([], "token policy", None),
@@ -47,7 +60,7 @@ CASES: dict[str, tuple[list[str], str, str | None]] = {
     "atlas show": (["--metric", "spectral_anisotropy"], "stories15M", None),
     "atlas page": (["--html", "atlas.html"], "atlas.html", "atlas.html"),
     "lab train": ([*TRAINED, "--out", "trained"], "Loss", "trained/checkpoints"),
-    "lab twins": ([*TRAINED, "--seeds", "1", "--out", "twins"], "decoder", "twins"),
+    "lab twins": ([*TRAINED, "--seeds", "1", "--out", "twins"], "mean_cosine", "twins/effects.json"),
 }
 # They download, or need what a download gave: tests/studies/atlas.
 ELSEWHERE = {"atlas run", "atlas add", "atlas report"}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shlex
 from pathlib import Path
 
@@ -50,4 +51,32 @@ def test_overwritten_twins_are_trained_again(tmp_path: Path) -> None:
     run(*words)
     done = run(*words, "--width", "8", "--overwrite")
     assert "Trained before" not in done.stderr
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["base", "data", "norm_at-post"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["base", "data", "effects.json", "norm_at-post"]
+
+
+def test_twins_of_two_switches_print_and_store_their_effects(tmp_path: Path) -> None:
+    zipf, ends = "text-zipf_vocabulary=50", ("", "-seed-1", "-seed-2")
+    design = ["--switch", "norm_at=pre,post", "--switch", "text=topics;zipf:vocabulary=50", "--seeds", "3"]
+    words = ["lab", "twins", *TINY, *design, "--no-track", "--out", str(tmp_path)]
+    printed = " ".join(run(*words).stdout.split())
+    assert "× text: topics → zipf:vocabulary=50" in printed
+    assert "Bold: the interval excludes 0" in printed
+    assert "…" not in printed  # the numbers fit
+    answer = json.loads(run(*words, "--json").stdout)
+    losses = {row["name"]: row["validation"] for row in answer["trainings"]}
+    pairs = [("base", "norm_at-post"), (zipf, f"norm_at-post+{zipf}")]
+    assert set(losses) == {name + end for pair in pairs for name in pair for end in ends}
+    of_norm, of_text, both = effects = answer["effects"]
+    changes = [losses[post + end] - losses[pre + end] for pre, post in pairs for end in ends]
+    assert of_norm["value"] == pytest.approx(sum(changes) / 6)
+    assert both["value"] == pytest.approx((sum(changes[3:]) - sum(changes[:3])) / 3)
+    assert of_text["switches"] == {"text": {"from": "topics", "to": "zipf:vocabulary=50"}}
+    assert all(row["low"] < row["value"] < row["high"] and row["seeds"] == 3 for row in effects)
+    assert json.loads((tmp_path / "effects.json").read_text()) == effects
+
+
+def test_one_seed_gives_effects_without_intervals_and_says_why(tmp_path: Path) -> None:
+    words = ["lab", "twins", *TINY, "--switch", "norm_at=post", "--no-track", "--out", str(tmp_path)]
+    printed = " ".join(run(*words).stdout.split())
+    assert "an interval needs 3 seeds with a value in every model, not 1" in printed
+    assert "Bold" not in printed

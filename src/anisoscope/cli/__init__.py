@@ -11,6 +11,7 @@ from anisoscope.cli import (  # noqa: F401
     measure,
     report,
     runs,
+    sensitivity,
     show_words,
     similarity,
     sinks,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import os
 import shlex
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import wraps
 from pathlib import Path
@@ -16,10 +16,12 @@ from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from anisoscope.cli.app import app, command_line, print_json, stderr, stdout
-from anisoscope.cli.lab_tables import losses_table
+from anisoscope.cli.lab_tables import effects_table, losses_table
+from anisoscope.cli.options import split_names
 from anisoscope.errors import InputError
 
 if TYPE_CHECKING:
+    from anisoscope.studies.lab.effects import Effect
     from anisoscope.studies.lab.train import OnStep, Trained
 
 lab = typer.Typer(
@@ -59,9 +61,7 @@ def _training_options(
     ] = 0,
     device: Annotated[str | None, typer.Option(help="Device: cpu, cuda, cuda:1.")] = None,
     overwrite: Overwrite = False,
-    as_json: Annotated[
-        bool, typer.Option("--json", help="Print the losses as one JSON list and nothing else.")
-    ] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the results as JSON and nothing else.")] = False,
 ) -> None:
     """The options that all commands of the lab share."""
 
@@ -135,9 +135,11 @@ def train(
 
     anisoscope lab twins --out runs/twins
 
-    anisoscope lab twins --switch attention=softmax,sigmoid,uniform --switch norm_at=post --out runs/attention
+    anisoscope lab twins --switch attention=softmax,sigmoid,uniform --seeds 3 --out runs/attention
 
-    anisoscope lab twins --switch optimizer=adamw,sgd --seeds 5 --steps 500 --out runs/optimisers
+    anisoscope lab twins --switch attention=softmax,uniform --switch "text=topics;zipf:exponent=1.2" --seeds 3
+
+    anisoscope lab twins --switch optimizer=adamw,sgd --seeds 5 --steps 500 -m mean_cosine,isoscore --json
 """
 )
 @_with_training_options
@@ -145,25 +147,44 @@ def twins(
     out: Annotated[Path, typer.Option(help="Folder of the runs, one per model.")] = Path("runs/twins"),
     switch: Annotated[
         list[str] | None,
-        typer.Option(help="What to change, one at a time: name=value,value. By default the three kinds of model."),
+        typer.Option(
+            help="A switch and its values: name=value,value, or text=value;value. May be repeated: all combinations "
+            "are trained. By default the three kinds of model."
+        ),
     ] = None,
-    seeds: Annotated[int, typer.Option(min=1, help="Trainings per model, with different seeds.")] = 1,
+    seeds: Annotated[
+        int, typer.Option(min=1, help="Trainings per model, with different seeds. Intervals need three.")
+    ] = 1,
+    metrics: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--metrics",
+            "-m",
+            help="Metrics of the table of effects, separated by commas [mean_cosine,spectral_anisotropy,two_nn].",
+        ),
+    ] = None,
     kind: Annotated[str | None, typer.Option(help="The base model: decoder, encoder or causal-masked.")] = None,
     *,
     options: dict[str, Any],
 ) -> None:
-    """Train the same network several times with one switch changed at a time.
+    """Train the same network with every combination of some switches, and print the effect of each switch.
 
-    Initial weights, data and their order are the same. Without --switch: causal next-token, causal masked-token and
-    bidirectional masked-token models, so that mask and objective never change together. Interrupt it at any time: the
-    same command resumes.
+    Initial weights, data and their order are the same for all models of one seed. The effects are those on the
+    validation loss and on metrics at the end of training, averaged over layers, with 95 % intervals over seeds. Without
+    --switch: causal next-token, causal masked-token and bidirectional masked-token models, so that mask and objective
+    never change together. Interrupt it at any time: the same command resumes.
     """
-    from anisoscope.studies.lab.experiment import Experiment, cells, changed
+    from anisoscope.metrics import find
+    from anisoscope.studies.lab.experiment import Experiment, changed
+    from anisoscope.studies.lab.factorial import factorial
+    from anisoscope.studies.lab.final_values import METRICS, final_effects
     from anisoscope.studies.lab.tracking import tracked
-    from anisoscope.studies.lab.twins import discard_cells, over_seeds, require_same_cells, train_cell
+    from anisoscope.studies.lab.twins import discard_cells, over_seeds, require_same_cells, train_cell, write_effects
 
-    base = changed(Experiment(), _switches(kind, options))
-    experiments = over_seeds(cells(base, switch or ()), seeds)
+    names = split_names(metrics) or METRICS
+    find(names)  # a wrong name is refused before the first training
+    design = factorial(changed(Experiment(), _switches(kind, options)), switch or ())
+    experiments = over_seeds(design.cells, seeds)
     if options["overwrite"]:
         discard_cells(experiments, out)
     require_same_cells(experiments, out, track=options["track"])
@@ -176,7 +197,12 @@ def twins(
         done.append((name, trained))
         if trained.stopped == "interrupted":
             break
-    _show(done, options["as_json"])
+    effects: dict[str, list[Effect]] = {}
+    if len(done) == len(experiments) and done[-1][1].stopped != "interrupted":
+        pairs = [(experiments[name], trained) for name, trained in done]
+        effects = final_effects(design, pairs, names if options["track"] else ())
+        write_effects(effects, out)
+    _show_twins(done, effects, options["as_json"])
     report_stopped([trained for _, trained in done])
 
 
@@ -217,6 +243,17 @@ def _show(runs: list[tuple[str, Trained]], as_json: bool) -> None:
         stderr().print("[dim]Trained before. To train again, add --overwrite.[/]")
     for name, command in _next_commands([done for _, done in runs]).items():
         stderr().print(f"[dim]{name:<8}[/] {escape(command)}", soft_wrap=True)
+
+
+def _show_twins(runs: list[tuple[str, Trained]], effects: Mapping[str, Sequence[Effect]], as_json: bool) -> None:
+    from anisoscope.studies.lab.twins import effect_rows
+
+    if as_json:
+        print_json({"trainings": [_summary(name, done) for name, done in runs], "effects": effect_rows(effects)})
+        return
+    if effects:
+        stdout().print(effects_table(effects))
+    _show(runs, as_json=False)
 
 
 def _was_complete(done: Trained) -> bool:

@@ -134,6 +134,7 @@ def rendered(run: Run, *, full: bool = False) -> RenderableType:
     """
     from anisoscope.report.embedding_summary import embedding_summary
     from anisoscope.report.overview import overview
+    from anisoscope.report.sensitivity_summary import sensitivity_tables
     from anisoscope.report.similarity_summary import similarity_table
 
     table = table_of([run])
@@ -142,6 +143,8 @@ def rendered(run: Run, *, full: bool = False) -> RenderableType:
     kind = None if full or not run.info.get("complete") else run.info.get("kind")
     if kind == "similarity":
         return similarity_table(list(run.records()), run.info)
+    if kind == "sensitivity":
+        return sensitivity_tables(run.records(), run.info)
     if kind == "embeddings":
         return embedding_summary(list(run.records()), run.info["embeddings"], run.name)
     return overview(table, run.info, run.name, full=full)

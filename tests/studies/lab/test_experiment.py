@@ -8,8 +8,7 @@ from typing import Any
 import pytest
 
 from anisoscope.errors import InputError
-from anisoscope.studies.lab.experiment import Experiment, cells, changed
-from anisoscope.studies.lab.twins import over_seeds
+from anisoscope.studies.lab.experiment import Experiment, changed
 
 
 @pytest.mark.parametrize(
@@ -38,10 +37,3 @@ def test_switches_as_text_get_their_type() -> None:
     different = {name: value for name, value in made.flat().items() if value != Experiment().flat()[name]}
     assert different == {"layers": 3, "tied": False, "text": "zipf"}
     assert Experiment.from_json(json.loads(json.dumps(made.to_json()))) == made
-
-
-def test_cells_change_one_switch_at_a_time() -> None:
-    found = cells(Experiment(), ["attention=softmax,uniform", "text=zipf;topics", "width=64"])
-    assert list(found) == ["base", "attention-uniform", "text-zipf", "width-64"]
-    assert all(len(cell.flat().items() - found["base"].flat().items()) <= 1 for cell in found.values())
-    assert list(over_seeds(found, 2))[-1] == "width-64-seed-1"

@@ -12,7 +12,8 @@ from typer.testing import CliRunner
 
 from anisoscope.cli import app
 from anisoscope.errors import StoreError
-from anisoscope.studies.lab.experiment import KINDS, cells
+from anisoscope.studies.lab.experiment import KINDS
+from anisoscope.studies.lab.factorial import factorial
 from anisoscope.studies.lab.train import train
 from anisoscope.studies.lab.twins import discard_cells, require_same_cells, train_cell
 from tests.lab_trainings import Recorder, observed_by, same, tiny
@@ -21,7 +22,7 @@ from tests.lab_trainings import Recorder, observed_by, same, tiny
 def test_twins_share_initial_weights_data_and_order(tmp_path: Path) -> None:
     seen: dict[str, list[dict[str, Tensor]]] = {}
     first: dict[str, dict[str, Tensor]] = {}
-    for name, cell in cells(tiny(), []).items():
+    for name, cell in factorial(tiny(), []).cells.items():
         recorder = Recorder()
         train_cell(cell, tmp_path, name, observe=observed_by(recorder))
         seen[name] = [call for call in recorder.inputs if "labels" in call]
@@ -39,7 +40,7 @@ def test_twins_share_initial_weights_data_and_order(tmp_path: Path) -> None:
 
 
 def test_twins_resume_where_they_stopped(tmp_path: Path) -> None:
-    wanted = cells(tiny(), ["attention=softmax,uniform"])
+    wanted = factorial(tiny(), ["attention=softmax,uniform"]).cells
     train_cell(wanted["base"], tmp_path, "base", observe=observed_by(Recorder()))
     train_cell(wanted["attention-uniform"], tmp_path, "attention-uniform", observe=observed_by(Recorder(stop_at=5)))
     require_same_cells(wanted, tmp_path, track=True)
@@ -52,7 +53,7 @@ def test_twins_resume_where_they_stopped(tmp_path: Path) -> None:
 
 def test_other_switches_are_refused_before_the_first_training(tmp_path: Path) -> None:
     train_cell(tiny(attention="uniform"), tmp_path, "attention-uniform")
-    wanted = cells(tiny(width=32), ["attention=softmax,uniform"])
+    wanted = factorial(tiny(width=32), ["attention=softmax,uniform"]).cells
     with pytest.raises(StoreError, match=r"attention-uniform .*width \(16 before, 32 now\)"):
         require_same_cells(wanted, tmp_path, track=False)
     words = ["lab", "twins", "--switch", "attention=softmax,uniform", "--no-track", "--out", str(tmp_path)]

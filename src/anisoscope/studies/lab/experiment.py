@@ -1,9 +1,9 @@
-"""Experiments: every switch of the model and of the training by name, with defaults, and lists of variations."""
+"""Experiments: every switch of the model and of the training by name, with defaults."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
 from types import NoneType, UnionType
 from typing import Any, get_args, get_type_hints
@@ -132,30 +132,6 @@ def changed(experiment: Experiment, switches: Mapping[str, Any]) -> Experiment:
     return Experiment(model, recipe)
 
 
-def cells(base: Experiment, switches: Iterable[str]) -> dict[str, Experiment]:
-    """Return the experiments of a comparison by name: the base, with one switch changed at a time.
-
-    Args:
-        base: The base. Values that it already has give no second experiment.
-        switches: Each as `name=value,value,…`; empty for the three kinds of model.
-
-    >>> list(cells(Experiment(), ["attention=softmax,sigmoid", "norm_at=post"]))
-    ['base', 'attention-sigmoid', 'norm_at-post']
-    >>> list(cells(Experiment(), []))
-    ['decoder', 'causal-masked', 'encoder']
-    """
-    lists = [_parsed(switch) for switch in switches] or [("kind", list(KINDS))]
-    if lists == [("kind", list(KINDS))]:
-        return {kind: changed(base, {"kind": kind}) for kind in KINDS}
-    experiments = {"base": base}
-    for name, values in lists:
-        for value in values:
-            cell = changed(base, {name: value})
-            if cell != base:
-                experiments[f"{name}-{value.replace('/', '_').replace(':', '_')}"] = cell
-    return experiments
-
-
 def switch_of(text: str) -> tuple[str, str]:
     """Split `name=value` into a pair.
 
@@ -169,13 +145,6 @@ def switch_of(text: str) -> tuple[str, str]:
     if not equals or not value:
         raise InputError(f"{text!r} is not a switch. Write name=value, such as attention=sigmoid.")
     return name.strip(), value.strip()
-
-
-def _parsed(switch: str) -> tuple[str, list[str]]:
-    name, values = switch_of(switch)
-    if name == "text":  # options of a text contain commas
-        return name, [part.strip() for part in values.split(";")]
-    return name, [part.strip() for part in values.split(",") if part.strip()]
 
 
 def _kind(name: Any) -> dict[str, Any]:

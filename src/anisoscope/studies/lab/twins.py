@@ -1,19 +1,24 @@
-"""Twins: trainings with the same initial weights, data and order that differ in one switch."""
+"""Twins: trainings with the same initial weights, data and order that differ in some switches."""
 
 from __future__ import annotations
 
+import json
 import shutil
 import zlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from anisoscope.store.files import file_errors, write_text
 from anisoscope.studies.lab.corpora import open_text
+from anisoscope.studies.lab.effects import Effect
 from anisoscope.studies.lab.experiment import Experiment
 from anisoscope.studies.lab.token_data import prepare
 from anisoscope.studies.lab.train import Trained, train
 from anisoscope.studies.lab.training_run import DATA, discard_training, require_same_training
+
+EFFECTS = "effects.json"  # in the folder of the comparison
 
 
 def over_seeds(cells: Mapping[str, Experiment], seeds: int) -> dict[str, Experiment]:
@@ -66,6 +71,19 @@ def discard_cells(cells: Iterable[str], out: str | Path) -> None:
         discard_training(Path(out) / name)
     if not any(Path(out).glob("*/run.json")):
         shutil.rmtree(Path(out) / DATA, ignore_errors=True)
+    (Path(out) / EFFECTS).unlink(missing_ok=True)  # they are those of the deleted runs
+
+
+def effect_rows(effects: Mapping[str, Sequence[Effect]]) -> list[dict[str, Any]]:
+    """Return effects by metric as plain JSON: one row per metric and effect."""
+    return [{"metric": metric, **effect.to_json()} for metric, listed in effects.items() for effect in listed]
+
+
+def write_effects(effects: Mapping[str, Sequence[Effect]], out: str | Path) -> None:
+    """Write effects by metric to `effects.json` in the folder of the comparison."""
+    path = Path(out) / EFFECTS
+    with file_errors("write", path):
+        write_text(path, json.dumps(effect_rows(effects), indent=1) + "\n")
 
 
 def prepare_cell(cell: Experiment, out: str | Path) -> None:
