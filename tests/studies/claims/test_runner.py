@@ -108,7 +108,7 @@ def test_claims_leave_verdicts_evidence_and_figures(tiny: Path) -> None:
 
 def test_claims_with_known_answers_get_them(tiny: Path) -> None:
     found = judged_anyway(tiny)
-    assert found["T6"] == {PUBLISHED: "reproduced", CONTROL: "reproduced"}
+    assert found["T6"] == {PUBLISHED: "reproduced", CONTROL: UNTESTABLE}  # a simulation; tiny models
     assert found["A4"] == {PUBLISHED: "reproduced", CONTROL: "not reproduced"}  # reversed where the norm comes first
     assert found["N4"] == {PUBLISHED: "reproduced", CONTROL: "not reproduced"}  # a correct sample agrees
     assert found["S3"][CONTROL] == UNTESTABLE  # no cloud of this width could read above 60

@@ -23,6 +23,8 @@ _MEANINGS = {
     "final_isotropy": "1 − mean cosine of the final states.",
     "rank_of_last_token": "RankMe of the final states of last tokens.",
     "exponent_of_last_token": "Exponent α of the power law of their eigenvalues.",
+    "radius_correlation": "Correlation over token types of log frequency with the log of a type's radius.",
+    "local_curvature": "Signal-to-noise ratio of curvature within types, of the rarest and most frequent third.",
     "curvature_snr": "Normal variance that a quadratic of the tangent part explains, divided by the rest.",
     "curvature_visibility": "Share of the variance that is normal to the surface.",
     "curvature_drop": "Loss of curvature's signal-to-noise through pinning, at equal n_eff.",

@@ -251,11 +251,11 @@ def keep_evidence(folder: Path, claim: Claim, evidence: Evidence) -> None:
 def _with_gates(evidence: Evidence, claim: Claim, subjects: Subjects) -> Evidence:
     """Add what the losses of the trainings say about whether the claim can be tested."""
     if evidence.scale == MODEL:
-        return replace(evidence, left_out={**evidence.left_out, **gates_left_out(claim.gates)})
+        return replace(evidence, left_out={**evidence.left_out, **gates_left_out(claim.all_gates)})
     evidence = replace(evidence, smoke_test=subjects.size.smoke_test)
     if evidence.scale != LAB:
         return evidence
-    gates = gates_of_trainings(claim.gates, subjects.lab, claim.cells)
+    gates = gates_of_trainings(claim.all_gates, subjects.lab, claim.cells)
     return replace(evidence, estimates={**evidence.estimates, **gates})
 
 
