@@ -14,7 +14,7 @@ from anisoscope.studies.claims.conditions import above, below, every, gate, sign
 from anisoscope.studies.claims.curve_shapes import half_time
 from anisoscope.studies.claims.downstream_evidence import follows_score_evidence
 from anisoscope.studies.claims.estimate import CORRELATION, NOT_NEGATIVE, SHARE, Estimate
-from anisoscope.studies.claims.gates import ENDED, LEARNT, SETTLED, TYPES
+from anisoscope.studies.claims.gates import ENDED, LEARNT, LONG, SETTLED, TYPES
 from anisoscope.studies.claims.measurements import SHAPE, WEIGHTS
 from anisoscope.studies.claims.norm_effect import PERMUTATIONS, norm_effect
 from anisoscope.studies.claims.run_view import RunView, estimate, estimate_record, estimates
@@ -245,7 +245,7 @@ CLAIMS = (
         seconds=3,
         sources=("EleutherAI/pythia-70m",),
         revisions=_TWENTY,
-        gates=(LEARNT, SETTLED, ENDED, TYPES),
+        gates=(LEARNT, SETTLED, ENDED, TYPES, LONG),
         plain="In small models word vectors become uneven late in training, not at once",
         found="Pythia-70M: I(W) 0.79 at half of training, 0.09 at the end",
     ),
