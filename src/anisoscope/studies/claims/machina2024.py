@@ -214,9 +214,7 @@ CLAIMS = (
         cells=("narrow", "untied", "wide", "untied-sgd"),
         seconds=1,
         scope="large models",
-        sources=tuple(
-            f"EleutherAI/pythia-{size}" for size in ("70m", "160m", "410m", "1b", "1.4b", "2.8b", "6.9b", "12b")
-        ),
+        sources=tuple(f"EleutherAI/pythia-{size}" for size in ("70m", "160m", "410m", "1b", "1.4b", "2.8b")),
         plain="Word vectors of large models spread evenly; those of small models do not",
         found="I(W) 0.73–0.82 from 410M parameters on (secondary source)",
     ),
