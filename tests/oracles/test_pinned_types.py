@@ -60,7 +60,7 @@ def measured(**settings: float) -> dict[str, list[float]]:
     for seed in range(SEEDS):
         token = text(seed)
         chosen = spaced_occurrences(token, torch.ones(len(token), dtype=torch.bool))
-        x = surface(token, seed, **settings)[chosen.index]  # type: ignore[arg-type]
+        x = surface(token, seed, **settings)[chosen.index]
         rare, frequent = curvature_by_frequency(x, chosen.frequency)
         values["radius"].append(radius_correlation(x, chosen.frequency))
         values["local_drop"].append(drop(rare, frequent))

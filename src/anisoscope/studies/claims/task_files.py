@@ -77,13 +77,13 @@ def read_tasks(paths: Sequence[str | Path]) -> tuple[Task, ...]:
     return tasks
 
 
-def task_settings(paths: Sequence[str | Path]) -> list[dict[str, str]] | None:
-    """Return names and contents of task files as a run stores them, so that other contents are refused on resuming."""
+def task_settings(paths: Sequence[str | Path]) -> list[str]:
+    """Return names and hashes of task files as a run stores them, so that other contents are refused on resuming."""
     settings = []
     for path in map(Path, paths):
         with file_errors("read", path):
-            settings.append({"file": path.name, "sha256": hashlib.sha256(path.read_bytes()).hexdigest()})
-    return settings or None
+            settings.append(f"{path.name}, sha256 {hashlib.sha256(path.read_bytes()).hexdigest()[:16]}")
+    return settings
 
 
 def _rows(path: Path) -> Iterator[dict[str, Any]]:
