@@ -38,6 +38,7 @@ NOT_RUN = {
     "add-a-claim.md": ["needs the claim in the package"],
     "mask-sinks.md": ["needs a model of images"],
     "measure-my-model.md": ["needs downloads, images and recordings", "needs a model and a dataset of yours"],
+    "recipes.md": ["needs a download", "needs a download"],
     "run-on-a-cluster.md": ["needs several workers", "needs eight processes", "needs Slurm"],
 }
 

@@ -17,7 +17,7 @@ from anisoscope.studies.claims.runner import find_claims
 from anisoscope.studies.claims.sampled_cosine import released_cosine
 from anisoscope.tangent.proxies import top_axes
 
-GATES = {"learnt": 1.0, "settled": 0.5, "ended": 0.01, "states": 13, "types": 900}
+GATES = {"learnt": 1.0, "settled": 0.5, "ended": 0.01, "states": 13, "types": 900, "tokens_per_parameter": 4000}
 NOISE = 0.01
 
 
@@ -120,6 +120,8 @@ def test_the_gates_of_depth_and_vocabulary_shut_their_claims() -> None:
     assert verdicts("N2", late)[0] == REPRODUCED
     assert verdicts("N2", late, types=105)[0] == UNTESTABLE
     assert verdicts("N2", late, ended=0.1)[0] == UNTESTABLE
+    assert verdicts("N2", late, tokens_per_parameter=1000)[0] == REPRODUCED
+    assert verdicts("N2", late, tokens_per_parameter=3.5)[0] == UNTESTABLE
 
 
 def test_a_matched_comparison_needs_equal_losses_and_trainings_that_have_learnt() -> None:

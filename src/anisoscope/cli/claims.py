@@ -82,6 +82,8 @@ def listed(
 
     anisoscope claims run N1 N2 --model EleutherAI/pythia-70m --revisions 'step*' --out runs/pythia
 
+    anisoscope claims run P1 N6 --task reviews.jsonl --task questions.csv --out runs/tasks
+
     anisoscope claims run --size tiny --out runs/smoke-test
 
     anisoscope claims run A1 --model gpt2 --text corpus.txt --model google/vit-base-patch16-224 --images photos/
@@ -100,6 +102,10 @@ def run(
     ] = None,
     images: Annotated[Path | None, typer.Option(help="A folder of images, for image models.")] = None,
     audio: Annotated[Path | None, typer.Option(help="A folder of recordings, for audio models.")] = None,
+    task: Annotated[
+        list[Path] | None,
+        typer.Option(help="A task for P1 and N6: .jsonl, .csv or .tsv with text and label, or text and match."),
+    ] = None,
     size: Annotated[
         str, typer.Option(help="tiny (a smoke test without verdicts), small, medium or paper (published models).")
     ] = "small",
@@ -123,7 +129,7 @@ def run(
     )
 
     wanted, chosen = find_claims(ids or []), find_size(size, seeds)
-    request = ClaimsRequest(chosen, tuple(model or ()), revisions, text, images, audio)
+    request = ClaimsRequest(chosen, tuple(model or ()), revisions, text, images, audio, tuple(task or ()))
     todo = wanted if overwrite else [claim for claim in wanted if kept_evidence(out, claim.id) is None]
     if todo and not model:
         minutes = max(1, round(time_to_wait(todo, chosen)))

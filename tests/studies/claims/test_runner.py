@@ -18,7 +18,7 @@ from anisoscope.store.run import Run
 from anisoscope.studies.claims.claim import CONTROL, LAB, PUBLISHED, SMOKE_TEST, Claim, Verdict
 from anisoscope.studies.claims.conditions import UNTESTABLE
 from anisoscope.studies.claims.estimate import Estimate
-from anisoscope.studies.claims.gates import LEARNT
+from anisoscope.studies.claims.gates import LEARNT, LONG, gates_left_out, gates_of_trainings
 from anisoscope.studies.claims.judging import judge
 from anisoscope.studies.claims.modality_panel import images, members, sounds
 from anisoscope.studies.claims.runner import (
@@ -32,10 +32,11 @@ from anisoscope.studies.claims.runner import (
     last_verdicts,
     run_claims,
 )
+from anisoscope.studies.claims.subjects import Lab
 from anisoscope.studies.lab.corpora import open_text
 from tests import model_folders as made
 
-# Claims of every paper that need a decoder and an encoder at the most: the others are run by the slow test.
+# Claims of every paper that need three kinds of training at the most: the others are run by the slow test.
 SOME = ["T2", "T6", "S1", "S3", "S4", "A3", "A4", "N3", "N4", "C1"]
 Pairs = list[tuple[Claim, tuple[Verdict, Verdict]]]
 
@@ -108,13 +109,23 @@ def test_claims_leave_verdicts_evidence_and_figures(tiny: Path) -> None:
 
 def test_claims_with_known_answers_get_them(tiny: Path) -> None:
     found = judged_anyway(tiny)
-    assert found["T6"] == {PUBLISHED: "reproduced", CONTROL: "reproduced"}
+    assert found["T6"] == {PUBLISHED: "reproduced", CONTROL: UNTESTABLE}  # a simulation; tiny models
     assert found["A4"] == {PUBLISHED: "reproduced", CONTROL: "not reproduced"}  # reversed where the norm comes first
     assert found["N4"] == {PUBLISHED: "reproduced", CONTROL: "not reproduced"}  # a correct sample agrees
     assert found["S3"][CONTROL] == UNTESTABLE  # no cloud of this width could read above 60
     evidence = kept_evidence(tiny, "N4")
     assert evidence is not None
     assert evidence.estimates["wrong"].value == pytest.approx(0.5, abs=0.02)  # it reads nearly 0 for one half
+
+
+def test_a_claim_about_long_trainings_counts_tokens_per_parameter(tiny: Path) -> None:
+    """Six steps of four windows of 16 tokens. For a model of the user the gate is left out, with the reason."""
+    lab = Lab(tiny / "lab", find_size("tiny"), 3, lambda _: None)
+    parameters = sum(p.numel() for p in lab.model("decoder", 0, 6).parameters())
+    found = gates_of_trainings([LONG], lab, ["decoder"])
+    assert found[LONG.name].value == pytest.approx(6 * 4 * 16 / parameters)
+    assert LONG in find_claims(["N2"])[0].gates
+    assert "length of the training" in gates_left_out([LONG])[LONG.name]
 
 
 def test_stored_evidence_is_reused(tiny: Path) -> None:
@@ -335,7 +346,7 @@ def test_checkpoints_of_a_model_are_used_as_a_series(tmp_path: Path, text: str) 
     """Everything that can be asked of a training of somebody else's, here one of the lab."""
     run_tiny(["S4"], tmp_path / "lab")
     model = str(tmp_path / "lab" / "lab" / "decoder-seed-0")
-    ids = ["T1", "T2", "T3", "T4", "T5", "S2", "S5", "A1", "A5", "N2", "N3"]
+    ids = ["T1", "T2", "T3", "T4", "T5", "T6", "S2", "S5", "A1", "A5", "N2", "N3"]
     found = run_tiny(ids, tmp_path / "run", models=(model,), text=text)
     for claim, pair in found:
         assert kept_evidence(tmp_path / "run", claim.id) is not None, pair[0].reason

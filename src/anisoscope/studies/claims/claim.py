@@ -135,6 +135,11 @@ class Claim:
         """Every condition of both rules."""
         return [condition for conditions in (*self.published, *self.control) for condition in conditions]
 
+    @property
+    def all_gates(self) -> tuple[Condition, ...]:
+        """The gates of both lines, and those of one line only."""
+        return (*self.gates, *(condition for condition in self.conditions if condition.gate))
+
     def rule(self, line: str) -> Rule:
         """Return the rule of a line, each alternative with the gates of the claim."""
         return tuple((*self.gates, *each) for each in (self.published if line == PUBLISHED else self.control))

@@ -1,71 +1,102 @@
-"""Downstream tasks for small models: which package a docstring comes from, and which signature belongs to it."""
+"""Scores of a small model on downstream tasks, and the two tasks that come with the package.
+
+The tasks are which package a docstring comes from, and which signature belongs to it.
+"""
 
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from collections.abc import Sequence
 from functools import lru_cache
 from itertools import islice
+from statistics import fmean
 
 import torch
 from torch import Tensor, nn
 
 from anisoscope.studies.claims.hidden_states import states
+from anisoscope.studies.claims.task_files import FOLDS, Task
 from anisoscope.studies.lab.docstrings import PACKAGES, Docstring, docstrings
 from anisoscope.studies.lab.token_data import Data
 from anisoscope.studies.lab.tokens import encode
 
 _EACH = 120  # docstrings per package
 _STRIDE = 5  # one docstring in this number is used, so that they come from many files
-_LONGEST = 400  # characters of a docstring
+_LONGEST = 400  # characters of a text
 _RIDGE = 1e-2  # of the mean variance
-_FOLDS = 4
 _BATCH = 64
 
 
-@dataclass(frozen=True)
-class TaskScores:
-    """Scores of a model.
-
-    Attributes:
-        package: Share of docstrings whose package a linear probe predicts; guessing gives one quarter.
-        retrieval: Mean reciprocal rank of the right signature among all, for each docstring; guessing gives about 0.01.
-    """
-
-    package: float
-    retrieval: float
-
-
 @lru_cache(maxsize=1)
-def _examples() -> tuple[Docstring, ...]:
+def built_in_tasks() -> tuple[Task, ...]:
+    """Return the tasks of the package. The name of the package is removed from texts and signatures.
+
+    Guessing the package gives a score of one quarter, guessing the signature about 0.01.
+    """
     chosen: list[Docstring] = []
     for package in PACKAGES:
         usable = (each for each in docstrings([package]) if each.text.isascii() and "(" in each.signature)
         chosen += islice(usable, 0, _EACH * _STRIDE, _STRIDE)
-    return tuple(chosen)
+    texts = tuple(_neutral(each.text, each.package) for each in chosen)
+    signatures = tuple(_neutral(each.signature, each.package) for each in chosen)
+    return (
+        Task("package of a docstring", texts, labels=tuple(each.package for each in chosen)),
+        Task("signature of a docstring", texts, matches=signatures),
+    )
 
 
-def task_scores(model: nn.Module, data: Data, context: int) -> TaskScores:
-    """Score a model on both tasks, from the mean of its final states over a text.
+def judged_tasks(given: Sequence[Task]) -> tuple[Task, ...]:
+    """Return the tasks that rules use: those of the user, or those of the package if there are none."""
+    return tuple(given) or built_in_tasks()
 
-    The name of the package is removed from the text. Each fold of docstrings is predicted by a probe that is fitted on
-    the others. For retrieval, both sets of vectors are centred and compared by their cosine.
+
+def shown_tasks(given: Sequence[Task]) -> tuple[Task, ...]:
+    """Return the tasks that are only shown: those of the package, if the user gave others."""
+    return built_in_tasks() if given else ()
+
+
+def judged_note(given: Sequence[Task]) -> str:
+    """Describe the tasks of the user in what was run; empty if there are none."""
+    if not given:
+        return ""
+    names = ", ".join(task.description for task in given)
+    return f"judged on the given tasks {names}; those of the package are only shown"
+
+
+def task_scores(model: nn.Module, data: Data, context: int, tasks: Sequence[Task]) -> dict[str, float]:
+    """Score a model on tasks, from the mean of its final states over a text.
+
+    A label is predicted by a linear probe that is fitted on the other folds; the score is the share of right ones. For
+    retrieval, both sets of vectors are centred and compared by their cosine; the score is the mean reciprocal rank of
+    the right match among all.
 
     Args:
         model: A lab model.
         data: Its tokens, whose tokenizer is used.
         context: Tokens per text, at most.
+        tasks: The tasks.
+
+    Returns:
+        The score of each task by its name.
     """
-    examples = _examples()
-    x = _vectors(model, data, [_neutral(each.text, each.package) for each in examples], context)
-    y = _vectors(model, data, [_neutral(each.signature, each.package) for each in examples], context)
-    label = torch.tensor([PACKAGES.index(each.package) for each in examples])
-    fold = torch.arange(len(x)) % _FOLDS
-    right = sum(float((_predicted(x, label, fold == f) == label[fold == f]).sum()) for f in range(_FOLDS))
-    a, b = (nn.functional.normalize(each - each.mean(0), dim=1) for each in (x, y))
-    similarity = a @ b.T
-    rank = (similarity >= similarity.diagonal()[:, None]).sum(1)  # 1 is the best
-    return TaskScores(right / len(x), float((1 / rank).mean()))
+    vectors: dict[tuple[str, ...], Tensor] = {}  # tasks may share their texts
+
+    def of(texts: tuple[str, ...]) -> Tensor:
+        if texts not in vectors:
+            vectors[texts] = _vectors(model, data, [text[:_LONGEST] for text in texts], context)
+        return vectors[texts]
+
+    return {
+        task.name: _accuracy(of(task.texts), task.labels)
+        if task.labels
+        else _reciprocal_rank(of(task.texts), of(task.matches))
+        for task in tasks
+    }
+
+
+def mean_score(scores: dict[str, float], tasks: Sequence[Task]) -> float:
+    """Return the mean score of some tasks."""
+    return fmean(scores[task.name] for task in tasks)
 
 
 def _neutral(text: str, package: str) -> str:
@@ -88,11 +119,28 @@ def _vectors(model: nn.Module, data: Data, texts: list[str], context: int) -> Te
     return torch.stack(vectors)
 
 
+def _accuracy(x: Tensor, labels: Sequence[str]) -> float:
+    """Share of texts whose label a probe predicts, (n, d)."""
+    names = list(dict.fromkeys(labels))
+    label = torch.tensor([names.index(each) for each in labels])
+    fold = torch.arange(len(x)) % FOLDS
+    right = sum(float((_predicted(x, label, fold == f) == label[fold == f]).sum()) for f in range(FOLDS))
+    return right / len(x)
+
+
+def _reciprocal_rank(x: Tensor, y: Tensor) -> float:
+    a, b = (nn.functional.normalize(each - each.mean(0), dim=1) for each in (x, y))
+    similarity = a @ b.T
+    rank = (similarity >= similarity.diagonal()[:, None]).sum(1)  # 1 is the best
+    return float((1 / rank).mean())
+
+
 def _predicted(x: Tensor, label: Tensor, held: Tensor) -> Tensor:
     """Labels of the held-out rows by ridge regression on one-hot targets."""
     mean = x[~held].mean(0)
     known, unknown = x[~held] - mean, x[held] - mean
-    target = nn.functional.one_hot(label[~held], len(PACKAGES)).double() - 1 / len(PACKAGES)
+    classes = int(label.max()) + 1
+    target = nn.functional.one_hot(label[~held], classes).double() - 1 / classes
     gram = known.T @ known
     ridge = _RIDGE * gram.diagonal().mean() * torch.eye(len(gram), dtype=gram.dtype)
     return (unknown @ torch.linalg.solve(gram + ridge, known.T @ target)).argmax(1)

@@ -1,9 +1,9 @@
-"""Evidence for T5 and T6: frequent tokens, in models and in a simulation of curved surfaces."""
+"""Evidence for T5: how far frequent tokens lie from the centre, and how much of their gradients the basis holds."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from statistics import fmean, median
 
 import torch
@@ -11,22 +11,17 @@ from torch import Tensor, nn
 
 from anisoscope.data.token_table import Batch
 from anisoscope.records import Record
-from anisoscope.studies.claims.claim import SIMULATION, Evidence
+from anisoscope.studies.claims.claim import Evidence
 from anisoscope.studies.claims.estimate import Estimate
 from anisoscope.studies.claims.gates import TYPES
 from anisoscope.studies.claims.gradient_evidence import energy_of, gradients_of
 from anisoscope.studies.claims.hidden_states import Batches, states
 from anisoscope.studies.claims.run_view import RunView, estimate, estimate_record, figure_records
-from anisoscope.studies.claims.subjects import LabModel, Subjects, SubjectSource
-from anisoscope.studies.curvature import RADII, Surface, curvature_records, radius_slope, sample_surface, visible
+from anisoscope.studies.claims.subjects import LabModel, SubjectSource
 from anisoscope.tangent.frequency import FrequencyDistance, frequency_distance, pearson, token_counts
 
 _OCCURRENCES = 4  # of a type, at least
 _BLOCKS = 16  # of windows that are left out for an error bar
-_PINNING = 0.5  # γ: how far frequent tokens are pinned to the centre
-
-
-# --- T5: frequency ------------------------------------------------------------------------------------------------
 
 
 def frequency_evidence(subjects: SubjectSource) -> Evidence:
@@ -78,7 +73,7 @@ class _ByFrequency:
 
 def _distances(model: nn.Module, batches: Batches, window: int) -> list[_ByFrequency]:
     """Log frequency against the distance of centroids and the spread of types, for each layer; blocks are windows."""
-    tokens = torch.cat([_tokens(batch) for batch in batches])  # (n,)
+    tokens = torch.cat([tokens_of(batch) for batch in batches])  # (n,)
     counts = token_counts(tokens)
     key = torch.randperm(len(tokens), generator=torch.Generator().manual_seed(0))
     block = torch.arange(len(tokens)) // (window * max(1, len(tokens) // window // _BLOCKS))
@@ -108,46 +103,6 @@ def spread_by_frequency(x: Tensor, token: Tensor) -> float:
     return pearson(count[kept].double().log(), variance[kept].clamp(min=1e-12).log())
 
 
-def _tokens(batch: Batch | Mapping[str, Tensor]) -> Tensor:
+def tokens_of(batch: Batch | Mapping[str, Tensor]) -> Tensor:
+    """Return the token ids of a batch without padding, (n,), in the order of the rows that `states` returns."""
     return batch.token[batch.counts] if isinstance(batch, Batch) else batch["input_ids"].flatten()
-
-
-# --- T6: the simulation -------------------------------------------------------------------------------------------
-
-
-def curvature_evidence(subjects: Subjects) -> Evidence:
-    """Gather slope, bias and pinning, paired by seed, from simulated surfaces (T6).
-
-    Tokens that are drawn more often but not pinned are reported separately.
-    """
-    seeds = max(4, subjects.size.draws)
-    surface = Surface(tokens=1000 if subjects.size.name == "tiny" else Surface.tokens)
-    subjects.lab.on_status("curved surfaces")
-
-    def snr(seed: int, **settings: float) -> tuple[float, float]:
-        changed = replace(surface, **settings)  # type: ignore[arg-type]
-        seen = visible(sample_surface(changed, seed), surface.tangent)
-        return seen.snr, seen.effective
-
-    even, pinned, plain = (
-        [snr(seed, zipf=s, pinning=gamma) for seed in range(seeds)]
-        for s, gamma in ((0.0, _PINNING), (1.0, _PINNING), (1.0, 0.0))
-    )
-    flat = [snr(seed, zipf=0.0) for seed in range(seeds)]
-    fewer = [snr(seed, zipf=1.0, tokens=max(64, round(effective)))[0] for seed, (_, effective) in enumerate(pinned)]
-    quantities = {
-        "order": Estimate.over([radius_slope(surface, RADII, seed) for seed in range(seeds)]),
-        "biased": Estimate.over([1 - b / a for (a, _), (b, _) in zip(even, pinned, strict=True)]),
-        "pinning": Estimate.over([1 - a / b for (a, _), b in zip(pinned, fewer, strict=True)]),
-        "reweighting": Estimate.over([1 - b / a for (a, _), (b, _) in zip(flat, plain, strict=True)]),
-    }
-    records = [
-        replace(record, variant={"of": f"s = {record.variant['s']:g}, γ = {record.variant['gamma']:g}"})
-        for record in curvature_records(surface, seeds=seeds)
-        if {"s", "gamma"} <= record.variant.keys() and "kappa" not in record.variant
-    ]
-    ran = (
-        f"{seeds} simulated surfaces of {surface.tokens} tokens per setting; not part of the rule: reweighting without "
-        f"pinning lowers the signal-to-noise by {quantities['reweighting']}"
-    )
-    return Evidence(ran, SIMULATION, quantities, records=tuple(records))

@@ -14,7 +14,7 @@ from anisoscope.studies.claims.conditions import above, below, every, gate, sign
 from anisoscope.studies.claims.curve_shapes import half_time
 from anisoscope.studies.claims.downstream_evidence import follows_score_evidence
 from anisoscope.studies.claims.estimate import CORRELATION, NOT_NEGATIVE, SHARE, Estimate
-from anisoscope.studies.claims.gates import ENDED, LEARNT, SETTLED, TYPES
+from anisoscope.studies.claims.gates import ENDED, LEARNT, LONG, SETTLED, TYPES
 from anisoscope.studies.claims.measurements import SHAPE, WEIGHTS
 from anisoscope.studies.claims.norm_effect import PERMUTATIONS, norm_effect
 from anisoscope.studies.claims.run_view import RunView, estimate, estimate_record, estimates
@@ -214,9 +214,7 @@ CLAIMS = (
         cells=("narrow", "untied", "wide", "untied-sgd"),
         seconds=1,
         scope="large models",
-        sources=tuple(
-            f"EleutherAI/pythia-{size}" for size in ("70m", "160m", "410m", "1b", "1.4b", "2.8b", "6.9b", "12b")
-        ),
+        sources=tuple(f"EleutherAI/pythia-{size}" for size in ("70m", "160m", "410m", "1b", "1.4b", "2.8b")),
         plain="Word vectors of large models spread evenly; those of small models do not",
         found="I(W) 0.73–0.82 from 410M parameters on (secondary source)",
     ),
@@ -245,7 +243,7 @@ CLAIMS = (
         seconds=3,
         sources=("EleutherAI/pythia-70m",),
         revisions=_TWENTY,
-        gates=(LEARNT, SETTLED, ENDED, TYPES),
+        gates=(LEARNT, SETTLED, ENDED, TYPES, LONG),
         plain="In small models word vectors become uneven late in training, not at once",
         found="Pythia-70M: I(W) 0.79 at half of training, 0.09 at the end",
     ),

@@ -12,13 +12,20 @@ from anisoscope.studies.claims.attention_variants import head_drift
 from anisoscope.studies.claims.claim import Claim, Evidence
 from anisoscope.studies.claims.conditions import Rule, above, below, either, every, gate
 from anisoscope.studies.claims.curve_shapes import partial_slope, slope
-from anisoscope.studies.claims.downstream_tasks import task_scores
+from anisoscope.studies.claims.downstream_tasks import (
+    judged_note,
+    judged_tasks,
+    mean_score,
+    shown_tasks,
+    task_scores,
+)
 from anisoscope.studies.claims.estimate import CORRELATION, Estimate
 from anisoscope.studies.claims.gates import learnt
 from anisoscope.studies.claims.measurements import HEADS, SHAPE
 from anisoscope.studies.claims.run_sizes import CENTRING, ISOSCORE, SHORT_DECODER, TEMPERATURE
 from anisoscope.studies.claims.run_view import RunView, estimate, estimate_record
 from anisoscope.studies.claims.subjects import Lab, Subjects
+from anisoscope.studies.claims.task_files import Task
 
 PAPER = "open questions"
 # Doses in rising order. The decoder is the middle one of the temperatures and the first one of the others.
@@ -52,11 +59,13 @@ def _isotropy_doses(subjects: Subjects) -> Evidence:
     lab = subjects.lab
     quantities: dict[str, Estimate] = {}
     records: list[Record] = []
+    judged, shown = judged_tasks(subjects.tasks), shown_tasks(subjects.tasks)
     for dose, cells in _DOSES.items():
         seeds = range(lab.seeds)
         losses = [[lab.loss(cell, seed) for cell in cells] for seed in seeds]
         lab.on_status(f"tasks of {dose}")
-        scores = [[_task_score(lab, cell, seed) for cell in cells] for seed in seeds]
+        by_task = [[_task_scores(lab, cell, seed, (*judged, *shown)) for cell in cells] for seed in seeds]
+        scores = [[mean_score(each, judged) for each in cells_of_seed] for cells_of_seed in by_task]
         units = [lab.last(cell).measure(SHAPE) for cell in cells]
         reached = [[_REACHED[dose](each.parts[seed]) for each in units] for seed in seeds]
         kinds = {"loss": losses, "task": scores, "reached": reached}
@@ -68,13 +77,19 @@ def _isotropy_doses(subjects: Subjects) -> Evidence:
             for rank, cell in enumerate(cells):
                 value = Estimate.over([seed[rank] for seed in values])
                 records.append(estimate_record(value, metric, of=f"{dose}: {cell}"))
-    return subjects.evidence([lab.last(SHORT_DECODER)], quantities, records)
+        for task in (*judged, *shown) if shown else ():  # one by one, next to those of the package
+            for rank, cell in enumerate(cells):
+                score = Estimate.over([seed[rank][task.name] for seed in by_task])
+                if f"score: {task.name}, {cell}" not in quantities:  # doses share the decoder
+                    quantities[f"score: {task.name}, {cell}"] = score
+                    records.append(estimate_record(score, "score_by_task", of=f"{cell}: {task.name}"))
+    note = judged_note(subjects.tasks)
+    return subjects.evidence([lab.last(SHORT_DECODER)], quantities, records, note=note)
 
 
-def _task_score(lab: Lab, cell: str, seed: int) -> float:
+def _task_scores(lab: Lab, cell: str, seed: int, tasks: Sequence[Task]) -> dict[str, float]:
     context = int(lab.size.switches["context"])
-    scores = task_scores(lab.model(cell, seed, lab.steps_of(cell)), lab.data(cell, seed), context)
-    return (scores.package + scores.retrieval) / 2
+    return task_scores(lab.model(cell, seed, lab.steps_of(cell)), lab.data(cell, seed), context, tasks)
 
 
 def _moves(dose: str, up: bool, words: str) -> Rule:
@@ -153,7 +168,7 @@ CLAIMS = (
             )
         ),
         settle="more seeds, or a longer training of the lab (--size paper)",
-        figure=_METRICS,
+        figure=(*_METRICS, "score_by_task"),
         cells=(*_DOSES["isoscore"], *_DOSES["centring"][1:]),
         seconds=30,
         plain="Forcing states to spread evenly helps, or hurts",

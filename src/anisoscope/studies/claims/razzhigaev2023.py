@@ -157,7 +157,7 @@ CLAIMS = (
         cells=("decoder", "encoder"),
         seconds=8,
         sources=(
-            *("openai-community/gpt2", "facebook/opt-125m"),
+            *("openai-community/gpt2", "bigscience/bloom-560m"),
             *("google-bert/bert-base-uncased", "FacebookAI/roberta-base", "albert/albert-base-v2"),
         ),
         gates=(LEARNT, STATES),

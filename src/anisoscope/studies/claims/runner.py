@@ -34,6 +34,7 @@ from anisoscope.studies.claims.judging import judge
 from anisoscope.studies.claims.measurements import OnStatus
 from anisoscope.studies.claims.run_sizes import SHOWN, SIZES, Size, cells
 from anisoscope.studies.claims.subjects import Lab, Subjects
+from anisoscope.studies.claims.task_files import read_tasks, task_settings
 
 CLAIMS: tuple[Claim, ...] = (
     *bernas2026.CLAIMS,
@@ -106,6 +107,7 @@ class ClaimsRequest:
         text: Text for the models, or for the lab if there are none.
         images: Folder of images.
         audio: Folder of recordings.
+        tasks: Files of downstream tasks, which P1 and N6 judge instead of those of the package.
     """
 
     size: Size
@@ -114,6 +116,7 @@ class ClaimsRequest:
     text: str | None = None
     images: Path | None = None
     audio: Path | None = None
+    tasks: tuple[Path, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
         """Return the request as it is stored in the run."""
@@ -125,6 +128,7 @@ class ClaimsRequest:
             "text": self.text,
             "images": None if self.images is None else str(self.images),
             "audio": None if self.audio is None else str(self.audio),
+            **({} if not self.tasks else {"tasks": task_settings(self.tasks)}),
         }
 
 
@@ -154,16 +158,18 @@ def run_claims(
         Each claim with its two verdicts: as published, and under the strongest control.
 
     Raises:
+        InputError: A task file is no task.
         StoreError: The folder holds a run of another request; the message names what differs.
     """
     folder = Path(out)
+    tasks = read_tasks(request.tasks)  # first, since a bad file must not discard a run
     if overwrite:
         discard_run(folder, *_PARTS)
     _require_same_request(folder, request)
     text = None if request.models else request.text
     lab = Lab(folder / _LAB, request.size, request.size.seeds, on_status or (lambda _: None), text)
     given = _given_models(request, request.models, request.revisions, lab, folder)
-    subjects = Subjects(request.size, lab, given)
+    subjects = Subjects(request.size, lab, given, tasks=tasks)
     machine = f"{platform.system()}, {platform.machine()}, {os.cpu_count()} cores"
     info = {"kind": "claims", "settings": request.to_json(), "versions": code_versions(), "machine": machine}
     missing = [c for c in claims if kept_evidence(folder, c.id) is None and _trains(c, subjects, request)]
@@ -251,11 +257,11 @@ def keep_evidence(folder: Path, claim: Claim, evidence: Evidence) -> None:
 def _with_gates(evidence: Evidence, claim: Claim, subjects: Subjects) -> Evidence:
     """Add what the losses of the trainings say about whether the claim can be tested."""
     if evidence.scale == MODEL:
-        return replace(evidence, left_out={**evidence.left_out, **gates_left_out(claim.gates)})
+        return replace(evidence, left_out={**evidence.left_out, **gates_left_out(claim.all_gates)})
     evidence = replace(evidence, smoke_test=subjects.size.smoke_test)
     if evidence.scale != LAB:
         return evidence
-    gates = gates_of_trainings(claim.gates, subjects.lab, claim.cells)
+    gates = gates_of_trainings(claim.all_gates, subjects.lab, claim.cells)
     return replace(evidence, estimates={**evidence.estimates, **gates})
 
 

@@ -57,6 +57,12 @@ class Data:
         starts = np.random.default_rng(seed).integers(0, len(self.train) - context + 1, batch)
         return _windows(self.train, starts, context)
 
+    def spread_windows(self, number: int, context: int) -> Tensor:
+        """Return training windows (≤ number, context), evenly spaced and without overlap, always the same."""
+        windows = len(self.train) // context
+        chosen = np.linspace(0, windows, min(number, windows), endpoint=False).astype(np.int64)
+        return _windows(self.train, chosen * context, context)
+
     def held_out(self, batch: int, context: int) -> Tensor:
         """Return validation windows (≤ batch, context), evenly spaced, without overlap, always the same.
 
