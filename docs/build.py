@@ -1,8 +1,7 @@
 """Write the generated pages of docs/ (`make docs`). A test fails if a page is older than the code.
 
-`python docs/build.py --claims RUN` first copies the evidence of a run of claims into the package. `--real FOLDER` also
-records the block of the README that needs stories15M: its folder, which `anisoscope atlas run stories15M` leaves in the
-cache.
+`python docs/build.py --real FOLDER` also records the block of the README that needs stories15M: its folder, which
+`anisoscope atlas run stories15M` leaves in the cache.
 """
 
 from __future__ import annotations
@@ -36,9 +35,10 @@ from anisoscope.studies.claims.claim_tables import (
     overview_table,
     power_table,
     rules_table,
+    sizes_table,
     verdicts_table,
 )
-from anisoscope.studies.claims.committed_evidence import FILE, committed, judged, pack_evidence
+from anisoscope.studies.claims.committed_evidence import committed, judged
 from anisoscope.studies.claims.disputes import disputes_text
 from anisoscope.studies.claims.first_edition import changes_table
 from anisoscope.studies.claims.runner import CLAIMS
@@ -47,7 +47,6 @@ HERE = Path(__file__).parent
 RESULTS = HERE.parent / "benchmarks" / "results"
 README = HERE.parent / "README.md"
 REAL = "stories15M"  # the model of the README, which must be downloaded
-EVIDENCE = HERE.parent / "src" / "anisoscope" / "studies" / "claims" / FILE
 HEADER = "<!-- written by docs/build.py from the code: do not edit -->\n\n"
 
 
@@ -66,8 +65,8 @@ def pages() -> dict[Path, str]:
 
 def claims_page() -> str:
     """Return the page of claims with new tables: the rules from the code, the verdicts from the committed evidence."""
-    packed = committed()
-    pairs = judged(packed)
+    packed, medium = committed(), committed("medium")
+    pairs, larger = judged(packed), judged(medium)
     tables = {
         "overview": overview_table(CLAIMS, pairs),
         "disputes": disputes_text(pairs),
@@ -77,6 +76,8 @@ def claims_page() -> str:
         "rules": rules_table(CLAIMS),
         "models": models_part(),
         "changes": changes_table(pairs),
+        "medium": sizes_table(pairs, larger),
+        "medium losses": losses_table(medium["losses"]),
     }
     return with_tables(HERE / "claims.md", tables)
 
@@ -216,11 +217,8 @@ def walk_real(model: Path) -> str:
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser()
-    parser.add_argument("--claims", type=Path, help="a run of all claims, whose evidence the page shows")
     parser.add_argument("--real", type=Path, help="the folder of stories15M, for the README")
     arguments = parser.parse_args()
-    if (run := arguments.claims) is not None:
-        EVIDENCE.write_text(json.dumps(pack_evidence(run), ensure_ascii=False, separators=(",", ":")) + "\n")
     for path, text in pages().items():
         path.write_text(text)
     for path in walked():

@@ -20,6 +20,7 @@ from packaging.utils import canonicalize_name
 from packaging.version import Version
 
 import anisoscope
+from anisoscope.errors import InputError
 from anisoscope.extras import EXTRAS
 from tools import hashes, licences, pack_claims
 
@@ -247,12 +248,26 @@ def test_a_run_of_claims_adds_to_the_evidence_of_the_package() -> None:
         return {"settings": {"size": size}, "losses": rows, "claims": claims}
 
     old = packed("small", {"decoder": [1.3, 1.4], "narrow": [1.9]}, T1=1, T7=1)
-    both = pack_claims.added(old, packed("small", {"decoder": [1.2, 1.5], "narrow": [1.8, 1.9], "wide": [1.7]}, T7=2))
+    run = {"decoder": [1.2], "narrow": [1.8], "wide": [1.7]}
+    both = pack_claims.added(old, packed("small", run, T7=2))
     assert both["claims"] == {"T1": 1, "T7": 2}
     assert {row["cell"]: row["losses"] for row in both["losses"]} == {
-        "decoder": [1.3, 1.4],
-        "narrow": [1.8, 1.9],
+        "decoder": [1.3, 1.4],  # more seeds
+        "narrow": [1.8],
         "wide": [1.7],
     }
-    with pytest.raises(SystemExit, match="size tiny"):
-        pack_claims.added(old, packed("tiny", {}))
+
+
+def test_the_evidence_of_a_run_goes_to_the_file_of_its_size(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pack_claims, "HERE", tmp_path)
+    run: dict[str, Any] = {"settings": {"size": "medium"}, "losses": [], "claims": {"S2": 1}}
+    monkeypatch.setattr("tools.pack_claims.committed.pack_evidence", lambda _: run)
+    pack_claims.main("run")
+    run["claims"] = {"S3": 2}
+    pack_claims.main("run")
+    (written,) = tmp_path.iterdir()
+    assert written.name == "medium_evidence.json"
+    assert json.loads(written.read_text())["claims"] == {"S2": 1, "S3": 2}
+    run["settings"] = {"size": "tiny"}
+    with pytest.raises(InputError, match="No evidence of size named 'tiny'"):
+        pack_claims.main("run")

@@ -41,6 +41,9 @@ claims = typer.Typer(
 app.add_typer(claims, name="claims")
 
 Out = Annotated[Path, typer.Option(help="The run folder of the claims.")]
+PackageSize = Annotated[
+    str, typer.Option("--size", help="Evidence of the package that is used without a run in --out: small or medium.")
+]
 _OUT = Path("runs/claims")
 _MARKS = {
     "reproduced": "[green]●[/]",
@@ -132,7 +135,7 @@ def run(
     request = ClaimsRequest(chosen, tuple(model or ()), revisions, text, images, audio, tuple(task or ()))
     todo = wanted if overwrite else [claim for claim in wanted if kept_evidence(out, claim.id) is None]
     if todo and not model:
-        minutes = max(1, round(time_to_wait(todo, chosen)))
+        minutes = max(1, round(time_to_wait(todo, chosen, out)))
         stderr().print(f"[dim]about {minutes} {'minute' if minutes == 1 else 'minutes'}[/]")
     judged: list[tuple[Claim, tuple[Verdict, Verdict]]] = []
     try:
@@ -158,10 +161,12 @@ def run(
 
 
 @claims.command(
-    epilog="Examples:\n\n    anisoscope claims report\n\n    anisoscope claims report --out runs/pythia --page p.html"
+    epilog="Examples:\n\n    anisoscope claims report\n\n    anisoscope claims report --size medium\n\n"
+    "    anisoscope claims report --out runs/pythia --page p.html"
 )
 def report(
     out: Out = _OUT,
+    size: PackageSize = "small",
     page: Annotated[Path | None, typer.Option(help="The .html file; claims.html in the run by default.")] = None,
     as_json: WrittenAsJson = False,
 ) -> None:
@@ -174,16 +179,17 @@ def report(
 
     if not out.exists():
         with tempfile.TemporaryDirectory() as temporary:
-            folder = unpack_evidence(committed(), Path(temporary) / "claims")
+            folder = unpack_evidence(committed(size), Path(temporary) / "claims")
             written = write_claims_page(folder, page or Path("claims.html"))
-        stderr().print(f"[dim]{escape(str(out))} does not exist: this is the evidence that comes with the package[/]")
+        source = f"the evidence of size {size} that comes with the package"
+        stderr().print(f"[dim]{escape(str(out))} does not exist: this is {source}[/]")
     else:
         written = write_claims_page(out, page or out / "claims.html")
     print_written("report", written, as_json=as_json)
 
 
 @claims.command(epilog="Examples:\n\n    anisoscope claims power\n\n    anisoscope claims power --out runs/pythia")
-def power(out: Out = _OUT, as_json: AsJson = False) -> None:
+def power(out: Out = _OUT, size: PackageSize = "small", as_json: AsJson = False) -> None:
     """Show how reliable each rule is at the noise of the evidence.
 
     Each rule judges 200 simulated worlds in which its claim holds and 200 in which it does not. Power is the share of
@@ -198,7 +204,7 @@ def power(out: Out = _OUT, as_json: AsJson = False) -> None:
         evidence = [(claim, kept_evidence(out, claim.id)) for claim in CLAIMS]
         pairs = [(claim, judge(claim, each)) for claim, each in evidence if each is not None]
     else:
-        pairs = [(claim, (a, b)) for claim, (a, b) in judged(committed())]
+        pairs = [(claim, (a, b)) for claim, (a, b) in judged(committed(size))]
     verdicts = [verdict for _, pair in pairs for verdict in pair if verdict.power is not None]
     if not verdicts:
         raise InputError(f"{out} has no evidence with an interval. Gather some with: anisoscope claims run --out {out}")

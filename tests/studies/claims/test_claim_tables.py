@@ -15,6 +15,7 @@ from anisoscope.studies.claims.claim_tables import (
     overview_table,
     power_table,
     rules_table,
+    sizes_table,
     verdicts_table,
 )
 from anisoscope.studies.claims.committed_evidence import committed, judged, pack_evidence, unpack_evidence
@@ -76,3 +77,13 @@ def test_the_docs_show_the_verdicts_of_the_committed_evidence() -> None:
     for table in (overview_table(CLAIMS, pairs), verdicts_table(CLAIMS, pairs), power_table(pairs)):
         assert table in page
     assert losses_table(packed["losses"]) in page
+
+
+def test_the_docs_show_the_verdicts_of_the_larger_size_next_to_them() -> None:
+    packed = committed("medium")
+    assert packed["settings"]["size"] == "medium"
+    page = (ROOT / "docs" / "claims.md").read_text()
+    assert sizes_table(judged(committed()), judged(packed)) in page
+    assert losses_table(packed["losses"]) in page
+    with pytest.raises(InputError, match="No evidence of size named 'tiny'"):
+        committed("tiny")

@@ -31,6 +31,7 @@ from anisoscope.studies.claims.runner import (
     kept_evidence,
     last_verdicts,
     run_claims,
+    time_to_wait,
 )
 from anisoscope.studies.claims.subjects import Lab
 from anisoscope.studies.lab.corpora import open_text
@@ -367,3 +368,12 @@ def test_shared_trainings_are_counted_once_in_the_cost() -> None:
     assert cost([s1, s6], small) < cost([s1], small) + cost([s6], small)
     assert cost(CLAIMS, small) < 200  # of one core: 100 minutes on two
     assert cost(CLAIMS, find_size("tiny")) < 3
+
+
+def test_the_announced_time_leaves_out_trainings_that_are_complete(tmp_path: Path) -> None:
+    claims, size = find_claims(["S2"]), find_size("small")
+    for seed, stopped in ((0, None), (1, "interrupted")):
+        info = {"ended": {"step": size.steps, "stopped": stopped}}
+        Run.create(tmp_path / "lab" / f"decoder-seed-{seed}", info).close()
+    before, after = (time_to_wait(claims, size, folder) for folder in (tmp_path / "new", tmp_path))
+    assert 0 < before - after <= size.steps * size.seconds_per_step / 60  # one training, shared by the cores

@@ -29,7 +29,7 @@ TOP_SHARE, TYLER_SHARE = "spectral_anisotropy", "tyler_share"
 Statistic = Callable[[RunView], float]
 Shape = Callable[[Sequence[float]], float]
 _VERSIONS = ("", "_no_sink", "_tyler")  # of a quantity: all tokens, without flagged ones, of Tyler's matrix
-NO_TYLER = "the commonest character has more rows than Tyler's matrix allows in one direction, 1/d"
+NO_TYLER = "the commonest token has more rows than Tyler's matrix allows in one direction, 1/d"
 
 # λ1/Σλ over hidden states as in the paper's figures, the embedding first; None if no source gives a value.
 _FIGURES: dict[str, tuple[float | None, ...]] = {

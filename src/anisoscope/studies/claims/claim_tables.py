@@ -74,6 +74,20 @@ def verdicts_table(claims: Sequence[Claim], judged: Judged) -> str:
     return markdown_table(("id", "claim", "as published", "strongest control"), rows)
 
 
+def sizes_table(small: Judged, medium: Judged) -> str:
+    """Return the verdicts of two sizes next to each other, for the claims with evidence of the larger one."""
+    smaller = {claim.id: pair for claim, pair in small}
+    rows = [
+        (f"{claim.plain} ({claim.id})", _pair(smaller.get(claim.id)), _pair(verdicts), what_decided(verdicts))
+        for claim, verdicts in medium
+    ]
+    return markdown_table(("claim", "small: as published, under control", "medium", "what decided medium"), rows)
+
+
+def _pair(verdicts: Sequence[Verdict] | None) -> str:
+    return NOT_RUN if verdicts is None else ", ".join(f"**{each.outcome}**" for each in verdicts)
+
+
 def _outcome(verdict: Verdict) -> str:
     text = f"**{verdict.outcome}**"
     if not verdict.quantity:

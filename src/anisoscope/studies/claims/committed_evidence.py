@@ -1,4 +1,4 @@
-"""The evidence of a run of claims as one small file that comes with the package, and back."""
+"""The evidence of runs of claims as small files that come with the package, one per size, and back."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-from anisoscope.errors import InputError
+from anisoscope.errors import InputError, unknown
 from anisoscope.records import COLUMNS, Record
 from anisoscope.store.run import Run
 from anisoscope.studies.claims.claim import Claim, Evidence, Verdict
@@ -16,7 +16,7 @@ from anisoscope.studies.claims.judging import judge
 from anisoscope.studies.claims.runner import CLAIMS, evidence_run, find_size, keep_evidence, kept_evidence, publish
 from anisoscope.studies.claims.training_losses import losses_of
 
-FILE = "small_evidence.json"
+SIZES = ("small", "medium")  # for which the package has evidence
 _INFO = ("settings", "versions", "machine", "minutes")
 _DIGITS = 5  # significant digits of a number in a figure
 _DEFAULTS = {name: value for name, value in Record("vectors", "x", None).to_json().items() if name != "site"}
@@ -52,9 +52,21 @@ def _rounded(value: float) -> float:
     return float(f"{value:.{_DIGITS}g}")
 
 
-def committed() -> dict[str, Any]:
-    """Return the evidence that comes with the package: size small."""
-    packed: dict[str, Any] = json.loads(files("anisoscope.studies.claims").joinpath(FILE).read_text(encoding="utf-8"))
+def file_of(size: str) -> str:
+    """Return the name of the file that holds the evidence of a size.
+
+    Raises:
+        InputError: The package has no evidence of this size.
+    """
+    if size not in SIZES:
+        raise unknown("evidence of size", size, SIZES)
+    return f"{size}_evidence.json"
+
+
+def committed(size: str = "small") -> dict[str, Any]:
+    """Return the evidence of a size that comes with the package."""
+    text = files("anisoscope.studies.claims").joinpath(file_of(size)).read_text(encoding="utf-8")
+    packed: dict[str, Any] = json.loads(text)
     return packed
 
 

@@ -33,7 +33,7 @@ from anisoscope.studies.claims.given_models import GivenModel, open_series
 from anisoscope.studies.claims.judging import judge
 from anisoscope.studies.claims.measurements import OnStatus
 from anisoscope.studies.claims.run_sizes import SHOWN, SIZES, Size, cells
-from anisoscope.studies.claims.subjects import Lab, Subjects
+from anisoscope.studies.claims.subjects import Lab, Subjects, is_complete
 from anisoscope.studies.claims.task_files import read_tasks, task_settings
 
 CLAIMS: tuple[Claim, ...] = (
@@ -75,18 +75,26 @@ def cost(claims: Sequence[Claim], size: Size) -> float:
     return training + measuring
 
 
-def time_to_wait(claims: Sequence[Claim], size: Size) -> float:
-    """Estimate the minutes of wall-clock time: trainings use all cores, measurements use this process only."""
-    training, measuring = _work(claims, size)
+def time_to_wait(claims: Sequence[Claim], size: Size, out: str | Path) -> float:
+    """Estimate the minutes of wall-clock time: trainings use all cores, measurements use this process only.
+
+    Trainings that are complete in the run folder `out` take no time.
+    """
+    training, measuring = _work(claims, size, Path(out) / _LAB)
     return max(measuring, (training + measuring) / (1 + _processes(training)))
 
 
-def _work(claims: Sequence[Claim], size: Size) -> tuple[float, float]:
-    """Minutes of one core for trainings, and for measurements."""
+def _work(claims: Sequence[Claim], size: Size, lab: Path | None = None) -> tuple[float, float]:
+    """Minutes of one core for the trainings that are not complete in the folder `lab`, and for measurements."""
     names = {cell for claim in claims if "lab" in claim.ways for cell in claim.cells}
     seeds = {name: min(FEWEST, size.seeds) if name in SHOWN else size.seeds for name in names}
     switches = cells(size)
-    steps = sum(seeds[name] * int(switches[name].get("steps", size.steps)) for name in names)
+    steps = sum(
+        int(switches[name].get("steps", size.steps))
+        for name in names
+        for seed in range(seeds[name])
+        if lab is None or not is_complete(lab / f"{name}-seed-{seed}")
+    )
     relative = size.steps * size.seconds_per_step / (SIZES["small"].steps * SIZES["small"].seconds_per_step)
     return steps * size.seconds_per_step / 60, size.seeds * sum(claim.seconds for claim in claims) * relative / 60
 

@@ -113,7 +113,7 @@ class Lab:
         """Return one training at its end."""
         folder = self.folder / f"{cell}-seed-{seed}"
         if folder not in self._trained:
-            if not _is_complete(folder):
+            if not is_complete(folder):
                 self.on_status(f"training {cell}, seed {seed}")
             done = self.background.result((cell, seed)) or self.train(cell, seed)
             if done.stopped == "interrupted":
@@ -281,7 +281,7 @@ def _plan(size: Size, text: str | None, cell: str, seed: int) -> Experiment:
     return changed(Experiment(), {**size.switches, **given, **cells(size)[cell], "seed": seed})  # some have their own
 
 
-def _is_complete(folder: Path) -> bool:
+def is_complete(folder: Path) -> bool:
     """Whether a training in this folder has reached its last step."""
     ended = Run.open(folder).info.get("ended") if (folder / "run.json").is_file() else None
     return isinstance(ended, dict) and ended.get("stopped") is None
