@@ -15,7 +15,7 @@ from anisoscope.errors import AnisoscopeError, InputError, StoreError
 from anisoscope.studies.claims import open_questions
 from anisoscope.studies.claims.downstream_tasks import built_in_tasks, mean_score, task_scores
 from anisoscope.studies.claims.runner import ClaimsRequest, find_claims, find_size, kept_evidence, run_claims
-from anisoscope.studies.claims.task_files import Task, read_task, read_tasks
+from anisoscope.studies.claims.task_files import TextTask, read_task, read_tasks
 from anisoscope.studies.lab.corpora import open_text
 from anisoscope.studies.lab.token_data import Data, prepare
 from anisoscope.studies.lab.transformer import Config, Transformer
@@ -128,7 +128,7 @@ def test_a_planted_task_is_solved_and_one_of_shuffled_labels_is_not(model: nn.Mo
     texts, labels = tuple(row["text"] for row in rows), tuple(row["label"] for row in rows)
     shuffled = list(labels)
     random.Random(1).shuffle(shuffled)
-    tasks = Task("planted", texts, labels=labels), Task("shuffled", texts, labels=tuple(shuffled))
+    tasks = TextTask("planted", texts, labels=labels), TextTask("shuffled", texts, labels=tuple(shuffled))
     scores = task_scores(model, data, 64, tasks)
     assert scores["planted"] > 0.95
     assert scores["shuffled"] < 0.75  # guessing gives 0.5, with a standard error of 0.06
@@ -142,7 +142,7 @@ def test_planted_pairs_are_found_and_shuffled_ones_are_not(model: nn.Module, dat
     texts = tuple(" ".join(draw.choices(pair, k=20)) for pair in pairs)
     matches = tuple(" ".join(draw.choices(pair, k=20)) for pair in pairs)
     apart = matches[1:] + matches[:1]
-    tasks = Task("planted", texts, matches=matches), Task("shuffled", texts, matches=apart)
+    tasks = TextTask("planted", texts, matches=matches), TextTask("shuffled", texts, matches=apart)
     scores = task_scores(model, data, 64, tasks)
     assert scores["planted"] > 0.4
     assert scores["shuffled"] < 0.2  # guessing gives 0.07

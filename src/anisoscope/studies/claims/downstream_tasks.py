@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from anisoscope.studies.claims.hidden_states import states
-from anisoscope.studies.claims.task_files import FOLDS, Task
+from anisoscope.studies.claims.task_files import FOLDS, TextTask
 from anisoscope.studies.lab.docstrings import PACKAGES, Docstring, docstrings
 from anisoscope.studies.lab.token_data import Data
 from anisoscope.studies.lab.tokens import encode
@@ -28,7 +28,7 @@ _BATCH = 64
 
 
 @lru_cache(maxsize=1)
-def built_in_tasks() -> tuple[Task, ...]:
+def built_in_tasks() -> tuple[TextTask, ...]:
     """Return the tasks of the package. The name of the package is removed from texts and signatures.
 
     Guessing the package gives a score of one quarter, guessing the signature about 0.01.
@@ -40,22 +40,22 @@ def built_in_tasks() -> tuple[Task, ...]:
     texts = tuple(_neutral(each.text, each.package) for each in chosen)
     signatures = tuple(_neutral(each.signature, each.package) for each in chosen)
     return (
-        Task("package of a docstring", texts, labels=tuple(each.package for each in chosen)),
-        Task("signature of a docstring", texts, matches=signatures),
+        TextTask("package of a docstring", texts, labels=tuple(each.package for each in chosen)),
+        TextTask("signature of a docstring", texts, matches=signatures),
     )
 
 
-def judged_tasks(given: Sequence[Task]) -> tuple[Task, ...]:
+def judged_tasks(given: Sequence[TextTask]) -> tuple[TextTask, ...]:
     """Return the tasks that rules use: those of the user, or those of the package if there are none."""
     return tuple(given) or built_in_tasks()
 
 
-def shown_tasks(given: Sequence[Task]) -> tuple[Task, ...]:
+def shown_tasks(given: Sequence[TextTask]) -> tuple[TextTask, ...]:
     """Return the tasks that are only shown: those of the package, if the user gave others."""
     return built_in_tasks() if given else ()
 
 
-def judged_note(given: Sequence[Task]) -> str:
+def judged_note(given: Sequence[TextTask]) -> str:
     """Describe the tasks of the user in what was run; empty if there are none."""
     if not given:
         return ""
@@ -63,7 +63,7 @@ def judged_note(given: Sequence[Task]) -> str:
     return f"judged on the given tasks {names}; those of the package are only shown"
 
 
-def task_scores(model: nn.Module, data: Data, context: int, tasks: Sequence[Task]) -> dict[str, float]:
+def task_scores(model: nn.Module, data: Data, context: int, tasks: Sequence[TextTask]) -> dict[str, float]:
     """Score a model on tasks, from the mean of its final states over a text.
 
     A label is predicted by a linear probe that is fitted on the other folds; the score is the share of right ones. For
@@ -94,7 +94,7 @@ def task_scores(model: nn.Module, data: Data, context: int, tasks: Sequence[Task
     }
 
 
-def mean_score(scores: dict[str, float], tasks: Sequence[Task]) -> float:
+def mean_score(scores: dict[str, float], tasks: Sequence[TextTask]) -> float:
     """Return the mean score of some tasks."""
     return fmean(scores[task.name] for task in tasks)
 

@@ -25,7 +25,7 @@ from anisoscope.studies.claims.measurements import HEADS, SHAPE
 from anisoscope.studies.claims.run_sizes import CENTRING, ISOSCORE, SHORT_DECODER, TEMPERATURE
 from anisoscope.studies.claims.run_view import RunView, estimate, estimate_record
 from anisoscope.studies.claims.subjects import Lab, Subjects
-from anisoscope.studies.claims.task_files import Task
+from anisoscope.studies.claims.task_files import TextTask
 
 PAPER = "open questions"
 # Doses in rising order. The decoder is the middle one of the temperatures and the first one of the others.
@@ -87,7 +87,7 @@ def _isotropy_doses(subjects: Subjects) -> Evidence:
     return subjects.evidence([lab.last(SHORT_DECODER)], quantities, records, note=note)
 
 
-def _task_scores(lab: Lab, cell: str, seed: int, tasks: Sequence[Task]) -> dict[str, float]:
+def _task_scores(lab: Lab, cell: str, seed: int, tasks: Sequence[TextTask]) -> dict[str, float]:
     context = int(lab.size.switches["context"])
     return task_scores(lab.model(cell, seed, lab.steps_of(cell)), lab.data(cell, seed), context, tasks)
 

@@ -113,7 +113,7 @@ def drop(rare: float, frequent: float) -> float:
     It is negative if they show more. A ratio below 0 counts as none: the fit on one half of the types predicts
     nothing in the other.
 
-    >>> drop(0.4, 0.1), drop(0.1, 0.4), drop(-0.01, 0.0)
+    >>> drop(0.5, 0.125), drop(0.125, 0.5), drop(-0.01, 0.0)
     (0.75, -0.75, 0.0)
     """
     rare, frequent = max(0.0, rare), max(0.0, frequent)

@@ -30,7 +30,7 @@ from anisoscope.studies.claims.measurements import SUBLAYERS, MeasurementKind, O
 from anisoscope.studies.claims.run_sizes import SHOWN, Size, cells
 from anisoscope.studies.claims.run_view import Missing, RunView, Units
 from anisoscope.studies.claims.sublayer_states import sublayer_records
-from anisoscope.studies.claims.task_files import Task
+from anisoscope.studies.claims.task_files import TextTask
 from anisoscope.studies.claims.vocabulary_matrix import matrix_view
 from anisoscope.studies.lab.experiment import Experiment, changed
 from anisoscope.studies.lab.losses import read_losses
@@ -345,7 +345,7 @@ class Subjects:
     lab: Lab
     given: tuple[tuple[GivenModel, ...], ...] = ()  # the checkpoints of each model
     way: str = "lab"  # how evidence is gathered: a key of `Claim.ways`
-    tasks: tuple[Task, ...] = ()  # downstream tasks of the user
+    tasks: tuple[TextTask, ...] = ()  # downstream tasks of the user
 
     @property
     def given_models(self) -> list[GivenModel]:

@@ -22,7 +22,7 @@ _COLUMNS = "Give it the columns text and label, or text and match."
 
 
 @dataclass(frozen=True)
-class Task:
+class TextTask:
     """Texts, and what is to be predicted of them: a label each, or which of all `matches` belongs to each.
 
     Attributes:
@@ -44,7 +44,7 @@ class Task:
         return f"{self.name} ({len(self.texts)} texts, {predicted})"
 
 
-def read_task(path: str | Path) -> Task:
+def read_task(path: str | Path) -> TextTask:
     """Read a task: .jsonl, .csv or .tsv with the columns `text` and `label`, or `text` and `match`.
 
     Raises:
@@ -63,12 +63,12 @@ def read_task(path: str | Path) -> Task:
     _require_enough(path, answers)
     if kinds == ["match"]:
         _require_different(path, answers)
-        return Task(path.name, texts, matches=answers)
+        return TextTask(path.name, texts, matches=answers)
     _require_classes(path, answers)
-    return Task(path.name, texts, labels=answers)
+    return TextTask(path.name, texts, labels=answers)
 
 
-def read_tasks(paths: Sequence[str | Path]) -> tuple[Task, ...]:
+def read_tasks(paths: Sequence[str | Path]) -> tuple[TextTask, ...]:
     """Read several tasks, whose file names must differ."""
     tasks = tuple(map(read_task, paths))
     for name, number in Counter(task.name for task in tasks).items():
