@@ -87,6 +87,17 @@ def test_a_complete_run_is_returned_and_another_request_is_refused(folder: Path,
         anisoscope.measure(folder, **request, seed=1, out=tmp_path / "run")
 
 
+def test_a_complete_run_removes_what_a_kill_left_of_the_unfinished_pass(
+    folder: Path, text: Path, tmp_path: Path
+) -> None:
+    request: dict[str, Any] = {"text": text, "tokens": 128, "window": 32, "metrics": ["mean_cosine"]}
+    first = anisoscope.measure(folder, **request, out=tmp_path / "run")
+    (tmp_path / "run" / "partial-9").mkdir()  # the pointer to it is deleted first
+    again = anisoscope.measure(folder, **request, out=tmp_path / "run")
+    assert values(again) == values(first)
+    assert not list((tmp_path / "run").glob("partial*"))
+
+
 @pytest.fixture(scope="module")
 def material(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_material(tmp_path_factory.mktemp("material"))

@@ -40,7 +40,7 @@ def finished_run(source: str | Path, request: Request) -> Run | None:
     different = differences({**before, "model": before["model"][:2]}, now)
     if different:
         raise another_request(out, different)
-    if not info.get("complete") or (Path(out) / "partial.txt").exists():  # killed before it was deleted
+    if not info.get("complete") or any(Path(out).glob("partial*")):  # killed before all of them were deleted
         return None
     stamps = file_stamps(source)
     return run if stamps is not None and info.get(FILES) == stamps else None
