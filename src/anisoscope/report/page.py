@@ -49,7 +49,7 @@ def report_page(runs: Sequence[Run]) -> str:
     table = table_of(runs)
     if not len(table):
         raise InputError(f"{' and '.join(run.name for run in runs)} has no records yet; measure something first")
-    reported = [run for run in reported_runs(runs) if len(run.table)]
+    reported = [run for run in reported_runs(runs, table) if len(run.table)]
     measured = measured_runs(reported)
     summary, sections, cards = summary_of(measured), sections_of(reported), cards_of(runs)
     figures = {f"hero-{i}": figure.to_json() for i, figure in enumerate(summary.heroes)}

@@ -150,9 +150,9 @@ class ReportedRun:
         return " · ".join(part for part in (name, count) if part)
 
 
-def reported_runs(runs: Sequence[Run]) -> list[ReportedRun]:
-    """Runs as the parts of a report need them."""
-    table = table_of(runs)
+def reported_runs(runs: Sequence[Run], table: pd.DataFrame | None = None) -> list[ReportedRun]:
+    """Runs as the parts of a report need them; `table_of(runs)` is read unless the caller has it already."""
+    table = table_of(runs) if table is None else table
     return [
         reported_run(table[table["run"] == label], run.info, label, run.created, run.command)
         for label, run in zip(labels_of(runs), runs, strict=True)
