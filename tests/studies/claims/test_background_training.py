@@ -58,6 +58,27 @@ def test_a_job_that_has_not_started_is_left_to_the_caller(tmp_path: Path) -> Non
     assert not background._jobs
 
 
+def test_who_waits_for_a_job_does_others_meanwhile(tmp_path: Path) -> None:
+    held, later, last = (str(tmp_path / name) for name in ("held", "later", "last"))
+    background, here = BackgroundTraining(), []
+
+    def work(path: str) -> str:
+        here.append(path)
+        if path == later:
+            raise OSError(path)
+        Path(held).touch()  # the job that the caller waits for can end now
+        return f"{path} here"
+
+    with background.running(wait_for, [(held,), (later,), (last,)], processes=1):
+        while not background._jobs[held,].running():
+            time.sleep(0.05)
+        assert background.result((held,), meanwhile=work) != os.getpid()
+        assert here == [later, last]
+        assert background.result((last,)) == f"{last} here"
+        with pytest.raises(OSError, match="later"):  # raised for its own caller only
+            background.result((later,))
+
+
 def test_the_job_of_a_dead_process_is_left_to_the_caller() -> None:
     background = BackgroundTraining()
     with background.running(die, [("a",)], processes=1):
@@ -70,6 +91,19 @@ def test_without_processes_no_job_runs() -> None:
     background = BackgroundTraining()
     with background.running(process_and, [("a",)], processes=0):
         assert background.result(("a",)) is None
+
+
+def test_an_unfinished_training_is_missing_and_every_text_is_prepared_once(tmp_path: Path) -> None:
+    lab = Lab(tmp_path, find_size("tiny"), 3, lambda _: None)
+    cells = ["softmax-next-0.5", "softmax-next-1.5"]
+    folder = tmp_path / "softmax-next-0.5-seed-0"
+    folder.mkdir()  # as a kill leaves it
+    assert (cells[0], 0) in lab.untrained(cells)
+    folder.rmdir()
+    lab.train(cells[0], 0)
+    assert (cells[0], 0) not in lab.untrained(cells)
+    with lab.training_in_background(cells, 1):
+        assert len(list((tmp_path / "data").iterdir())) == 2  # one per exponent of Zipf's law
 
 
 def test_trainings_of_other_processes_give_the_same_verdicts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
@@ -23,20 +23,37 @@ Timed = tuple[Any, float]  # the result of a job, and its processor time in seco
 class BackgroundTraining:
     """Jobs in other processes, by key. Without any job, `result` always returns None."""
 
-    _jobs: dict[Hashable, Future[Timed]] = field(default_factory=dict)
+    _jobs: dict[tuple[Any, ...], Future[Timed]] = field(default_factory=dict)
     seconds: float = 0.0  # processor time of the jobs whose results were fetched
 
-    def result(self, key: Hashable) -> Any | None:
-        """Return the result of a job, waiting if it is running; None if it never started (the caller then does it)."""
+    def result(self, key: tuple[Any, ...], meanwhile: Callable[..., Any] | None = None) -> Any | None:
+        """Return the result of a job; None if it never started (the caller then does it).
+
+        While the job runs elsewhere, this process calls meanwhile(*key) for jobs that have not started.
+        """
         future = self._jobs.pop(key, None)
         if future is None or future.cancel():
             return None
+        while meanwhile is not None and not future.done() and self._do_next(meanwhile):
+            pass
         try:
             value, seconds = future.result()
         except (BrokenProcessPool, CancelledError):  # the process died: the caller resumes the training itself
             return None
         self.seconds += seconds
         return value
+
+    def _do_next(self, work: Callable[..., Any]) -> bool:
+        """Do the first job that has not started in this process; return whether there was one."""
+        key = next((key for key, future in self._jobs.items() if future.cancel()), None)
+        if key is None:
+            return False
+        self._jobs[key] = Future()
+        try:
+            self._jobs[key].set_result((work(*key), 0.0))  # the clock of this process counts its time
+        except Exception as error:  # for the caller who needs this job, not for the one who waits for another
+            self._jobs[key].set_exception(error)
+        return True
 
     @contextmanager
     def running(self, work: Callable[..., Any], keys: Sequence[tuple[Any, ...]], *, processes: int) -> Iterator[None]:

@@ -115,7 +115,7 @@ class Lab:
         if folder not in self._trained:
             if not is_complete(folder):
                 self.on_status(f"training {cell}, seed {seed}")
-            done = self.background.result((cell, seed)) or self.train(cell, seed)
+            done = self.background.result((cell, seed), meanwhile=self.train) or self.train(cell, seed)
             if done.stopped == "interrupted":
                 raise KeyboardInterrupt
             if done.stopped is not None:
@@ -125,14 +125,20 @@ class Lab:
 
     def train(self, cell: str, seed: int) -> Trained:
         """Train in this process, or resume a training."""
-        return _train(self.folder, self.size, self.text, cell, seed)
+        if not is_complete(self.folder / f"{cell}-seed-{seed}"):
+            self.on_status(f"training {cell}, seed {seed}")
+        done = _train(self.folder, self.size, self.text, cell, seed)
+        if done.stopped == "interrupted":
+            raise KeyboardInterrupt
+        return done
 
     @contextmanager
     def training_in_background(self, cells: Sequence[str], processes: int) -> Iterator[None]:
         """Train the missing seeds of some cells in other processes, while this one measures those that are complete."""
         missing = self.untrained(cells) if processes else []
         plans = [_plan(self.size, self.text, cell, seed) for cell, seed in missing]
-        for plan in {(plan.recipe.tokens, plan.recipe.symbols): plan for plan in plans}.values():
+        texts = {(plan.recipe.text, plan.recipe.tokens, plan.recipe.symbols): plan for plan in plans}
+        for plan in texts.values():
             prepare_cell(plan, self.folder)  # once, in this process: two processes would write the same files
         work = partial(_train, self.folder, self.size, self.text)
         with self.background.running(work, missing, processes=processes):
@@ -141,7 +147,7 @@ class Lab:
     def untrained(self, cells: Sequence[str]) -> list[tuple[str, int]]:
         """Return the missing trainings of some cells, in the order in which they are used."""
         wanted = ((cell, seed) for cell in cells for seed in self.seeds_of(cell))
-        return [(cell, seed) for cell, seed in wanted if not (self.folder / f"{cell}-seed-{seed}").is_dir()]
+        return [(cell, seed) for cell, seed in wanted if not is_complete(self.folder / f"{cell}-seed-{seed}")]
 
     def seeds_of(self, cell: str) -> range:
         """Return the seeds of a cell: all, or the fewest that give an interval if no rule uses the cell."""
