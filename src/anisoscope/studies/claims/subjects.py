@@ -214,7 +214,7 @@ class Lab:
 
     def stored_view(self, cell: str, seed: int, step: int, name: str, make: Callable[[Path], Run]) -> RunView:
         """Return the view of a run that is made once."""
-        folder = self.folder / "looks" / f"{cell}-seed-{seed}" / f"step-{step}" / name
+        folder = self.folder / "measurements" / f"{cell}-seed-{seed}" / f"step-{step}" / name
         if folder not in self._views:
             self._views[folder] = RunView.of(load_or_make(folder, make).records())
         return self._views[folder]
