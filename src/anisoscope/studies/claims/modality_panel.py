@@ -122,7 +122,7 @@ def _random_units(subjects: Subjects, name: str, make: Maker) -> Units:
             model, inputs = make(seed, items_of(subjects))
         return measure(model.eval(), [inputs], metrics=SHAPE.metrics, sites=SHAPE.sites, errors=False, out=folder)
 
-    folder = subjects.lab.folder / "looks" / name.replace(" ", "-")
+    folder = subjects.lab.folder / "measurements" / name.replace(" ", "-")
     runs = [load_or_make(folder / f"seed-{seed}", partial(run, seed)) for seed in range(subjects.lab.seeds)]
     return Units(tuple(RunView.of(run.records()) for run in runs))
 
