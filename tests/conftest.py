@@ -17,6 +17,8 @@ ROOT = Path(__file__).parent
 # that use the same kernel.
 NUMBERS_COMPARED = {"approx", "assert_close", "assert_allclose", "allclose", "equal", "array_equal"}
 PAGES = "test_pages"
+COMMANDS = "test_every_command"
+NOT_FAST = {"laws/test_odd_inputs"}
 NOT_NUMERIC_FOLDERS = {"browser", "cli", "data", "models", "report", "store"}
 NOT_NUMERIC = {
     "laws/test_odd_inputs",
@@ -28,6 +30,7 @@ NOT_NUMERIC = {
     "studies/claims/test_background_training",
     "studies/claims/test_claim",
     "studies/claims/test_runner",
+    "studies/claims/test_task_files",
     "studies/lab/test_tracking",
     "studies/lab/test_train::test_resume_restores_everything_after_ctrl_c_and_kill[2]",
     "studies/test_demo_clouds",
@@ -55,15 +58,45 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--kill-seed", type=int, default=0, help="seed of their kinds and moments")
 
 
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Leave out files without a test of the selection, since importing all of them takes half a minute."""
+    if not collection_path.name.startswith("test_") or collection_path.suffix != ".py":
+        return None
+    chosen = str(config.getoption("markexpr")).split()[:1]
+    if chosen == ["numeric"]:
+        return not _may_be_numeric(collection_path) or None
+    return (chosen == ["fast"] and not _is_fast(collection_path)) or None
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Mark what `make test-kernels` and `make test-fast` choose by."""
     for item in items:
-        name = str(item.path.relative_to(ROOT).with_suffix(""))
-        left_out = {name, f"{name}::{item.name}"} & NOT_NUMERIC or name.split("/")[0] in NOT_NUMERIC_FOLDERS
-        if not left_out and (name == PAGES or getattr(item, "originalname", "") in _comparing(item.path)):
+        name = _name(item.path)
+        compares = name == PAGES or getattr(item, "originalname", "") in _comparing(item.path)
+        if _may_be_numeric(item.path) and compares and f"{name}::{item.name}" not in NOT_NUMERIC:
             item.add_marker(pytest.mark.numeric)
-        if name.startswith("laws/") or _uses_oracles(item.path):
+        if _is_fast(item.path):
             item.add_marker(pytest.mark.fast)
+
+
+def _name(path: Path) -> str:
+    return str(path.relative_to(ROOT).with_suffix(""))
+
+
+def _may_be_numeric(path: Path) -> bool:
+    """Whether a file can hold tests of `make test-kernels`."""
+    name = _name(path)
+    left_out = name in NOT_NUMERIC or name.split("/")[0] in NOT_NUMERIC_FOLDERS
+    return not left_out and (name == PAGES or bool(_comparing(path)))
+
+
+@cache
+def _is_fast(path: Path) -> bool:
+    """Whether the tests of a file belong to `make test-fast`: laws, comparisons with oracles, every command once."""
+    name = _name(path)
+    return name not in NOT_FAST and (
+        name.startswith("laws/") or "from tests.oracles" in path.read_text() or name == COMMANDS
+    )
 
 
 @cache
@@ -80,9 +113,3 @@ def _compares(node: ast.AST) -> bool:
         return any(isinstance(order, ast.Lt | ast.LtE | ast.Gt | ast.GtE) for order in node.ops)
     name = node.id if isinstance(node, ast.Name) else node.attr if isinstance(node, ast.Attribute) else ""
     return name in NUMBERS_COMPARED
-
-
-@cache
-def _uses_oracles(path: Path) -> bool:
-    """Whether a test's file compares with the slow reference implementations in tests/oracles/."""
-    return "from tests.oracles" in path.read_text()

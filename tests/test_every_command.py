@@ -15,8 +15,6 @@ from anisoscope.cli import app
 from tests import model_folders
 from tests.sweep_folders import checkpoint_series, documents
 
-pytestmark = pytest.mark.fast
-
 LITTLE = ["--tokens", "300", "--window", "32", "--metrics", "mean_cosine,isoscore"]
 NESTED = [
     "--tokens",

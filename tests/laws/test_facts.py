@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
-import pytest
+from collections.abc import Iterator
 
+import pytest
+import torch
+from torch import Tensor
+
+import anisoscope.testing
 from anisoscope.metrics import Metric, catalogue
+from anisoscope.stats.cloud import Cloud
 from anisoscope.testing import (
     check_hard,
     check_invariances,
@@ -19,7 +25,24 @@ from anisoscope.testing import (
 METRICS = [m for m in catalogue().values() if not m.requires & {"heads", "branch", "router", "norm"}]
 # They vary so much from cloud to cloud that a few draws do not show it: see tests/metrics/test_health.py.
 NOISY = {"entry_max", "tail_alpha"}
+COLLECT = anisoscope.testing._collected
 every_metric = pytest.mark.parametrize("metric", METRICS, ids=lambda m: m.name)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _clouds_are_collected_once() -> Iterator[None]:
+    """Share clouds between the metrics that need the same statistics: collecting is most of the time of these tests."""
+    clouds: dict[tuple[object, ...], Cloud] = {}
+
+    def collected(x: Tensor, metric: Metric) -> Cloud:
+        key = (x.dtype, x.shape, x.contiguous().view(torch.uint8).numpy().tobytes(), metric.sources)
+        if key not in clouds:
+            clouds[key] = COLLECT(x, metric)
+        return clouds[key]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(anisoscope.testing, "_collected", collected)
+        yield
 
 
 @every_metric
