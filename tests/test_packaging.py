@@ -256,6 +256,8 @@ def test_a_run_of_claims_adds_to_the_evidence_of_the_package() -> None:
         "narrow": [1.8],
         "wide": [1.7],
     }
+    whole = packed("small", run, T1=3, T7=3)
+    assert pack_claims.added(old, whole) == whole  # nothing of the older runs is left
 
 
 def test_the_evidence_of_a_run_goes_to_the_file_of_its_size(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,8 +3,8 @@
     anisoscope claims run --size small --out runs/claims
     python tools/pack_claims.py runs/claims
 
-Claims of the run replace those of the package. The losses of a training are replaced if the run has at least as many
-seeds of it. Then `make docs` writes the page of claims.
+A run with all claims replaces the evidence of the package. Otherwise its claims replace those of the package, and the
+losses of a training are replaced if the run has at least as many seeds of it. Then `make docs` writes the page of claims.
 """
 
 from __future__ import annotations
@@ -20,7 +20,12 @@ HERE = Path(committed.__file__).parent
 
 
 def added(packed: dict[str, Any], run: dict[str, Any]) -> dict[str, Any]:
-    """Return packed evidence with the claims and losses of a run of the same size in place of older ones."""
+    """Return packed evidence with the claims and losses of a run of the same size in place of older ones.
+
+    A run with all claims of the package replaces it whole, with its versions, machine and time.
+    """
+    if set(packed["claims"]) <= set(run["claims"]):
+        return run
     losses = {row["cell"]: row for row in packed["losses"]}
     for row in run["losses"]:
         if len(row["losses"]) >= len(losses.get(row["cell"], {"losses": []})["losses"]):
