@@ -37,7 +37,11 @@ def pinning_evidence(subjects: Subjects) -> Evidence:
     """Gather the simulation of the published line, and what trained models say about pinned types (T6)."""
     simulated, records, note = _simulation(subjects)
     model = subjects.models("words")[0]
-    units = _units(model)
+    try:
+        units = _units(model)
+    except Missing as missing:  # the simulation needs no text
+        left_out = dict.fromkeys(("radius", "local_drop", VISIBLE.name, TYPES.name), str(missing))
+        return subjects.evidence([model], simulated, records, left_out=left_out, note=note)
     unit = "seeds" if isinstance(model, LabModel) else "groups of documents"
     quantities = {
         **simulated,

@@ -81,5 +81,5 @@ def _texts(rule: Rule, number: int, outcome: str, evidence: Evidence) -> tuple[s
 
 def _compared(condition: Condition, evidence: Evidence) -> str:
     if condition.name in evidence.left_out:
-        return f"{condition.description}: left out, {evidence.left_out[condition.name]}"
+        return f"{condition.description}: left out, {evidence.left_out[condition.name].removesuffix('.')}"
     return condition.compared(measured(condition, evidence))

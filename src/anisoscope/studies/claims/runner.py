@@ -33,8 +33,9 @@ from anisoscope.studies.claims.given_models import GivenModel, open_series
 from anisoscope.studies.claims.judging import judge
 from anisoscope.studies.claims.measurements import OnStatus
 from anisoscope.studies.claims.run_sizes import SHOWN, SIZES, Size, cells
-from anisoscope.studies.claims.subjects import Lab, Subjects, is_complete
+from anisoscope.studies.claims.subjects import Lab, Subjects
 from anisoscope.studies.claims.task_files import read_tasks, task_settings
+from anisoscope.studies.lab.training_run import is_complete
 
 CLAIMS: tuple[Claim, ...] = (
     *bernas2026.CLAIMS,

@@ -37,6 +37,7 @@ from anisoscope.studies.lab.losses import read_losses
 from anisoscope.studies.lab.masked_baseline import masked_ngram_loss
 from anisoscope.studies.lab.token_data import Data, open_data
 from anisoscope.studies.lab.train import Trained, validation_batches
+from anisoscope.studies.lab.training_run import is_complete
 from anisoscope.studies.lab.twins import prepare_cell, train_cell
 
 _BATCH = 16  # windows per forward pass
@@ -113,11 +114,9 @@ class Lab:
         """Return one training at its end."""
         folder = self.folder / f"{cell}-seed-{seed}"
         if folder not in self._trained:
-            if not is_complete(folder):
-                self.on_status(f"training {cell}, seed {seed}")
-            done = self.background.result((cell, seed), meanwhile=self.train) or self.train(cell, seed)
-            if done.stopped == "interrupted":
-                raise KeyboardInterrupt
+            self._announce(cell, seed)
+            done = self.background.result((cell, seed), meanwhile=self.train)
+            done = done or _train(self.folder, self.size, self.text, cell, seed)
             if done.stopped is not None:
                 raise Missing(f"The training of {cell} with seed {seed} stopped at step {done.step}: {done.stopped}.")
             self._trained[folder] = done
@@ -125,12 +124,12 @@ class Lab:
 
     def train(self, cell: str, seed: int) -> Trained:
         """Train in this process, or resume a training."""
+        self._announce(cell, seed)
+        return _train(self.folder, self.size, self.text, cell, seed)
+
+    def _announce(self, cell: str, seed: int) -> None:
         if not is_complete(self.folder / f"{cell}-seed-{seed}"):
             self.on_status(f"training {cell}, seed {seed}")
-        done = _train(self.folder, self.size, self.text, cell, seed)
-        if done.stopped == "interrupted":
-            raise KeyboardInterrupt
-        return done
 
     @contextmanager
     def training_in_background(self, cells: Sequence[str], processes: int) -> Iterator[None]:
@@ -287,16 +286,13 @@ def _plan(size: Size, text: str | None, cell: str, seed: int) -> Experiment:
     return changed(Experiment(), {**size.switches, **given, **cells(size)[cell], "seed": seed})  # some have their own
 
 
-def is_complete(folder: Path) -> bool:
-    """Whether a training in this folder has reached its last step."""
-    ended = Run.open(folder).info.get("ended") if (folder / "run.json").is_file() else None
-    return isinstance(ended, dict) and ended.get("stopped") is None
-
-
 def _train(folder: Path, size: Size, text: str | None, cell: str, seed: int) -> Trained:
     """Train one cell, or resume it. A plain function, because other processes call it."""
     plan, name = _plan(size, text, cell, seed), f"{cell}-seed-{seed}"
-    return train_cell(plan, folder, name, checkpoints=at(*size.saved_steps))
+    done = train_cell(plan, folder, name, checkpoints=at(*size.saved_steps))
+    if done.stopped == "interrupted":
+        raise KeyboardInterrupt
+    return done
 
 
 @dataclass(frozen=True)

@@ -41,6 +41,12 @@ def is_training(out: str | Path) -> bool:
     return True
 
 
+def is_complete(folder: Path) -> bool:
+    """Whether a training in this folder has reached its last step."""
+    ended = Run.open(folder).info.get("ended") if (folder / "run.json").is_file() else None
+    return isinstance(ended, dict) and ended.get("stopped") is None
+
+
 def require_same_training(experiment: Experiment, out: str | Path, *, track: bool) -> None:
     """Refuse a folder that holds a training with other switches, and name those that differ.
 
