@@ -18,14 +18,21 @@ ROOT = Path(__file__).parent
 NUMBERS_COMPARED = {"approx", "assert_close", "assert_allclose", "allclose", "equal", "array_equal"}
 PAGES = "test_pages"
 COMMANDS = "test_every_command"
-NOT_FAST = {"laws/test_odd_inputs"}
+NOT_FAST = {
+    "laws/test_odd_inputs",
+    "sweep/test_driver::test_the_command_prints_its_outcome_and_fails_if_a_task_failed",
+    "test_every_command::test_json_is_the_only_thing_on_stdout",  # runs every command a second time
+}
 NOT_NUMERIC_FOLDERS = {"browser", "cli", "data", "models", "report", "store"}
 NOT_NUMERIC = {
+    "integrations/test_torchmetrics::test_ranks_are_added_by_compute",
     "laws/test_odd_inputs",
     "laws/test_structure",
     "measurement/test_cost",
+    "measurement/test_geometry::test_ranks_add_up_with_one_call",
     "measurement/test_holdings",
     "measurement/test_resume",
+    "measurement/test_site_statistics::test_several_ranks_record_what_one_process_records",
     "studies/atlas/test_atlas_runs",
     "studies/claims/test_background_training",
     "studies/claims/test_claim",
@@ -37,6 +44,7 @@ NOT_NUMERIC = {
     "studies/test_demo_training",
     "sweep/test_engines",
     "test_api_reference",
+    "test_distributed::test_statistics_add_over_ranks_even_where_one_rank_has_no_rows",
     "test_environment",
     "test_every_command",
     "test_extras",
@@ -44,7 +52,9 @@ NOT_NUMERIC = {
     "test_packaging",
     "test_site",
     "tracker/test_roll_call",
+    "tracker/test_step_scalars::test_two_ranks_with_sharded_parameters_give_the_scalars_of_one_process",
     "tracker/test_tracker::test_three_hundred_tracked_steps_leave_no_memory_files_or_hooks_behind",
+    "tracker/test_tracker::test_two_ranks_record_the_same_as_one_process_and_train_as_without_a_tracker",
 }
 
 # The same examples on every run: a test that passes here passes there. `--hypothesis-profile search` draws new ones.
@@ -72,11 +82,17 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Mark what `make test-kernels` and `make test-fast` choose by."""
     for item in items:
         name = _name(item.path)
-        compares = name == PAGES or getattr(item, "originalname", "") in _comparing(item.path)
-        if _may_be_numeric(item.path) and compares and f"{name}::{item.name}" not in NOT_NUMERIC:
+        compares = name == PAGES or _function(item) in _comparing(item.path)
+        left_out = {f"{name}::{item.name}", f"{name}::{_function(item)}"} & NOT_NUMERIC
+        if _may_be_numeric(item.path) and compares and not left_out:
             item.add_marker(pytest.mark.numeric)
-        if _is_fast(item.path):
+        if _is_fast(item.path) and f"{name}::{_function(item)}" not in NOT_FAST:
             item.add_marker(pytest.mark.fast)
+
+
+def _function(item: pytest.Item) -> str:
+    """The name of a test without its parameters; empty for a document."""
+    return getattr(item, "originalname", "")
 
 
 def _name(path: Path) -> str:
