@@ -4,7 +4,8 @@
     python tools/pack_claims.py runs/claims
 
 A run with all claims replaces the evidence of the package. Otherwise its claims replace those of the package, and the
-losses of a training are replaced if the run has at least as many seeds of it. Then `make docs` writes the page of claims.
+losses of a training are replaced if the run has at least as many seeds of it. Then `make docs` writes the page of
+claims.
 """
 
 from __future__ import annotations
