@@ -108,7 +108,7 @@ SIZES: Mapping[str, Size] = {
             block=(256, 4, 128),
             blocks=80,
             short=1200,
-            seconds_per_step=0.045,
+            seconds_per_step=0.035,
         ),
         Size(
             "medium",
