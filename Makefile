@@ -55,7 +55,7 @@ screenshots: $(VENV)/dev browser  ## write pictures of six kinds of report pages
 test: check browser axe  ## lint, types, and all tests except the slow and the real ones
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 -m 'not real and not slow'
 
-test-fast: $(VENV)/dev  ## test laws, oracles and every command once, in two to three minutes
+test-fast: $(VENV)/dev  ## test laws, oracles and every command once, in under 90 seconds on two idle cores
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 -m 'fast and not real and not slow'
 
 test-kernels: $(VENV)/dev  ## run the numeric tests under other CPU kernels (KERNELS=NAME=VALUE selects), about an hour
