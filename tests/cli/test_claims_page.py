@@ -10,6 +10,7 @@ import pytest
 from anisoscope.cli.claims_page import write_claims_page
 from anisoscope.store.run import Run
 from anisoscope.studies.claims.claim import LAB, Evidence
+from anisoscope.studies.claims.committed_evidence import committed, unpack_evidence
 from anisoscope.studies.claims.estimate import Estimate
 
 
@@ -50,3 +51,13 @@ def test_what_was_run_is_stated_once_per_claim(tmp_path: Path) -> None:
     page = page_of(tmp_path / "run", smoke_test=False)
     assert page.count("Run: the lab") == 1
     assert "−0.1 [−0.128, −0.0722] over 5 seeds" in page.replace("-", "−")
+
+
+def test_figures_are_labelled_in_whole_words(tmp_path: Path) -> None:
+    packed = committed()
+    folder = unpack_evidence({**packed, "claims": {"T1": packed["claims"]["T1"]}}, tmp_path / "run")
+    page = write_claims_page(folder, tmp_path / "page.html").read_text()
+    labels = re.findall(r"<text[^>]*>([^<]*)</text>", page)
+    assert "energy by gradient" in labels
+    assert "hidden gradients, PCA, against subspaces orthogonal to the basis" in labels
+    assert [label for label in labels if "_" in label or "…" in label] == []

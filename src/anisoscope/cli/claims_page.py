@@ -28,7 +28,7 @@ from anisoscope.studies.claims.runner import CLAIMS, evidence_run, kept_evidence
 
 _WIDTH, _HEIGHT = 420, 240
 _MOST = 4  # figures per claim
-_LABEL = 360  # largest width of a label in pixels
+_LABEL = 480  # largest width of a label in pixels
 _OF = "v_of"  # the column that names what a record describes
 
 
@@ -113,7 +113,7 @@ def _figures(folder: Path, claim: Claim) -> list[str]:
     drawn = [metric for metric in claim.figure if metric in measured][:_MOST]
     with tempfile.TemporaryDirectory() as temporary:
         run = _labelled(stored, drawn, Path(temporary) / claim.id)
-        return [vl_convert.vegalite_to_svg(_with_whole_labels(_chart(run, metric).to_dict())) for metric in drawn]
+        return [vl_convert.vegalite_to_svg(_in_words(_chart(run, metric).to_dict())) for metric in drawn]
 
 
 def _labelled(stored: Run, metrics: Sequence[str], folder: Path) -> Run:
@@ -125,23 +125,26 @@ def _labelled(stored: Run, metrics: Sequence[str], folder: Path) -> Run:
     return Run.open(folder)
 
 
-def _with_whole_labels(spec: dict[str, Any]) -> dict[str, Any]:
-    """Allow long labels everywhere in a chart: the default length suits names of layers."""
+def _in_words(spec: dict[str, Any]) -> dict[str, Any]:
+    """Write titles of a chart in words and allow long labels: the default length suits names of layers."""
     config = spec.setdefault("config", {})
     for part in ("axis", "legend"):
         config.setdefault(part, {})["labelLimit"] = _LABEL
-    _widen_labels(spec)
+    _reword(spec)
     return spec
 
 
-def _widen_labels(part: Any) -> None:
-    """Set every limit of a label inside a chart, however deep, and leave out the name of the field `of`."""
+def _reword(part: Any) -> None:
+    """Do so in all parts of a chart, however deep, and leave out the name of the field `of`: labels say what it is."""
     for each in part.values() if isinstance(part, dict) else part if isinstance(part, list) else ():
-        _widen_labels(each)
-    if isinstance(part, dict) and "labelLimit" in part:
+        _reword(each)
+    if not isinstance(part, dict):
+        return
+    if "labelLimit" in part:
         part["labelLimit"] = _LABEL
-    if isinstance(part, dict) and part.get("title") == "of":
-        part["title"] = None  # the labels say what they describe
+    for name in {"title", "text"} & part.keys():
+        if isinstance(part[name], str):
+            part[name] = None if part[name] == "of" else part[name].replace("_", " ")
 
 
 def _chart(run: Run, metric: str) -> Any:
