@@ -58,7 +58,7 @@ test: check browser axe  ## lint, types, and all tests except the slow and the r
 test-fast: $(VENV)/dev  ## test laws, oracles and every command once, in under 90 seconds on two idle cores
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 -m 'fast and not real and not slow'
 
-test-kernels: $(VENV)/dev  ## run the numeric tests under other CPU kernels (KERNELS=NAME=VALUE selects), about an hour
+test-kernels: $(VENV)/dev  ## run the numeric tests under other CPU kernels (KERNELS=NAME=VALUE selects), about half an hour
 	$(BIN)/python -m tests.kernels $(KERNELS)
 
 test-order: $(VENV)/dev browser  ## run the tests of `make test` three times in random order
