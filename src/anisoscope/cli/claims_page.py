@@ -135,7 +135,7 @@ def _in_words(spec: dict[str, Any]) -> dict[str, Any]:
 
 
 def _reword(part: Any) -> None:
-    """Do so in all parts of a chart, however deep, and leave out the name of the field `of`: labels say what it is."""
+    """Change titles and limits of labels in every part of a chart; the title `of` goes, since labels say what it is."""
     for each in part.values() if isinstance(part, dict) else part if isinstance(part, list) else ():
         _reword(each)
     if not isinstance(part, dict):
